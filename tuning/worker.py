@@ -1,19 +1,23 @@
 """A process that does risky work: it can be timed out, limited in memory, and replaced."""
 
 import contextlib
+import multiprocessing
 import os
 import queue
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from tvm_ext.tuning.worker_process import serve_in_fork
 
 # A new process imports TVM before it can work.
 _START_SECONDS = 120.0
@@ -45,6 +49,17 @@ class WorkRaised(WorkerFailure):
         self.kind = kind
 
 
+class _Process(Protocol):
+    """What a worker needs to know of its process, as ``subprocess.Popen`` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 class Worker:
     """Runs functions one at a time in a process of its own, which is started when needed.
 
@@ -58,7 +73,7 @@ class Worker:
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         self._memory_bytes = memory_bytes
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: _Process | None = None
         self._pipe: Connection | None = None
 
     @property
@@ -120,15 +135,7 @@ class Worker:
 
     def _launched(self) -> Connection:
         ours, theirs = Pipe()
-        command = [sys.executable, "-P", "-m", "tvm_ext.tuning.worker_process"]
-        self._process = subprocess.Popen(
-            [*command, str(theirs.fileno()), str(self._memory_bytes or 0), str(os.getpid())],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._process = self._new_process(ours, theirs)
         theirs.close()
         self._pipe = ours
         try:
@@ -142,6 +149,18 @@ class Worker:
             self.stop()
             raise
         return ours
+
+    def _new_process(self, ours: Connection, theirs: Connection) -> _Process:
+        """A process, in a session of its own, that serves ``theirs``."""
+        command = [sys.executable, "-P", "-m", "tvm_ext.tuning.worker_process"]
+        return subprocess.Popen(
+            [*command, str(theirs.fileno()), str(self._memory_bytes or 0), str(os.getpid())],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def _answered(self, pipe: Connection, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
@@ -171,6 +190,44 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+class ForkedWorker(Worker):
+    """A worker whose process is a copy of this one, with all that was registered or replaced here.
+
+    It imports nothing anew. Threads of this process are missing in it, and a GPU that was used here
+    cannot be used there.
+    """
+
+    def _new_process(self, ours: Connection, theirs: Connection) -> _Process:
+        process = multiprocessing.get_context("fork").Process(
+            target=serve_in_fork,
+            args=(ours, theirs, self._memory_bytes or 0, os.getpid()),
+            daemon=True,
+        )
+        with warnings.catch_warnings():
+            # Python 3.12 warns of the threads; a process that waits for one meets its time limit.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        return _Fork(process)
+
+
+class _Fork:
+    """A process of ``multiprocessing`` with the methods of ``Popen``."""
+
+    def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
+        self._process = process
+        self.pid = process.pid or 0
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired("fork", timeout or 0.0)
+        return code
 
 
 # Several workers, lent to whoever needs one.

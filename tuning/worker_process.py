@@ -4,7 +4,9 @@ python -m tvm_ext.tuning.worker_process FD MEMORY_BYTES PARENT
 """
 
 import contextlib
+import contextvars
 import ctypes
+import faulthandler
 import gc
 import importlib
 import os
@@ -47,15 +49,42 @@ def limit_memory(extra_bytes: int) -> None:
 def main() -> None:
     """Serves one connection until it closes."""
     pipe = Connection(int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(int(sys.argv[3]))
+    _belong_to(int(sys.argv[3]))
     # What an import makes stays: there is no garbage in it to look for.
     gc.disable()
     import tvm  # noqa: F401
 
     gc.freeze()
     gc.enable()
-    limit_memory(int(sys.argv[2]))
+
+    _serve(pipe, int(sys.argv[2]))
+
+
+def serve_in_fork(ours: Connection, theirs: Connection, memory_bytes: int, parent: int) -> None:
+    """As ``main``, in a copy of the process that has the other end, ``ours``, of the pipe.
+
+    What is printed goes nowhere, and nothing is told to those who listened in that process.
+    """
+    _belong_to(parent)
+    ours.close()
+    os.setsid()
+    faulthandler.disable()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nowhere, descriptor)
+    # Another thread may have held the locks of the streams when the process was copied.
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", errors="replace", closefd=False) for fd in (1, 2))
+    contextvars.Context().run(_serve, theirs, memory_bytes)
+
+
+def _belong_to(parent: int) -> None:
+    """Leaves Ctrl-C to the parent, and ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent)
+
+
+def _serve(pipe: Connection, memory_bytes: int) -> None:
+    limit_memory(memory_bytes)
     pipe.send("ready")
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:

@@ -20,6 +20,7 @@ from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 
 __all__ = [
     "REPORT_IT",
+    "UNEXPECTED",
     "ArtifactError",
     "BuildError",
     "ConfigError",
@@ -39,6 +40,9 @@ __all__ = [
     "UnsupportedOperatorError",
     "own_words",
 ]
+
+# What an error that is none of ours comes to.
+UNEXPECTED = "bug in tvm-ext: an error that nothing expects; expected a result or a refusal"
 
 # What to do about a failure that is no fault of the model.
 REPORT_IT = "report it with the file that 'tvm-ext report-bug MODEL -o report.zip' writes"

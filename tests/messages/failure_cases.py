@@ -261,3 +261,50 @@ def _(folder):
 @case("a pass at a level that does not exist", "level")
 def _(folder):
     tvm_ext.register_pass(lambda mod: mod, level="loops", name="Injected")
+
+
+@case("a model that ends the process", "exit code 7")
+def _(folder):
+    import os
+
+    with user_pass(lambda mod: os._exit(7)):
+        return command("check", saved(folder, relu()), "--reduce", folder / "out.onnx")
+
+
+@case("a model that fails with an error that nothing expects", "report-bug")
+def _(folder):
+    from tvm_ext.check import reduce
+
+    def wrong(request, inputs):
+        raise KeyError("x")
+
+    with replaced(reduce, "check_request", wrong):
+        return command("check", saved(folder, relu()), "--reduce", folder / "out.onnx")
+
+
+@case("a model that takes too long", "--time-limit")
+def _(folder):
+    from tvm_ext.check import reduce
+    from tvm_ext.tuning.worker import WorkerTimeout
+
+    def late(self, *arguments, timeout):
+        raise WorkerTimeout(f"took longer than {timeout:g} s")
+
+    with replaced(reduce.ForkedWorker, "call", late):
+        return command("check", saved(folder, relu()), "--reduce", folder / "out.onnx")
+
+
+@case("a failure that a copy of the model does not have", "--all-values")
+def _(folder):
+    from tvm_ext.check import reduce
+
+    path = saved(folder, relu())
+
+    def wrong(request, inputs):
+        if request.source == path:
+            raise KeyError("x")
+        return real(request, inputs)
+
+    real = reduce.check_request
+    with replaced(reduce, "check_request", wrong):
+        return command("check", path, "--reduce", folder / "out.onnx")

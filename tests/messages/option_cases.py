@@ -201,3 +201,18 @@ def _(folder):
 
     other = "aarch64" if platform.machine() == "x86_64" else "avx2"
     compiled(relu(), target=other).run({"x": ONES})
+
+
+@case("two ways to look into a failure", "--bisect", "--reduce")
+def _(folder):
+    return command("check", saved(folder, relu()), "--bisect", "--reduce", folder / "out.onnx")
+
+
+@case("a time limit for no reduction", "--time-limit")
+def _(folder):
+    return command("check", saved(folder, relu()), "--time-limit", 5)
+
+
+@case("a reduced model in the place of the model", "overwrite")
+def _(folder):
+    return command("check", saved(folder, relu()), "--reduce", folder / "m.onnx")

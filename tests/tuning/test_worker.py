@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tvm_ext.tuning.worker import Worker, WorkerDied, WorkerTimeout, WorkRaised
+from tvm_ext.configs.progress import listening, tell
+from tvm_ext.tuning.worker import ForkedWorker, Worker, WorkerDied, WorkerTimeout, WorkRaised
 
 # By their module, which the worker's process finds here.
 HERE = str(Path(__file__).parent)
@@ -27,10 +28,10 @@ def jobs():
         yield worker_jobs
 
 
-@pytest.fixture(scope="module")
-def worker(jobs):
+@pytest.fixture(scope="module", params=[Worker, ForkedWorker])
+def worker(request, jobs):
     """One for all tests: it has to work again after whatever happened to it."""
-    found = Worker(LIMIT)
+    found = request.param(LIMIT)
     yield found
     found.stop()
 
@@ -161,6 +162,26 @@ def test_stop_leaves_no_process(worker, jobs, tmp_path):
     assert is_gone(before)
 
 
+def test_a_fork_knows_what_was_replaced_here_and_prints_nothing(jobs, monkeypatch, capfd):
+    def loud_product(left, right):
+        print("to stdout", flush=True)
+        print("to stderr", file=sys.stderr, flush=True)
+        return left * right + 1
+
+    loud_product.__module__, loud_product.__qualname__ = jobs.__name__, "product"
+    monkeypatch.setattr(jobs, "product", loud_product)
+
+    def overheard(what):
+        raise LookupError(what)
+
+    worker = ForkedWorker()
+    with listening(overheard):
+        assert worker.call(jobs.product, 2, 3, timeout=600) == 7
+        assert worker.call(tell, "to nobody", timeout=600) is None
+    worker.stop()
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_worker_that_was_never_used_has_no_process():
     found = Worker()
     assert found.process_id is None
@@ -169,7 +190,7 @@ def test_a_worker_that_was_never_used_has_no_process():
 
 PARENT = """
 import sys, time
-from tvm_ext.tuning.worker import Worker
+from tvm_ext.tuning.worker import {kind} as Worker
 worker = Worker()
 worker.start()
 print(worker.process_id, flush=True)
@@ -181,9 +202,10 @@ IDLE = "time.sleep(600)"
 AT_WORK = "import worker_jobs\nworker.call(worker_jobs.sleep, 600, timeout=600)"
 
 
+@pytest.mark.parametrize("kind", ["Worker", "ForkedWorker"])
 @pytest.mark.parametrize("then", [IDLE, AT_WORK], ids=["idle", "at work"])
-def test_it_ends_when_its_parent_is_killed(jobs, then):
-    command = [sys.executable, "-P", "-c", PARENT.format(then=then)]
+def test_it_ends_when_its_parent_is_killed(jobs, kind, then):
+    command = [sys.executable, "-P", "-c", PARENT.format(kind=kind, then=then)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         process_id = int(parent.stdout.readline())
         assert psutil.pid_exists(process_id)

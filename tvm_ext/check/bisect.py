@@ -1,18 +1,18 @@
-"""Finds where a difference comes from: the preparation, a pass, a kernel's schedule, a node."""
+"""Finds where a difference comes from: the preparation, a pass or a kernel's schedule; a node."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import tvm
 from tvm import tirx
 from tvm_ffi import structural_equal
 
+from tvm_ext.check.intermediate_values import find_node
 from tvm_ext.check.reference import run_reference
-from tvm_ext.check.result import Bisection, NodeFinding, StepFinding
+from tvm_ext.check.request import CANNOT_RUN, CheckRequest
+from tvm_ext.check.result import Bisection, StepFinding
 from tvm_ext.check.tolerance import OutputDifference, compare, worst
 from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.backend import programs_of
@@ -20,14 +20,10 @@ from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import compiling
 from tvm_ext.compiler.graph_analysis import kernel_calls, require_lowered
 from tvm_ext.configs.progress import part_of
-from tvm_ext.errors import ReferenceUnavailableError, TvmExtError, own_words
+from tvm_ext.errors import TvmExtError
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.onnx_frontend import ImportedModel, import_prepared, prepare_model
 from tvm_ext.onnx_frontend.expose import (
-    expose_intermediates,
-    node_alone,
-    nodes_behind,
-    runtime_values,
     value_precision,
     with_types,
 )
@@ -37,8 +33,6 @@ from tvm_ext.passes.pipeline import (
     STAGES,
     PassStep,
     Pipeline,
-    PipelineSource,
-    build_pipeline,
     load_pipelines,
 )
 from tvm_ext.passes.runner import PassRunner
@@ -46,30 +40,6 @@ from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.records import KernelCall
 from tvm_ext.tensor_spec import shapes_of
 from tvm_ext.tir_schedules.backend import scheduling_of
-
-
-@dataclass(frozen=True)
-class CheckRequest:
-    """A model, how it is compiled, and how exact it has to be; the terms are ``compile``'s."""
-
-    source: str | Path | onnx.ModelProto
-    machine: MachineDescription
-    input_shapes: Mapping[str, Sequence[int | str]] | None = None
-    opt_level: int | str = "O3"
-    disabled_passes: tuple[str, ...] = ()
-    pass_config: Mapping[str, Mapping[str, Any]] | None = None
-    pipeline: PipelineSource | None = None
-    rtol: float | None = None
-
-    def passes(self, without: Iterable[str] = ()) -> Pipeline:
-        """The passes, without some of them if so asked."""
-        disabled = {*self.disabled_passes, *without}
-        return build_pipeline(self.opt_level, disabled, self.pass_config, self.pipeline)
-
-    def plain_passes(self) -> Pipeline:
-        """Those of O0 in their place."""
-        return build_pipeline("O0", self.disabled_passes, self.pass_config)
-
 
 # Binary search for the step where agreement ends, when some steps cannot be tried.
 
@@ -111,10 +81,6 @@ def last_agreement(count: int, agrees: Callable[[int], bool | None]) -> tuple[in
 
 # These make kernels that expect their weights in another order, which no step of another cut does.
 _LEFT_OUT = ("MarkConstantParameters", "PackWeights")
-
-# What comes out of a module that cannot be built, or whose program fails: TVM's errors at run time
-# have no base of their own.
-CANNOT_RUN = (TvmExtError, tvm.error.InternalError, RuntimeError, ValueError, TypeError)
 
 
 @dataclass(frozen=True)
@@ -265,114 +231,11 @@ def _kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
     }
 
 
-# Finds the first ONNX node that a compiled model computes otherwise than ONNX Runtime.
+# A difference of up to this many times ONNX Runtime's own is called its like.
+_SPREADS = 2.0
 
 
 Arrays = Mapping[str, np.ndarray]
-
-
-def find_node(
-    request: CheckRequest, name: str, prepared: onnx.ModelProto, inputs: Arrays
-) -> tuple[NodeFinding | None, list[str]]:
-    """The first node that differs, and notes on what was tried in vain.
-
-    Every intermediate value becomes an output, once at O0, where nothing is fused away, and then
-    at the level asked for. Values that are outputs are not fused, so a fault of a fused kernel may
-    hide from this view.
-    """
-    exposed = expose_intermediates(with_types(prepared))
-    try:
-        reference = run_reference(exposed, inputs, optimise=False)
-    except ReferenceUnavailableError as error:
-        return None, [f"intermediate values cannot be compared: {error}"]
-    view = _Exposed(exposed, [v.name for v in prepared.graph.output], inputs, reference)
-    notes = []
-    pipelines = {one.opt_level: one for one in (request.plain_passes(), request.passes())}
-    for level, pipeline in pipelines.items():
-        try:
-            with part_of(f"intermediate values at {level}"):
-                imported = import_prepared(name, prepared, exposed)
-                ours = SteppedCompilation(imported, request.machine, pipeline).program().run(inputs)
-        except CANNOT_RUN as error:
-            reason = own_words(error) or "it cannot be compiled and run"
-            notes.append(f"with its intermediate values exposed, at {level}: {reason}")
-            continue
-        finding = _first_node(view, ours, level, request.rtol)
-        if finding is not None:
-            return finding, []
-        notes.append(f"with its intermediate values exposed the model agrees at {level}")
-    return None, notes
-
-
-@dataclass(frozen=True)
-class _Exposed:
-    """A model whose intermediate values are outputs, and their reference."""
-
-    model: onnx.ModelProto
-    outputs: list[str]
-    inputs: Arrays
-    reference: Arrays
-
-
-def _first_node(view: _Exposed, ours: Arrays, level: str, rtol: float | None) -> NodeFinding | None:
-    graph = view.model.graph
-    precision = value_precision(graph)
-    found = {d.name: d for d in compare(ours, view.reference, rtol, precision)}
-    # A value that differs and reaches no output that differs is not what was asked about.
-    wrong = [name for name in view.outputs if not found[name].ok]
-    for node in nodes_behind(graph, wrong):
-        for name in node.output:
-            if name in found and not found[name].ok:
-                return _finding(view, ours, node, found, found[name], level)
-    return None
-
-
-def _finding(
-    view: _Exposed,
-    ours: Arrays,
-    node: onnx.NodeProto,
-    differences: Mapping[str, OutputDifference],
-    difference: OutputDifference,
-    level: str,
-) -> NodeFinding:
-    read = runtime_values(view.model.graph, node)
-    inputs = {
-        name: 0.0
-        if name in view.inputs
-        else differences[name].max_rel
-        if name in differences
-        else None
-        for name in read
-    }
-    known = {**ours, **view.inputs}
-    fed = {name: known[name] for name in read if name in known}
-    own_fault = None
-    if len(fed) == len(read):
-        own_fault = _own_fault(view.model, node, fed, ours, difference)
-    return NodeFinding(level, node.name, node.op_type, difference, inputs, own_fault)
-
-
-def _own_fault(
-    model: onnx.ModelProto,
-    node: onnx.NodeProto,
-    fed: Arrays,
-    ours: Arrays,
-    difference: OutputDifference,
-) -> bool | None:
-    """Whether ONNX Runtime computes something else from the very inputs that our node had."""
-    try:
-        theirs = run_reference(node_alone(model, node, fed), fed, optimise=False)
-    except ReferenceUnavailableError:
-        return None
-    name = difference.name
-    if name not in theirs:
-        return None
-    tolerance = difference.tolerance or None
-    return not compare({name: ours[name]}, {name: theirs[name]}, tolerance)[0].ok
-
-
-# A difference of up to this many times ONNX Runtime's own is called its like.
-_SPREADS = 2.0
 
 
 def find_causes(
@@ -419,7 +282,7 @@ def find_causes(
         for candidate in _removable(compilation.cuts, result.step)
         if _agrees_without(candidate, request, imported, judge)
     ]
-    result.node, notes = find_node(request, name, prepared, inputs)
+    result.node, notes = find_node(request, inputs)
     result.notes += notes
     return result
 

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tvm_ext.api import TargetSource, compile
-from tvm_ext.check.bisect import CheckRequest, find_causes
-from tvm_ext.check.inputs import load_inputs, random_inputs
+from tvm_ext.api import TargetSource
+from tvm_ext.check.bisect import find_causes
+from tvm_ext.check.inputs import inputs_for
+from tvm_ext.check.intermediate_values import compare_values, find_node
 from tvm_ext.check.reference import run_reference
+from tvm_ext.check.request import CheckRequest
 from tvm_ext.check.result import Bisection, CheckResult
 from tvm_ext.check.tolerance import compare, plain_arrays, worst
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.progress import tell
-from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import HostedModel
 from tvm_ext.onnx_frontend.expose import value_precision, with_types
 from tvm_ext.onnx_frontend.load import load_model
@@ -34,6 +35,7 @@ def check_model(
     sizes: Mapping[str, int] | None = None,
     rtol: float | None = None,
     bisect: bool = False,
+    all_values: bool = False,
     disabled_passes: Iterable[str] = (),
     pass_config: Mapping[str, Mapping[str, Any]] | None = None,
     pipeline: PipelineSource | None = None,
@@ -54,46 +56,46 @@ def check_model(
     bisect : bool
         When an output differs, look for the pass, the kernel and the node where it begins. That
         takes ten to twenty more compilations.
+    all_values : bool
+        Whether intermediate values are compared too, which takes one more compilation.
 
     Raises
     ------
     TvmExtError
         The model cannot be compiled or run, or (ReferenceUnavailableError) ONNX Runtime cannot.
     """
-    request = CheckRequest(
-        source=source,
-        machine=program_target(target),
+    request = CheckRequest.of(
+        source,
+        target,
+        disabled_passes,
         input_shapes=input_shapes,
         opt_level=opt_level,
-        disabled_passes=tuple(disabled_passes),
         pass_config=pass_config,
         pipeline=pipeline,
         rtol=rtol,
     )
-    model = compile(
-        source,
-        request.machine,
-        input_shapes=input_shapes,
-        opt_level=opt_level,
-        disabled_passes=request.disabled_passes,
-        pass_config=pass_config,
-        pipeline=pipeline,
-    )
-    if isinstance(inputs, Path):
-        arrays = load_inputs(inputs, model.inputs)
-    else:
-        arrays = dict(inputs) if inputs is not None else random_inputs(model.inputs, seed, sizes)
+    model = request.compile()
+    arrays = inputs_for(model.inputs, inputs, seed, sizes)
     reference, result = _compared(model, source, arrays, rtol)
+    if all_values:
+        result = replace(result, values=compare_values(request, arrays))
     if result.ok or not bisect:
         return result
     if isinstance(model, HostedModel):
-        note = "the host computes steps of the model: where the difference begins is not looked for"
+        note = "the host computes steps of the model: no pass is looked for"
         other = plain_arrays(run_reference(source, arrays, optimise=False))
         spread = max(d.max_rel for d in compare(other, reference, np.inf))
-        return replace(result, bisection=Bisection(reference_spread=spread, notes=[note]))
-    return replace(
-        result, bisection=find_causes(request, arrays, reference, worst(list(result.outputs)))
-    )
+        node, notes = find_node(request, arrays)
+        found = Bisection(reference_spread=spread, node=node, notes=[note, *notes])
+    else:
+        found = find_causes(request, arrays, reference, worst(list(result.outputs)))
+    return replace(result, bisection=found)
+
+
+def check_request(request: CheckRequest, inputs: Mapping[str, Any] | Path) -> CheckResult:
+    """As ``check_model``, without looking further."""
+    model = request.compile()
+    return check_compiled(model, request.source, inputs_for(model.inputs, inputs), request.rtol)
 
 
 def check_compiled(

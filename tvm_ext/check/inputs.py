@@ -1,5 +1,6 @@
-"""Inputs to check a model with: random ones, and those of a file."""
+"""Inputs to check a model with: random ones, and those of a file; values as files."""
 
+import io
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +10,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError, own_words
 from tvm_ext.model_inputs import numpy_type
 from tvm_ext.tensor_spec import STRING, TensorSpec
+
+# Types that NumPy's format lacks: bfloat16 and its like, and strings as objects.
+_STORED = {"V": np.dtype(np.float32), "O": np.dtype(np.str_)}
+
 
 # Inputs and outputs as JSON, for what NumPy's formats have no place for.
 
@@ -43,7 +49,11 @@ def _read(spec: TensorSpec | None, value: Any, path: Path) -> Any:
     try:
         if not spec.is_tensor:
             return _of_kind(spec.dtype, value)
-        return np.array(value, object if spec.dtype == STRING else numpy_type(spec.dtype))
+        if spec.dtype == STRING:
+            return np.array(value, object)
+        dtype = numpy_type(spec.dtype)
+        # Only NumPy's own types read "inf" and "nan".
+        return np.array(value, np.float64 if dtype.kind == "V" else dtype).astype(dtype)
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}: the value of input '{spec.name}' cannot be read ({error}); expected "
@@ -89,6 +99,71 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not np.isfinite(value):
         return str(value)
     return value
+
+
+def write_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes outputs by name, as JSON where the file's name ends so, else as ``write_npz``.
+
+    Raises
+    ------
+    InputError
+        A sequence or a map would have to go into an archive of arrays.
+    OutputPathError
+        The file cannot be written; an older one is then as it was.
+    """
+    if path.suffix == ".json":
+        with replacing(path) as file:
+            file.write(values_as_json(values).encode())
+        return
+    for name, value in values.items():
+        if not isinstance(value, np.ndarray):
+            raise InputError(
+                f"output '{name}' is a {type(value).__name__}, which {path} has no place for; "
+                "expected arrays: save to a .json file"
+            )
+    write_npz(path, values)
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays by name; types that NumPy's format lacks (bfloat16, float8) as float32.
+
+    Raises
+    ------
+    OutputPathError
+        The file cannot be written; an older one is then as it was.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        # np.savez takes names as Python keywords: an output called "file" would not do.
+        for name, array in arrays.items():
+            known = array.astype(_STORED[array.dtype.kind]) if array.dtype.kind in "VO" else array
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, known, allow_pickle=False)
+    with replacing(path) as file:
+        file.write(buffer.getbuffer())
+
+
+# Of what ``write_inputs`` writes.
+INPUT_ENDINGS = (".npz", ".json")
+
+
+def write_inputs(path: Path, values: Mapping[str, Any]) -> Path | None:
+    """Writes inputs to a file that ``load_inputs`` reads; None, and no file, where there are none.
+
+    The file is called like ``path`` and ends in ``.npz``, or in ``.json`` where an input is no
+    array or of a type that NumPy's format lacks.
+
+    Raises
+    ------
+    OutputPathError
+        The file cannot be written; an older one is then as it was.
+    """
+    if not values:
+        return None
+    known = all(isinstance(one, np.ndarray) and one.dtype.kind != "V" for one in values.values())
+    written = path.with_suffix(INPUT_ENDINGS[0 if known else 1])
+    write_values(written, values)
+    return written
 
 
 # Sizes of symbolic dimensions when none are given: a batch of one, and more than one of whatever
@@ -192,6 +267,18 @@ def load_inputs(path: str | Path, specs: Sequence[TensorSpec] = ()) -> dict[str,
             "all of them: write an .npz with numpy.savez(path, **inputs)"
         )
     return {specs[0].name if specs else path.stem: _load_array(path)}
+
+
+def inputs_for(
+    specs: Sequence[TensorSpec],
+    given: Mapping[str, Any] | Path | None,
+    seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """The inputs that were given, those of the file, or random ones; see the two above."""
+    if isinstance(given, Path):
+        return load_inputs(given, specs)
+    return dict(given) if given is not None else random_inputs(specs, seed, sizes)
 
 
 def _checked_sizes(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> dict[str, int]:

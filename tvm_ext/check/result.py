@@ -61,6 +61,87 @@ class NodeFinding:
 
 
 @dataclass(frozen=True)
+class NodeValue:
+    """What a node computed, beside ONNX Runtime's value.
+
+    Attributes
+    ----------
+    node, op_type : str
+        The ONNX node.
+    difference : OutputDifference
+        Under the name of the value.
+    """
+
+    node: str
+    op_type: str
+    difference: OutputDifference
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {**vars(self), "difference": self.difference.to_dict()}
+
+
+@dataclass(frozen=True)
+class ValueComparison:
+    """The intermediate values and outputs of a model beside ONNX Runtime's.
+
+    Attributes
+    ----------
+    opt_level : str
+        At which the model was compiled with all these values as outputs.
+    values : tuple[NodeValue, ...]
+        In the order of the graph.
+    refusal : str
+        Why there are none.
+    """
+
+    opt_level: str
+    values: tuple[NodeValue, ...]
+    refusal: str = ""
+
+    @property
+    def first(self) -> NodeValue | None:
+        """The first value beyond its tolerance."""
+        return next((value for value in self.values if not value.difference.ok), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        first = self.first
+        return {
+            "opt_level": self.opt_level,
+            "values": [value.to_dict() for value in self.values],
+            "first": first.to_dict() if first is not None else None,
+            "refusal": self.refusal,
+        }
+
+    def renderables(self) -> list[RenderableType]:
+        """A table of the values, and what it comes to."""
+        if self.refusal:
+            return [Text(plain(self.refusal))]
+        table = FlexibleTable("", "~Node", "~Value", ">Differs by", ">Allowed", "")
+        first = self.first
+        for value in self.values:
+            # Most names say the operator already.
+            operator = "" if value.op_type in value.node else f" ({value.op_type})"
+            named = ShortName(value.node + operator), ShortName(value.difference.name)
+            verdict = _verdict(value.difference, "FIRST" if value is first else "FAIL")
+            table.add_row(*named, *_distance(value.difference), verdict)
+        return [table, Text(self._summary())]
+
+    def _summary(self) -> str:
+        first = self.first
+        count = len(self.values)
+        if first is None:
+            return f"All {count} values agree, each as an output of its own at {self.opt_level}."
+        wrong = sum(not value.difference.ok for value in self.values)
+        return (
+            f"{wrong} of {count} values are beyond their tolerance, each as an output of its own "
+            f"at {self.opt_level}; the first is of {first.op_type} '{plain(first.node)}': "
+            + plain(describe(first.difference))
+        )
+
+
+@dataclass(frozen=True)
 class StepFinding:
     """The step of the compilation before which the outputs agree and after which they do not.
 
@@ -198,6 +279,8 @@ class CheckResult:
     is_vacuous : bool
         Whether the program computes nothing: its outputs are inputs, or were constants when it was
         compiled.
+    values : ValueComparison or None
+        The intermediate values, when that was asked for.
     """
 
     model: str
@@ -206,6 +289,7 @@ class CheckResult:
     outputs: tuple[OutputDifference, ...]
     bisection: Bisection | None = None
     is_vacuous: bool = False
+    values: ValueComparison | None = None
 
     @property
     def ok(self) -> bool:
@@ -222,6 +306,7 @@ class CheckResult:
             "is_vacuous": self.is_vacuous,
             "outputs": [output.to_dict() for output in self.outputs],
             "bisection": self.bisection.to_dict() if self.bisection is not None else None,
+            "values": self.values.to_dict() if self.values is not None else None,
         }
 
     def renderable(self) -> RenderableType:
@@ -243,7 +328,10 @@ class CheckResult:
             marked_lines("What differs", [describe(one) for one in self.outputs if not one.ok]),
             marked_lines("Where it begins", findings, "-"),
         )
-        return Group(*parts, *(one for one in lists if one is not None))
+        parts += [one for one in lists if one is not None]
+        if self.values is not None:
+            parts += self.values.renderables()
+        return Group(*parts)
 
     def to_text(self, width: int = 100) -> str:
         """The outcome as plain text, at most ``width`` characters wide."""
@@ -258,16 +346,24 @@ class CheckResult:
 
 
 def _cells(output: OutputDifference) -> list[RenderableType]:
-    verdict = Text("ok", style="green") if output.ok else Text("FAIL", style="red")
-    cells: list[RenderableType] = [ShortName(output.name), plain(output.dtype), verdict]
-    if output.max_abs != output.max_abs:
-        return [*cells, ABSENT, ABSENT]
-    identical = output.ok and output.max_abs == 0
-    cells += [
-        "identical" if identical else f"{output.max_rel:.1e}",
-        f"{output.tolerance:.1e}" if output.tolerance else ABSENT,
-    ]
-    if not output.worst_index:
+    cells: list[RenderableType] = [ShortName(output.name), plain(output.dtype), _verdict(output)]
+    cells += _distance(output)
+    if output.max_abs != output.max_abs or not output.worst_index:
         return cells
     values = (f"{value:.6g}" for value in (output.ours_value, output.reference_value))
     return [*cells, *values, ", ".join(map(str, output.worst_index))]
+
+
+def _verdict(output: OutputDifference, failed: str = "FAIL") -> Text:
+    return Text("ok", style="green") if output.ok else Text(failed, style="red")
+
+
+def _distance(output: OutputDifference) -> list[str]:
+    """How far off an output is, and how far it may be."""
+    if output.max_abs != output.max_abs:
+        return [ABSENT, ABSENT]
+    identical = output.ok and output.max_abs == 0
+    return [
+        "identical" if identical else f"{output.max_rel:.1e}",
+        f"{output.tolerance:.1e}" if output.tolerance else ABSENT,
+    ]

@@ -1,7 +1,8 @@
 """``tvm-ext check``: are the numbers right, compared with ONNX Runtime?"""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,9 +10,10 @@ from tvm_ext.cli import options
 from tvm_ext.cli.input_parsing import InputSource
 from tvm_ext.cli.options import CompileOptions, is_saved_model
 from tvm_ext.cli.stderr_lines import progress_line
-from tvm_ext.errors import InputError
+from tvm_ext.errors import InputError, TvmExtError
 
 if TYPE_CHECKING:
+    from tvm_ext.check.reduce import Reduction
     from tvm_ext.check.result import CheckResult
 
 EXAMPLE = "Example: tvm-ext check model.onnx --bisect"
@@ -42,6 +44,29 @@ def check_command(
     bisect: Annotated[
         bool, typer.Option("--bisect", help="If it differs, name the first node that does.")
     ] = False,
+    all_values: Annotated[
+        bool,
+        typer.Option("--all-values", help="Compare every intermediate value too, node by node."),
+    ] = False,
+    reduce: Annotated[
+        Path | None,
+        typer.Option(
+            "--reduce",
+            metavar="OUT.onnx",
+            help="If it differs, crashes or is refused, write its fewest nodes that still do, and "
+            "their inputs beside them.",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--time-limit",
+            metavar="SECONDS",
+            min=1.0,
+            show_default="600",
+            help="With --reduce: what takes longer to compile and run counts as hanging.",
+        ),
+    ] = None,
     target: options.Target = None,
     input_shape: options.InputShapes = None,
     opt_level: options.OptLevel = None,
@@ -56,10 +81,69 @@ def check_command(
     chosen = CompileOptions.parsed(
         target, input_shape, opt_level, disable_pass, pass_config, threads, pipeline=pipeline
     )
-    result = check_file(model, chosen, source, against=against, rtol=rtol, bisect=bisect)
+    more = {"--bisect": bisect, "--all-values": all_values, "--reduce": reduce is not None}
+    asked = [option for option, given in more.items() if given]
+    if is_saved_model(model):
+        _print(_check_saved(model, chosen, source, against, rtol, asked), json_output)
+        return
+    _require_fitting(model, against, time_limit, asked)
+    keywords = {
+        "target": chosen.machine(),
+        "inputs": source.file,
+        "seed": source.seed,
+        "sizes": source.sizes,
+        "rtol": rtol,
+        **chosen.keywords(),
+    }
+    if reduce is None:
+        found = _check(model, {"bisect": bisect, "all_values": all_values, **keywords})
+        _print(found, json_output)
+    else:
+        _print_reduction(_reduce(model, reduce, time_limit, keywords), json_output)
+
+
+def _require_fitting(
+    model: Path, against: Path | None, time_limit: float | None, asked: Sequence[str]
+) -> None:
+    """Refuses options that need another one, or none beside them."""
+    if against is not None:
+        raise InputError(
+            f"--against comes with {model}, which is not a compiled model; expected it with a "
+            ".tvmx file: leave it out"
+        )
+    if time_limit is not None and "--reduce" not in asked:
+        raise InputError("--time-limit was given without --reduce; expected both: leave it out")
+    if "--reduce" in asked and len(asked) > 1:
+        raise InputError(
+            f"{asked[0]} was given with --reduce; expected one of them: check the reduced model "
+            f"with {asked[0]}"
+        )
+
+
+def _check(model: Path, keywords: Mapping[str, Any]) -> "CheckResult":
+    from tvm_ext.check.check import check_model
+
+    with progress_line():
+        return check_model(model, **keywords)
+
+
+def _reduce(
+    model: Path, path: Path, time_limit: float | None, keywords: Mapping[str, Any]
+) -> "Reduction":
+    from tvm_ext.check.inputs import INPUT_ENDINGS
+    from tvm_ext.check.reduce import TIME_LIMIT, reduce_model
+    from tvm_ext.cli.output import check_result_files
+
+    given = [file for file in (model, keywords["inputs"]) if file is not None]
+    check_result_files(given, [path, *(path.with_suffix(ending) for ending in INPUT_ENDINGS)])
+    with progress_line():
+        return reduce_model(model, path, time_limit=time_limit or TIME_LIMIT, **keywords)
+
+
+def _print(result: "CheckResult", as_json: bool) -> None:
     from tvm_ext.cli import output as out
 
-    if json_output:
+    if as_json:
         out.print_json(result.to_dict())
     else:
         out.print_rich(result.renderable())
@@ -67,45 +151,25 @@ def check_command(
         raise typer.Exit(DIFFERS)
 
 
-def check_file(
-    model: Path,
-    chosen: CompileOptions,
-    source: InputSource,
-    *,
-    against: Path | None = None,
-    rtol: float | None = None,
-    bisect: bool = False,
-) -> "CheckResult":
-    """Checks an ONNX model, compiled with ``chosen``, or a saved model against its ONNX model.
+def _print_reduction(reduction: "Reduction", as_json: bool) -> None:
+    """Ends as a check does, with the message of an error where that is how the model fails."""
+    from tvm_ext.cli import output as out
+    from tvm_ext.report.units import plain
 
-    Raises
-    ------
-    InputError
-        ``against`` is missing for a saved model or given for an ONNX model, or options were given
-        that need a compilation.
-    TvmExtError
-        As ``tvm_ext.compile`` and ``check_model``.
-    """
-    if is_saved_model(model):
-        return _check_saved(model, chosen, source, against, rtol, bisect)
-    if against is not None:
-        raise InputError(
-            f"--against comes with {model}, which is not a compiled model; expected it with a "
-            ".tvmx file: leave it out"
-        )
-    from tvm_ext.check.check import check_model
-
-    with progress_line():
-        return check_model(
-            model,
-            chosen.machine(),
-            inputs=source.file,
-            seed=source.seed,
-            sizes=source.sizes,
-            rtol=rtol,
-            bisect=bisect,
-            **chosen.keywords(),
-        )
+    if as_json:
+        out.print_json(reduction.to_dict())
+    else:
+        if reduction.result is not None:
+            out.print_rich(reduction.result.renderable())
+            out.print_text("")
+        # Not wrapped: one of the lines is a command.
+        out.print_text("\n".join(plain(line) for line in reduction.sentences()))
+    failure = reduction.failure
+    if failure is None:
+        return
+    if failure.kind == "difference":
+        raise typer.Exit(DIFFERS)
+    raise TvmExtError(failure.message, defect=failure.kind != "refusal")
 
 
 def _check_saved(
@@ -114,17 +178,17 @@ def _check_saved(
     source: InputSource,
     against: Path | None,
     rtol: float | None,
-    bisect: bool,
+    asked: Sequence[str],
 ) -> "CheckResult":
     if against is None:
         raise InputError(
             f"{model} is a compiled model; expected the ONNX model that it was made of as well: "
             "give it with --against"
         )
-    if bisect:
+    if asked:
         raise InputError(
-            f"--bisect compiles the model again and {model} is compiled already; expected an "
-            f"ONNX model: check {against} with --bisect"
+            f"{asked[0]} compiles the model again and {model} is compiled already; expected an "
+            f"ONNX model: check {against} with {asked[0]}"
         )
     from tvm_ext.check.check import check_compiled
 

@@ -181,13 +181,10 @@ def _failed(error: Exception, debug: bool) -> typer.Exit:
     if isinstance(error, TvmExtError):
         _print_error(str(error))
         return typer.Exit(INTERNAL_ERROR if error.defect else BAD_INPUT)
-    from tvm_ext.errors import REPORT_IT
+    from tvm_ext.errors import REPORT_IT, UNEXPECTED
 
     hint = "" if debug else "run again with --debug to see it, and "
-    _print_error(
-        "bug in tvm-ext: an error that nothing expects; expected a result or a refusal: "
-        f"{hint}{REPORT_IT}"
-    )
+    _print_error(f"{UNEXPECTED}: {hint}{REPORT_IT}")
     return typer.Exit(INTERNAL_ERROR)
 
 

@@ -1,25 +1,17 @@
-"""Prints results, as text or as JSON, and writes result files whole or not at all."""
+"""Prints results, as text or as JSON, and looks at the paths of result files."""
 
-import io
 import json
 import os
 import sys
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-# Types that NumPy's format lacks: bfloat16 and its like, and strings as objects.
-_STORED = {"V": np.dtype(np.float32), "O": np.dtype(np.str_)}
 
 # What a pipe or a file gets where COLUMNS does not say: rich's own 80 columns cut names.
 _WIDTH_WITHOUT_TERMINAL = 120
@@ -112,47 +104,3 @@ def print_saved(*paths: Path | None) -> None:
     for path in paths:
         if path is not None:
             print_text(f"Saved {path} ({format_bytes(path.stat().st_size)})")
-
-
-def write_values(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes outputs by name, as JSON where the file's name ends so, else as ``write_npz``.
-
-    Raises
-    ------
-    InputError
-        A sequence or a map would have to go into an archive of arrays.
-    OutputPathError
-        The file cannot be written; an older one is then as it was.
-    """
-    if path.suffix == ".json":
-        from tvm_ext.check.inputs import values_as_json
-
-        with replacing(path) as file:
-            file.write(values_as_json(values).encode())
-        return
-    for name, value in values.items():
-        if not isinstance(value, np.ndarray):
-            raise InputError(
-                f"output '{name}' is a {type(value).__name__}, which {path} has no place for; "
-                "expected arrays: save to a .json file"
-            )
-    write_npz(path, values)
-
-
-def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays by name; types that NumPy's format lacks (bfloat16, float8) as float32.
-
-    Raises
-    ------
-    OutputPathError
-        The file cannot be written; an older one is then as it was.
-    """
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        # np.savez takes names as Python keywords: an output called "file" would not do.
-        for name, array in arrays.items():
-            known = array.astype(_STORED[array.dtype.kind]) if array.dtype.kind in "VO" else array
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, known, allow_pickle=False)
-    with replacing(path) as file:
-        file.write(buffer.getbuffer())

@@ -71,7 +71,9 @@ def run_command(
     with progress_line(is_measuring=True):
         result = run_model(compiled, source.arrays(compiled.inputs), repeat)
     if outputs is not None:
-        out.write_values(outputs, result.outputs)
+        from tvm_ext.check.inputs import write_values
+
+        write_values(outputs, result.outputs)
     if json_output:
         saved = str(outputs) if outputs is not None else None
         out.print_json({"model": str(model), "outputs_file": saved, **result.to_dict(print_top)})

@@ -55,21 +55,38 @@ class ImportedModel:
     warnings: tuple[str, ...] = ()
 
 
-class PreparedModel(NamedTuple):
-    """A model ahead of its import.
+class SizedModel(NamedTuple):
+    """A model as given, with the sizes that were given.
 
     Attributes
     ----------
     name : str
         The file's name without its ending, or the name of the graph.
     model : onnx.ModelProto
-        As given, checked, with the sizes that were given.
-    prepared : onnx.ModelProto
-        With shapes and constants propagated, in the forms that converters take.
-    stored : StoredWeights
-        The weights of a model above 2 GB: inputs of ``model``, initializers of ``prepared``.
+        Checked, its nodes sorted.
     ranges, warnings
         As of ``ImportedModel``.
+    stored : StoredWeights
+        The weights of a model above 2 GB, which are inputs of ``model``.
+    """
+
+    name: str
+    model: onnx.ModelProto
+    ranges: dict[str, SizeRange]
+    stored: StoredWeights
+    warnings: tuple[str, ...]
+
+
+class PreparedModel(NamedTuple):
+    """A model ahead of its import.
+
+    Attributes
+    ----------
+    name, model, ranges, stored, warnings
+        As of ``SizedModel``.
+    prepared : onnx.ModelProto
+        With shapes and constants propagated, in the forms that converters take; the weights of a
+        model above 2 GB are initializers of it, without values.
     """
 
     name: str
@@ -80,11 +97,11 @@ class PreparedModel(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def prepare_model(
+def read_model(
     source: str | Path | onnx.ModelProto,
     input_shapes: Mapping[str, Sequence[int | str]] | None = None,
-) -> PreparedModel:
-    """The model with sizes for its inputs, as given and as it is imported.
+) -> SizedModel:
+    """The model with sizes for its inputs, as given.
 
     Raises
     ------
@@ -105,9 +122,18 @@ def prepare_model(
         for axis, dim in enumerate(value.type.tensor_type.shape.dim)
         if (value.name, axis) in given
     }
+    return SizedModel(name, model, ranges, stored, (*warnings, *contradictions))
+
+
+def prepare_model(
+    source: str | Path | onnx.ModelProto,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
+) -> PreparedModel:
+    """The model with sizes for its inputs, as given and as it is imported; raises as read_model."""
+    name, model, ranges, stored, warnings = read_model(source, input_shapes)
     prepared = prepare(model, name)
     put_back(prepared.graph, stored)
-    return PreparedModel(name, model, prepared, ranges, stored, (*warnings, *contradictions))
+    return PreparedModel(name, model, prepared, ranges, stored, warnings)
 
 
 def part_of(whole: PreparedModel, part: onnx.ModelProto) -> PreparedModel:

@@ -1,8 +1,5 @@
-"""Looks inside a prepared model: every value as an output, one node alone, and their precision."""
+"""Looks inside a model: types of its values, their precision, and which can be outputs."""
 
-from collections.abc import Iterable, Mapping
-
-import numpy as np
 import onnx
 
 from tvm_ext.onnx_frontend.onnx_graph import names_read
@@ -45,57 +42,17 @@ def value_precision(graph: onnx.GraphProto) -> dict[str, str]:
     return {name: narrowest_float(dtype) for name, dtype in found.items()}
 
 
-def expose_intermediates(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which every intermediate value of the top-level graph is an output as well.
+def exposable_values(graph: onnx.GraphProto) -> list[str]:
+    """The intermediate values of the top-level graph that can be outputs as well, in its order.
 
     Left out are values whose type is not known, sequences, and integers of rank 0 and 1, most of
     which are shape arithmetic that the compiler resolves without ever computing it.
     """
-    exposed = onnx.ModelProto()
-    exposed.CopyFrom(model)
-    types = value_types(model.graph)
-    present = {value.name for value in model.graph.output}
-    for node in model.graph.node:
-        for name in filter(None, node.output):
-            type_ = types.get(name)
-            if name in present or node.op_type == "Constant" or not _can_be_output(type_):
-                continue
-            exposed.graph.output.add(name=name).type.CopyFrom(type_)
-    return exposed
-
-
-def node_alone(
-    model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, np.ndarray]
-) -> onnx.ModelProto:
-    """A model of only this node; it is fed ``values``, what else it reads must be stored."""
-    read = names_read(node)
-    graph = onnx.GraphProto(name="node_alone")
-    graph.node.add().CopyFrom(node)
-    for name in sorted(read.keys() & set(values)):
-        element_type = onnx.helper.np_dtype_to_tensor_dtype(values[name].dtype)
-        info = onnx.helper.make_tensor_value_info(name, element_type, values[name].shape)
-        graph.input.add().CopyFrom(info)
-    graph.initializer.extend(
-        tensor for tensor in model.graph.initializer if tensor.name in read.keys() - set(values)
-    )
-    types = value_types(model.graph)
-    for name in filter(None, node.output):
-        if name in types:
-            graph.output.add(name=name).type.CopyFrom(types[name])
-    alone = onnx.helper.make_model(graph, opset_imports=list(model.opset_import))
-    alone.ir_version = model.ir_version
-    return alone
-
-
-def nodes_behind(graph: onnx.GraphProto, names: Iterable[str]) -> list[onnx.NodeProto]:
-    """The nodes that the named values depend on, in the order of the (sorted) graph."""
-    wanted = set(names)
-    found = []
-    for node in reversed(graph.node):
-        if wanted.intersection(node.output):
-            wanted |= names_read(node).keys()
-            found.append(node)
-    return found[::-1]
+    types = value_types(graph)
+    present = {value.name for value in graph.output}
+    nodes = (node for node in graph.node if node.op_type != "Constant")
+    made = (name for node in nodes for name in filter(None, node.output))
+    return [name for name in made if name not in present and _can_be_output(types.get(name))]
 
 
 def runtime_values(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[str]:

@@ -1,4 +1,4 @@
-"""Weights of a model: external data that stays in files, NaN, and models without them."""
+"""Weights of a model: external data in files, NaN, and models without them."""
 
 import math
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.onnx_graph import graphs_within, names_read, nodes_within
 
@@ -184,6 +185,33 @@ def put_back(graph: onnx.GraphProto, stored: StoredWeights) -> None:
     del graph.input[:]
     graph.input.extend(copies)
     graph.initializer.extend(weights)
+
+
+def write_model(model: onnx.ModelProto, path: Path) -> None:
+    """Writes a model whole or not at all; above 2 GB its large tensors go to ``<name>.data``.
+
+    These lose their values in ``model`` then.
+
+    Raises
+    ------
+    OutputPathError
+        A file cannot be written.
+    """
+    tensors = model.graph.initializer
+    if sum(_bytes(tensor) for tensor in tensors) < WHOLE_BYTES:
+        with replacing(path) as file:
+            file.write(model.SerializeToString())
+        return
+    data = path.with_name(f"{path.name}.data")
+    with replacing(path) as file, replacing(data) as weights:
+        for tensor in tensors:
+            if len(tensor.raw_data) >= LARGE_BYTES:
+                onnx.external_data_helper.set_external_data(
+                    tensor, data.name, weights.tell(), len(tensor.raw_data)
+                )
+                weights.write(tensor.raw_data)
+                tensor.ClearField("raw_data")
+        file.write(model.SerializeToString())
 
 
 def _is_external(tensor: TensorProto) -> bool:

@@ -1,12 +1,11 @@
 """The search for the cause of a difference names the pass, the kernel or the node at fault."""
 
 import numpy as np
-import onnx
 import pytest
 import tvm
+from broken_passes import PLAIN_TANH, break_relu, model, one_percent_more, scaled
 from onnx import TensorProto, helper, numpy_helper
-from tvm import relax, tirx
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm import relax
 from unoptimised import HOST
 
 import tvm_ext
@@ -15,87 +14,6 @@ import tvm_ext.onnx_frontend
 from tvm_ext.check.bisect import last_agreement
 from tvm_ext.check.check import check_model
 from tvm_ext.check.reference import run_reference
-from tvm_ext.passes import registry
-
-RELU = tvm.ir.Op.get("relax.nn.relu")
-
-
-def model() -> onnx.ModelProto:
-    """conv - relu - flatten - matmul - add, with a tanh branch that is an output too."""
-    draw = np.random.default_rng(3)
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", ["c"], ["r"], name="relu"),
-            helper.make_node("Flatten", ["r"], ["f"], name="flatten"),
-            helper.make_node("MatMul", ["f", "m"], ["p"], name="project"),
-            helper.make_node("Add", ["p", "b"], ["y"], name="bias"),
-            helper.make_node("Tanh", ["x"], ["t"], name="tanh"),
-        ],
-        "tiny",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, 4, 4])],
-        [
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 5]),
-            helper.make_tensor_value_info("t", TensorProto.FLOAT, [1, 2, 4, 4]),
-        ],
-        [
-            numpy_helper.from_array(draw.standard_normal(shape, np.float32), name)
-            for name, shape in {"w": (3, 2, 3, 3), "m": (48, 5), "b": (5,)}.items()
-        ],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-@mutator
-class ReluToNegative(PyExprMutator):
-    def visit_call_(self, call):
-        call = self.visit_expr_post_order(call)
-        return relax.op.negative(call.args[0]) if call.op == RELU else call
-
-
-def break_relu(mod: tvm.IRModule) -> tvm.IRModule:
-    """Makes every relu a negation."""
-    mutated = ReluToNegative(mod)
-    functions = {
-        var: mutated.visit_expr(func) if isinstance(func, relax.Function) else func
-        for var, func in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
-
-
-# VectorMath writes tanh out, and then there is no call of it left to break.
-PLAIN_TANH = ["VectorMath"]
-
-
-def one_percent_more(mod: tvm.IRModule, kernel: str, function: str) -> tvm.IRModule:
-    """Multiplies every result of the TIR function ``function`` by 1.01 in kernels named so."""
-    functions = {
-        var: scaled(func, function)
-        if isinstance(func, tirx.PrimFunc) and kernel in str(var.name_hint)
-        else func
-        for var, func in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
-
-
-def scaled(func: tirx.PrimFunc, function: str) -> tirx.PrimFunc:
-    text = func.script().replace(f"T.{function}(", f"T.float32(1.01) * T.{function}(")
-    return tvm.script.from_source(text)
-
-
-@pytest.fixture
-def user_pass():
-    """Registers passes for one test."""
-    names = []
-
-    def register(function, **options):
-        name = options.setdefault("name", function.__name__)
-        tvm_ext.register_pass(function, **options)
-        names.append(name)
-
-    yield register
-    for name in names:
-        registry.remove(name)
 
 
 def test_a_users_graph_pass_is_named_with_the_node_and_the_remedy(user_pass):
@@ -258,3 +176,17 @@ def test_a_difference_like_the_references_own_is_called_rounding(monkeypatch, us
 
 def rounding_notes(result) -> list[str]:
     return [note for note in result.bisection.notes if "may be rounding" in note]
+
+
+def test_of_a_model_with_host_steps_the_node_is_named(user_pass):
+    floats = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="relu"),
+        helper.make_node("SplitToSequence", ["r"], ["q"], name="split"),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 2])
+    graph = helper.make_graph(nodes, "lists", [x], [helper.make_value_info("q", floats)])
+    user_pass(break_relu, before="DecomposeOpsForInference")
+    found = check_model(helper.make_model(graph, ir_version=9), HOST, bisect=True).bisection
+    assert (found.node.node, found.node.own_fault, found.step) == ("relu", True, None)
+    assert "no pass is looked for" in found.notes[0]

@@ -1,11 +1,13 @@
 """Random inputs, and inputs read from files."""
 
+import os
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from tvm_ext.check.inputs import load_inputs, random_inputs
-from tvm_ext.errors import InputError
+from tvm_ext.check.inputs import load_inputs, random_inputs, write_inputs, write_npz
+from tvm_ext.errors import InputError, OutputPathError
 from tvm_ext.model_inputs import check_inputs
 from tvm_ext.tensor_spec import TensorSpec
 
@@ -99,3 +101,48 @@ def test_unreadable_inputs_are_refused_with_what_to_do(tmp_path):
         load_inputs(tmp_path / "folder")
     with pytest.raises(InputError, match="no such file"):
         load_inputs(tmp_path / "absent.npz")
+
+
+def test_npz_takes_any_name_and_type(tmp_path):
+    arrays = {
+        "file": np.arange(3),
+        "/a/b:0": np.array(True),
+        "ü": np.ones(2, ml_dtypes.bfloat16),
+    }
+    write_npz(tmp_path / "out.npz", arrays)
+    with np.load(tmp_path / "out.npz") as archive:
+        assert set(archive.files) == set(arrays)
+        np.testing.assert_array_equal(archive["file"], [0, 1, 2])
+        assert archive["/a/b:0"].dtype == np.bool_
+        assert archive["ü"].dtype == np.float32
+    assert os.listdir(tmp_path) == ["out.npz"]
+
+
+def test_npz_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*paths):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "out.npz").write_bytes(b"old")
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OutputPathError, match="No space left"):
+        write_npz(tmp_path / "out.npz", {"y": np.zeros(2)})
+    assert (tmp_path / "out.npz").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["out.npz"]
+
+
+def test_written_inputs_are_read_as_they_were(tmp_path):
+    plain = {"a/b": np.float32([[1, np.nan]]), "t": np.array(["x", "yz"], object)}
+    path = write_inputs(tmp_path / "m.onnx", plain)
+    assert path == tmp_path / "m.npz"
+    found = load_inputs(path)
+    np.testing.assert_array_equal(found["a/b"], plain["a/b"])
+    assert list(found["t"]) == ["x", "yz"]
+    half = np.array([1.5, -np.inf], ml_dtypes.bfloat16)
+    specs = [TensorSpec("h", "bfloat16", (2,)), TensorSpec("q", "seq(tensor(float))", ())]
+    path = write_inputs(tmp_path / "m.onnx", {"h": half, "q": [np.float32([3])]})
+    assert path == tmp_path / "m.json"
+    found = load_inputs(path, specs)
+    assert found["h"].dtype == half.dtype
+    np.testing.assert_array_equal(found["h"], half)
+    np.testing.assert_array_equal(found["q"], [np.float32([3])])
+    assert write_inputs(tmp_path / "none.onnx", {}) is None

@@ -5,8 +5,12 @@ import json
 import numpy as np
 import onnx
 import pytest
+from broken_passes import one_percent_more
 from commands import as_json, invoke, succeed
 from onnx import TensorProto, helper
+
+import tvm_ext
+from tvm_ext.passes import registry
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +65,64 @@ def test_a_saved_model_against_its_own_and_another(
 def test_a_given_tolerance_replaces_the_default(compiled_path, other_tiny_model_path):
     arguments = ("check", compiled_path, "--against", other_tiny_model_path, "--rtol", 100)
     succeed(*arguments)
+
+
+@pytest.fixture
+def wrong_tanh():
+    """Every tanh is one percent too large."""
+
+    def wrong(mod):
+        return one_percent_more(mod, "tanh", "tanh")
+
+    tvm_ext.register_pass(wrong, name="wrong_tanh", level="schedule")
+    yield
+    registry.remove("wrong_tanh")
+
+
+def test_every_value_node_by_node(abs_model_path, wrong_tanh):
+    found = invoke("check", abs_model_path, "--all-values", "-O", "O0")
+    assert found.exit_code == 1
+    lines = found.stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.endswith("ok")] == ["abs1", "abs2"]
+    assert [line.split()[:2] for line in lines if line.endswith("FIRST")] == [["tanh", "(Tanh)"]]
+    assert "1 of 3 values are beyond their tolerance" in found.stdout
+    found = json.loads(invoke("check", abs_model_path, "--all-values", "-O", 0, "--json").stdout)
+    assert [one["node"] for one in found["values"]["values"]] == ["abs1", "abs2", "tanh"]
+    assert found["values"]["first"]["difference"]["name"] == "y"
+    assert found["values"]["first"]["difference"]["max_rel"] == pytest.approx(0.01, rel=1e-3)
+
+
+def test_every_value_of_a_model_that_agrees(abs_model_path):
+    assert "All 3 values agree" in succeed("check", abs_model_path, "--all-values", "-O", "O0")
+
+
+def test_a_model_that_differs_is_reduced(abs_model_path, wrong_tanh, tmp_path):
+    out = tmp_path / "out.onnx"
+    found = invoke("check", abs_model_path, "--reduce", out, "-O", "O0")
+    assert (found.exit_code, found.stderr) == (1, "")
+    assert "Reduced from 3 nodes to 1 (Tanh) with the same kind of failure" in found.stdout
+    last = found.stdout.splitlines()[-1]
+    assert last == f"  tvm-ext check {out} --inputs {tmp_path / 'out.npz'}"
+    assert invoke("check", out, "--inputs", tmp_path / "out.npz", "-O", "O0").exit_code == 1
+
+
+def test_a_model_that_agrees_is_not_reduced(abs_model_path, tmp_path):
+    found = as_json("check", abs_model_path, "--reduce", tmp_path / "out.onnx", "-O", "O0")
+    assert (found["ok"], found["model"], found["check"]["ok"]) == (True, None, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_refused_is_reduced_and_refused(tmp_path):
+    nodes = [
+        helper.make_node("Abs", ["x"], ["a"], name="abs"),
+        helper.make_node("Foreign", ["a"], ["y"], name="foreign", domain="elsewhere"),
+        helper.make_node("Abs", ["y"], ["z"], name="behind"),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "xz")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("elsewhere", 1)]
+    graph = helper.make_graph(nodes, "foreign", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "m.onnx")
+    found = invoke("check", tmp_path / "m.onnx", "--reduce", tmp_path / "out.onnx", "--json")
+    assert found.exit_code == 2
+    assert "elsewhere::Foreign (nodes: foreign)" in found.stderr
+    assert json.loads(found.stdout)["operators"] == {"Abs": 1, "elsewhere::Foreign": 1}

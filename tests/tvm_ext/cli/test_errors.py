@@ -164,7 +164,8 @@ def test_compile_options_do_not_fit_a_saved_model(tiny_model_path, tmp_path):
     assert "--target, --input-shape" in line
     assert "compiled model" in refused("compile", saved)
     assert "--against" in refused("check", saved)
-    assert "--bisect" in refused("check", saved, "--against", tiny_model_path, "--bisect")
+    for option in (["--bisect"], ["--all-values"], ["--reduce", saved.with_name("out.onnx")]):
+        assert option[0] in refused("check", saved, "--against", tiny_model_path, *option)
     line = refused("check", tiny_model_path, "--against", tiny_model_path)
     assert "not a compiled model" in line
 

@@ -1,7 +1,6 @@
 """Option values of the form name=value, summaries of arrays, and npz files."""
 
 import math
-import os
 from contextlib import suppress
 
 import ml_dtypes
@@ -15,9 +14,8 @@ from tvm_ext.cli.input_parsing import (
     parse_input_shapes,
     parse_pass_config,
 )
-from tvm_ext.cli.output import write_npz
 from tvm_ext.cli.tables import largest, summarise
-from tvm_ext.errors import InputError, OutputPathError
+from tvm_ext.errors import InputError
 
 
 def test_input_shapes():
@@ -119,30 +117,3 @@ def test_largest_values_in_order_with_nan_last():
     values = np.array([[2.0, np.nan], [math.inf, 2.0]])
     assert [index for index, _ in largest(values, 4)] == [(1, 0), (0, 0), (1, 1), (0, 1)]
     assert largest(np.array(7.0), 2) == [((), 7.0)]
-
-
-def test_npz_takes_any_name_and_type(tmp_path):
-    arrays = {
-        "file": np.arange(3),
-        "/a/b:0": np.array(True),
-        "ü": np.ones(2, ml_dtypes.bfloat16),
-    }
-    write_npz(tmp_path / "out.npz", arrays)
-    with np.load(tmp_path / "out.npz") as archive:
-        assert set(archive.files) == set(arrays)
-        np.testing.assert_array_equal(archive["file"], [0, 1, 2])
-        assert archive["/a/b:0"].dtype == np.bool_
-        assert archive["ü"].dtype == np.float32
-    assert os.listdir(tmp_path) == ["out.npz"]
-
-
-def test_npz_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-    def fail(*paths):
-        raise OSError(28, "No space left on device")
-
-    (tmp_path / "out.npz").write_bytes(b"old")
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OutputPathError, match="No space left"):
-        write_npz(tmp_path / "out.npz", {"y": np.zeros(2)})
-    assert (tmp_path / "out.npz").read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["out.npz"]

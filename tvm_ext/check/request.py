@@ -1,0 +1,62 @@
+"""What is checked: a model, how it is compiled, and how exact it has to be."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import tvm
+
+from tvm_ext.api import TargetSource, compile
+from tvm_ext.compiled_model import CompiledModel
+from tvm_ext.errors import TvmExtError
+from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.targets import program_target
+from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
+
+# What comes out of a module that cannot be built, or whose program fails: TVM's errors at run time
+# have no base of their own.
+CANNOT_RUN = (TvmExtError, tvm.error.InternalError, RuntimeError, ValueError, TypeError)
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """The terms are ``compile``'s, and ``rtol`` is ``check_model``'s."""
+
+    source: str | Path | onnx.ModelProto
+    machine: MachineDescription
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None
+    opt_level: int | str = "O3"
+    disabled_passes: tuple[str, ...] = ()
+    pass_config: Mapping[str, Mapping[str, Any]] | None = None
+    pipeline: PipelineSource | None = None
+    rtol: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        source: str | Path | onnx.ModelProto,
+        target: TargetSource = "cpu",
+        disabled_passes: Iterable[str] = (),
+        **others: Any,
+    ) -> "CheckRequest":
+        """For a target as ``compile`` takes it; raises TargetError or ConfigError."""
+        return cls(source, program_target(target), disabled_passes=tuple(disabled_passes), **others)
+
+    def compile(self) -> CompiledModel:
+        """The compiled model; raises as ``tvm_ext.compile``."""
+        return compile(
+            self.source,
+            self.machine,
+            input_shapes=self.input_shapes,
+            opt_level=self.opt_level,
+            disabled_passes=self.disabled_passes,
+            pass_config=self.pass_config,
+            pipeline=self.pipeline,
+        )
+
+    def passes(self, without: Iterable[str] = ()) -> Pipeline:
+        """The passes, without some of them if so asked."""
+        disabled = {*self.disabled_passes, *without}
+        return build_pipeline(self.opt_level, disabled, self.pass_config, self.pipeline)
