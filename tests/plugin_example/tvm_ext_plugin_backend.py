@@ -15,10 +15,10 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.backend import Backend
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import kernel_blocks, nodes
 from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tuning.backend import RANDOM, CostModelEntry, Tuning
 from tvm_ext.tuning.cost_models.base import FormulaModel

@@ -10,17 +10,13 @@ from typing import Self
 import tvm
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad, TensorRegion
-from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import (
-    BlockAccess,
-    access_of,
     depends,
     operands_of,
     static_extent,
 )
-from tvm_ext.tir_schedules.inlining import kernel_blocks, reduction_blocks
 
 
 @dataclass(frozen=True)
@@ -147,37 +143,3 @@ def factors_of(block: s_tir.SBlock) -> list[TensorLoad]:
         return []
     factors = [f.value if isinstance(f, tirx.Cast) else f for f in (product.a, product.b)]
     return factors if all(isinstance(factor, TensorLoad) for factor in factors) else []
-
-
-# The reduction of a kernel.
-
-
-def only_reduction(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
-    """The kernel's only reduction."""
-    reductions = reduction_blocks(sch)
-    if len(reductions) != 1:
-        return NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
-    return reductions[0]
-
-
-def access_of_reduction(sch: s_tir.Schedule) -> BlockAccess | NotApplicable:
-    """What the only reduction reads and writes, in a kernel all of whose blocks are as plain."""
-    anchor = only_reduction(sch)
-    if isinstance(anchor, NotApplicable):
-        return anchor
-    access = access_of(sch, anchor)
-    if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
-        return NotApplicable("a loop has a symbolic extent, scans, or writes several buffers")
-    return access
-
-
-def one_operand_moves_with_results(access: BlockAccess) -> bool:
-    """Whether just one of two operands moves with each of the result's loops.
-
-    Depthwise convolutions have such an input; of a matmul or a whole convolution, rows share
-    columns.
-    """
-    if len(access.read_strides) != 2 or not access.trip_count():
-        return False
-    axes = [axis for axis in access.spatial if access.extents[axis] > 1]
-    return sum(all(strides[axis] for axis in axes) for strides in access.read_strides) == 1

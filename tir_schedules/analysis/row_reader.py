@@ -20,8 +20,11 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     flat_address,
     is_compact,
+    is_conditional,
+    kernel_blocks,
     nodes,
     operands_of,
+    runs_in_any_order,
     slope,
     static_extent,
 )
@@ -34,8 +37,6 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
     combine_of,
     substituted,
 )
-from tvm_ext.tir_schedules.inlining import kernel_blocks, runs_in_any_order
-from tvm_ext.tir_schedules.statements import is_conditional
 
 
 def simplifier(axes: Any) -> Callable[[Any], Any]:

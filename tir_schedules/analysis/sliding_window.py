@@ -13,30 +13,29 @@ from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
     LoopAxis,
+    conjuncts,
+    count_calls,
     depends,
-    flattened,
+    is_conditional,
+    is_data_parallel,
+    kernel_blocks,
     linear_form,
     nodes,
+    only_reduction,
     slope,
     static_extent,
     stride,
 )
-from tvm_ext.tir_schedules.analysis.contraction import accumulation_of, only_reduction
+from tvm_ext.tir_schedules.analysis.contraction import accumulation_of
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     index_of,
     nest_of,
     substitute,
 )
-from tvm_ext.tir_schedules.inlining import (
-    count_calls,
-    inlined_schedule,
-    is_data_parallel,
-    kernel_blocks,
-)
-from tvm_ext.tir_schedules.statements import conjuncts, is_conditional
+from tvm_ext.tir_schedules.inlining import inlined_schedule
+from tvm_ext.tir_schedules.statements import FlatViews, flattened
 
 
 @dataclass(frozen=True)

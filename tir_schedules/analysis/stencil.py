@@ -10,14 +10,17 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import among, depends, nodes, static_extent
-from tvm_ext.tir_schedules.inlining import (
-    inline_blocks,
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    depends,
+    is_conditional,
     is_data_parallel,
     kernel_blocks,
+    nodes,
+    static_extent,
     writer_of,
 )
-from tvm_ext.tir_schedules.statements import is_conditional
+from tvm_ext.tir_schedules.inlining import inline_blocks
 
 Offsets = tuple[int, ...]
 """By dimension of a buffer, how far from the loop that it follows an element is read."""

@@ -13,25 +13,23 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     among,
     constant_parameter,
+    count_calls,
     depends,
     element_bytes,
+    is_data_parallel,
+    kernel_blocks,
     nodes,
     operands_of,
+    reduction_blocks,
+    same_block,
     slope,
     static_extent,
+    writer_of,
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     substitute,
 )
-from tvm_ext.tir_schedules.inlining import (
-    count_calls,
-    inline_blocks,
-    is_data_parallel,
-    kernel_blocks,
-    reduction_blocks,
-    same_block,
-    writer_of,
-)
+from tvm_ext.tir_schedules.inlining import inline_blocks
 
 # The tensors that a sum over windows reads, and how far its loops move in them.
 

@@ -11,19 +11,21 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, access_of, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    BlockAccess,
+    access_of,
+    count_calls,
+    is_data_parallel,
+    kernel_blocks,
+    static_extent,
+)
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     REGISTERS_PER_VECTOR_LOOP,
     parallelize,
     schedule_data_parallel,
     vector_length,
 )
-from tvm_ext.tir_schedules.inlining import (
-    count_calls,
-    inlined_schedule,
-    is_data_parallel,
-    kernel_blocks,
-)
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.reducers import rfactor
 from tvm_ext.tir_schedules.template import Decisions
 

@@ -15,7 +15,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, LoopAxis
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, count_calls
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
@@ -57,8 +57,8 @@ from tvm_ext.tir_schedules.cpu.register_transpose import (
     tile_code,
     tile_count,
 )
-from tvm_ext.tir_schedules.inlining import count_calls, inlined_blocks
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.inlining import inlined_blocks
+from tvm_ext.tir_schedules.statements import FlatViews, sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
 
 # Stretches of a loop are as long as two vectors, or one of these parts of them.

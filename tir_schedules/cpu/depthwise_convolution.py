@@ -10,10 +10,11 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import access_of
-from tvm_ext.tir_schedules.analysis.contraction import (
-    one_operand_moves_with_results,
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    BlockAccess,
+    access_of,
     only_reduction,
+    schedule_of,
 )
 from tvm_ext.tir_schedules.analysis.sliding_window import (
     DepthwiseWindow,
@@ -32,7 +33,6 @@ from tvm_ext.tir_schedules.cpu.depthwise_channels_last import (
     decide_channels_last,
     multiply_adds_written_out,
 )
-from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.template import Decisions
 
 
@@ -79,3 +79,15 @@ def _code(
     if last.lanes < 2:
         return NotApplicable("there are too few channels for vectors")
     return ChannelsLast(window, window.channels, last, kernel.store, kernel.result)
+
+
+def one_operand_moves_with_results(access: BlockAccess) -> bool:
+    """Whether just one of two operands moves with each of the result's loops.
+
+    Depthwise convolutions have such an input; of a matmul or a whole convolution, rows share
+    columns.
+    """
+    if len(access.read_strides) != 2 or not access.trip_count():
+        return False
+    axes = [axis for axis in access.spatial if access.extents[axis] > 1]
+    return sum(all(strides[axis] for axis in axes) for strides in access.read_strides) == 1

@@ -8,9 +8,11 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
     LoopAxis,
     access_of,
+    count_calls,
+    kernel_blocks,
+    runs_in_any_order,
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
@@ -40,13 +42,8 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     split_at_borders,
 )
 from tvm_ext.tir_schedules.cpu.register_transpose import TransposeTileDecision, tile_code
-from tvm_ext.tir_schedules.inlining import (
-    count_calls,
-    inlined_blocks,
-    inlined_schedule,
-    kernel_blocks,
-    runs_in_any_order,
-)
+from tvm_ext.tir_schedules.inlining import inlined_blocks, inlined_schedule
+from tvm_ext.tir_schedules.statements import FlatViews
 from tvm_ext.tir_schedules.template import Decisions
 
 # Elementwise kernels and transposes of sizes that a run decides: vectors, tiles, or plain loops.

@@ -24,6 +24,8 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     depends,
     nodes,
+    reduction_blocks,
+    schedule_of,
     static_extent,
     stride,
 )
@@ -59,7 +61,6 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     pick_threads,
     worth_threads,
 )
-from tvm_ext.tir_schedules.inlining import reduction_blocks, schedule_of
 from tvm_ext.tir_schedules.statements import sequence, stack_array
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 

@@ -9,6 +9,11 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    kernel_blocks,
+    reduction_blocks,
+    schedule_of,
+)
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowKernel,
     is_reduction_only,
@@ -29,12 +34,7 @@ from tvm_ext.tir_schedules.cpu.row_decision import (
     operations,
     refuse_symbolic,
 )
-from tvm_ext.tir_schedules.inlining import (
-    inlined_schedule,
-    kernel_blocks,
-    reduction_blocks,
-    schedule_of,
-)
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.reducers import rfactor
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions

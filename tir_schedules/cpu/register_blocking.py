@@ -15,16 +15,18 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     BlockAccess,
     access_of,
+    count_calls,
+    is_data_parallel,
     operands_of,
     read_position,
     static_extent,
+    writer_of,
 )
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     REGISTERS_PER_VECTOR_LOOP,
     largest_divisor,
     vector_length,
 )
-from tvm_ext.tir_schedules.inlining import count_calls, is_data_parallel, writer_of
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Accumulators that keep the multiply-add units busy: latency times units, doubled for comfort.

@@ -16,11 +16,16 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     BlockAccess,
     access_of,
+    access_of_reduction,
     buffer_bytes,
+    count_calls,
+    is_data_parallel,
+    kernel_blocks,
     operands_of,
+    same_block,
     static_extent,
+    writer_of,
 )
-from tvm_ext.tir_schedules.analysis.contraction import access_of_reduction
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     borders_of,
     flatten,
@@ -36,14 +41,7 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     transpose_operand,
     write_stage,
 )
-from tvm_ext.tir_schedules.inlining import (
-    count_calls,
-    inlined_schedule,
-    is_data_parallel,
-    kernel_blocks,
-    same_block,
-    writer_of,
-)
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 

@@ -12,7 +12,7 @@ from tvm_ffi import structural_equal
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import count_calls, nodes, static_extent
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
     RowKernel,
@@ -31,7 +31,6 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     pick_threads,
     worth_threads,
 )
-from tvm_ext.tir_schedules.inlining import count_calls
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Passes over a row: which blocks share one, what they accumulate in, where the row waits.

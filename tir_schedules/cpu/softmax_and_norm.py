@@ -8,11 +8,12 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import kernel_blocks, schedule_of
 from tvm_ext.tir_schedules.analysis.row_kernel import is_reduction_only, with_joined_loops
 from tvm_ext.tir_schedules.analysis.row_reader import hoisted, read_rows, refuse_early, refuse_rows
 from tvm_ext.tir_schedules.cpu.row_code import rows_nest, with_body
 from tvm_ext.tir_schedules.cpu.row_decision import decide_rows, refuse_symbolic
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, schedule_of
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 

@@ -18,13 +18,13 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     among,
     depends,
+    is_data_parallel,
     nodes,
     slope,
     static_extent,
 )
 from tvm_ext.tir_schedules.analysis.contraction import accumulation_of
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
-from tvm_ext.tir_schedules.inlining import is_data_parallel
 
 
 @dataclass(frozen=True)

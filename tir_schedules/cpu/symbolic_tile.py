@@ -22,12 +22,14 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     constant_parameter,
     depends,
     element_bytes,
+    kernel_blocks,
     linear_form,
     nodes,
+    only_reduction,
     operands_of,
+    same_block,
     static_extent,
 )
-from tvm_ext.tir_schedules.analysis.contraction import only_reduction
 from tvm_ext.tir_schedules.cpu.blockwise import schedule_block
 from tvm_ext.tir_schedules.cpu.nest_code import vector_chunk
 from tvm_ext.tir_schedules.cpu.register_blocking import (
@@ -44,7 +46,7 @@ from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     symbolic_contraction,
 )
 from tvm_ext.tir_schedules.cpu.symbolic_tile_code import Panel, SymbolicTile, symbolic_tile_code
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, same_block
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions

@@ -4,8 +4,9 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import runs_in_any_order
 from tvm_ext.tir_schedules.cpu.data_parallel import plan_blocks, scheduled
-from tvm_ext.tir_schedules.inlining import inlined_blocks, runs_in_any_order
+from tvm_ext.tir_schedules.inlining import inlined_blocks
 from tvm_ext.tir_schedules.template import Decisions
 
 

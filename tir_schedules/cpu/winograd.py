@@ -12,7 +12,15 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import access_of, operands_of, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    access_of,
+    is_data_parallel,
+    kernel_blocks,
+    operands_of,
+    same_block,
+    schedule_of,
+    static_extent,
+)
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     flatten,
     largest_divisor,
@@ -28,13 +36,7 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     rows_with_tail,
 )
 from tvm_ext.tir_schedules.cpu.register_tile import schedule_beside
-from tvm_ext.tir_schedules.inlining import (
-    inline_blocks,
-    is_data_parallel,
-    kernel_blocks,
-    same_block,
-    schedule_of,
-)
+from tvm_ext.tir_schedules.inlining import inline_blocks
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 

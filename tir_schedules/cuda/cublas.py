@@ -20,22 +20,19 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.runtime_library import CODE_GENERATORS, vendor_libraries
 from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
+    access_of_reduction,
     among,
-    flattened,
     is_compact,
     is_load,
+    kernel_blocks,
     nodes,
     operands_of,
+    schedule_of,
 )
-from tvm_ext.tir_schedules.analysis.contraction import (
-    access_of_reduction,
-    factors_of,
-)
+from tvm_ext.tir_schedules.analysis.contraction import factors_of
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, matmul_axes
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
-from tvm_ext.tir_schedules.inlining import kernel_blocks, schedule_of
-from tvm_ext.tir_schedules.statements import in_root_block, sequence
+from tvm_ext.tir_schedules.statements import FlatViews, flattened, in_root_block, sequence
 from tvm_ext.tir_schedules.template import Decisions
 
 # What a library is to compute in the place of a kernel, as an attribute of the kernel.

@@ -10,12 +10,10 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import access_of
-from tvm_ext.tir_schedules.analysis.contraction import only_reduction
+from tvm_ext.tir_schedules.analysis.buffer_access import access_of, only_reduction, schedule_of
 from tvm_ext.tir_schedules.analysis.sliding_window import window_kernel
 from tvm_ext.tir_schedules.cuda.strip_code import schedule_strips
 from tvm_ext.tir_schedules.cuda.strip_window import StripWindow, strip_window
-from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.template import Decisions
 
 # Products of one result up to which tensor cores would be fed with little but padding: two steps

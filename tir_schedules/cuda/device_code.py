@@ -14,15 +14,13 @@ from tvm_ffi import structural_map
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     depends,
     element_bytes,
-    nodes,
-    static_extent,
-)
-from tvm_ext.tir_schedules.inlining import (
-    inlined_schedule,
     is_data_parallel,
     kernel_blocks,
+    nodes,
     reduction_blocks,
+    static_extent,
 )
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.statements import sequence
 
 # Bytes of an array that a thread keeps for itself; larger ones are the host's to allocate.

@@ -10,7 +10,14 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, among, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    is_data_parallel,
+    kernel_blocks,
+    nodes,
+    schedule_of,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
@@ -30,13 +37,8 @@ from tvm_ext.tir_schedules.cuda.elementwise_decision import (
 from tvm_ext.tir_schedules.cuda.index_width import in_32_bits
 from tvm_ext.tir_schedules.cuda.launch import Arrays, ThreadArray, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes
-from tvm_ext.tir_schedules.inlining import (
-    inlined_schedule,
-    is_data_parallel,
-    kernel_blocks,
-    schedule_of,
-)
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.inlining import inlined_schedule
+from tvm_ext.tir_schedules.statements import FlatViews, sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
 
 # Elementwise kernels with more than an assignment for an element: one thread for each.

@@ -15,7 +15,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, is_compact, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import is_compact, static_extent
 from tvm_ext.tir_schedules.cuda.device_code import without_offsets
 from tvm_ext.tir_schedules.cuda.launch import (
     Arrays,
@@ -32,7 +32,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
     without_added_barriers,
 )
 from tvm_ext.tir_schedules.operators.non_max_suppression import corners, nms_of, overlap
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import FlatViews, sequence
 from tvm_ext.tir_schedules.template import Decisions
 
 # The threads of a thread block of NMS, what they share, and where boxes are.

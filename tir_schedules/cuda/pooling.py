@@ -13,18 +13,20 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import among, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    kernel_blocks,
+    nodes,
+    reduction_blocks,
+    schedule_of,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.sliding_window import window_kernel
 from tvm_ext.tir_schedules.cuda.device_code import as_loops, in_few_launches
 from tvm_ext.tir_schedules.cuda.generic import launched
 from tvm_ext.tir_schedules.cuda.strip_code import schedule_strips
 from tvm_ext.tir_schedules.cuda.strip_window import strip_window
-from tvm_ext.tir_schedules.inlining import (
-    inlined_schedule,
-    kernel_blocks,
-    reduction_blocks,
-    schedule_of,
-)
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.template import Decisions
 
 

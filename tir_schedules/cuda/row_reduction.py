@@ -16,12 +16,13 @@ from tvm_ffi import structural_equal
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
     LoopAxis,
     among,
     element_bytes,
     is_compact,
+    kernel_blocks,
     nodes,
+    schedule_of,
 )
 from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
 from tvm_ext.tir_schedules.analysis.loop_nest import fresh
@@ -53,7 +54,8 @@ from tvm_ext.tir_schedules.cuda.row_decision import (
 from tvm_ext.tir_schedules.cuda.row_symbolic import has_symbolic_length, symbolic_length_rows
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
 from tvm_ext.tir_schedules.cuda.vector_group import powers_up
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, schedule_of
+from tvm_ext.tir_schedules.inlining import inlined_schedule
+from tvm_ext.tir_schedules.statements import FlatViews
 from tvm_ext.tir_schedules.template import Decisions, NumberedDecisions
 
 # Keeps in registers what several passes over a row read from memory.

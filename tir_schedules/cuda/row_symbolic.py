@@ -15,7 +15,12 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, is_compact, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    is_compact,
+    kernel_blocks,
+    schedule_of,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
     RowKernel,
@@ -31,7 +36,8 @@ from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded, repeated
 from tvm_ext.tir_schedules.cuda.row_decision import RowLaunch, along_and_beside, step_axis
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes, powers_down
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, schedule_of
+from tvm_ext.tir_schedules.inlining import inlined_schedule
+from tvm_ext.tir_schedules.statements import FlatViews
 from tvm_ext.tir_schedules.template import Decisions
 
 # Elements of the longest row that one warp walks along: 64 for each of its threads.

@@ -12,13 +12,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
-    LoopAxis,
-    is_compact,
-    nodes,
-    with_flat_memory,
-)
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, is_compact, nodes
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
     RowKernel,
@@ -43,7 +37,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
     block_barrier,
     without_added_barriers,
 )
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import FlatViews, sequence, with_flat_memory
 from tvm_ext.tir_schedules.template import Decisions, NumberedDecisions
 
 # Where the threads of a scan stand, and its expressions at their places.

@@ -7,9 +7,9 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import read_position, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import kernel_blocks, read_position, static_extent
 from tvm_ext.tir_schedules.analysis.dimensions import plain_block_refusal
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COMMUNICATION, HOME
 from tvm_ext.tir_schedules.wafer.block_statements import (

@@ -9,15 +9,20 @@ from tvm.ir import TensorLoad
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, operands_of
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    kernel_blocks,
+    nodes,
+    only_reduction,
+    operands_of,
+    same_block,
+)
 from tvm_ext.tir_schedules.analysis.contraction import (
     Contraction,
     contraction_of,
     loops_of_dimensions,
-    only_reduction,
     summed_product,
 )
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks, same_block
+from tvm_ext.tir_schedules.inlining import inline_blocks
 from tvm_ext.tir_schedules.wafer.annotations import WHOLE
 from tvm_ext.tir_schedules.wafer.mesh_partition import state_home
 

@@ -9,8 +9,8 @@ from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import schedule_of
 from tvm_ext.tir_schedules.analysis.window_sum import WindowOperand, WindowSum, window_sum_of
-from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, PIPELINE, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options, state_home

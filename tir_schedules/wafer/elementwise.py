@@ -6,10 +6,14 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import constant_parameter, operands_of
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    constant_parameter,
+    kernel_blocks,
+    operands_of,
+)
 from tvm_ext.tir_schedules.analysis.dimensions import Dimensions, dimensions_of, volume
 from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans
 from tvm_ext.tir_schedules.wafer.mesh_partition import (

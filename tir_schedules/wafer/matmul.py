@@ -9,8 +9,11 @@ from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import constant_parameter, element_bytes
-from tvm_ext.tir_schedules.inlining import schedule_of
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    constant_parameter,
+    element_bytes,
+    schedule_of,
+)
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,

@@ -12,7 +12,13 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer import reduces
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, operands_of, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    kernel_blocks,
+    nodes,
+    operands_of,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.dimensions import Dimensions, dimensions_of
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
@@ -22,7 +28,7 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
     substituted,
 )
 from tvm_ext.tir_schedules.analysis.row_reader import hoisted
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.reducers import rfactor
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, GROUP, ROW, Pattern

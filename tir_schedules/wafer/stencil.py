@@ -13,6 +13,7 @@ from tvm_ffi import structural_map
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import schedule_of
 from tvm_ext.tir_schedules.analysis.stencil import (
     Grid,
     Offsets,
@@ -20,7 +21,6 @@ from tvm_ext.tir_schedules.analysis.stencil import (
     load_offsets,
     stencil_of,
 )
-from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.statements import changed_block, in_root_block
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, ROW, Pattern

@@ -7,11 +7,14 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    is_conditional,
+    kernel_blocks,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.dimensions import loop_index, plain_block_refusal
 from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
-from tvm_ext.tir_schedules.statements import is_conditional
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans, share_loops
 from tvm_ext.tir_schedules.wafer.blockwise import schedule_tiles

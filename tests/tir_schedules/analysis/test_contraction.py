@@ -6,13 +6,13 @@ from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import only_reduction
 from tvm_ext.tir_schedules.analysis.contraction import (
     Contraction,
     accumulation_of,
     contraction_of,
     factors_of,
     loops_of_dimensions,
-    only_reduction,
     summed_product,
 )
 

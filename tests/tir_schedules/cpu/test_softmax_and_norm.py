@@ -25,10 +25,11 @@ from unoptimised import built
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.analysis.buffer_access import kernel_blocks
 from tvm_ext.tir_schedules.analysis.row_reader import read_rows
 from tvm_ext.tir_schedules.cpu.row_decision import RowDecision, decide_rows
 from tvm_ext.tir_schedules.cpu.softmax_and_norm import SoftmaxAndNorm
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inline_blocks
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
 
 op = relax.op

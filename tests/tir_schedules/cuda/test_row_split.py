@@ -11,9 +11,9 @@ from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import kernel_blocks
 from tvm_ext.tir_schedules.analysis.row_reader import read_rows
 from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction, split_rows
-from tvm_ext.tir_schedules.inlining import kernel_blocks
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 from tvm_ext.tir_schedules.template import FixedDecisions
 

@@ -8,7 +8,6 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import WARP_INSTRUCTIONS
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.cuda.attention.attention_decision import (
     WARP,
     AttentionTiles,
@@ -34,7 +33,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
     multiply_matrices,
     per_thread,
 )
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import FlatViews, sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Attention of float32 on CUDA cores: a thread multiplies a tile of rows and columns.

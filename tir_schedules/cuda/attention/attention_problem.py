@@ -8,13 +8,9 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
-    element_bytes,
-    is_compact,
-    static_extent,
-)
+from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, is_compact, static_extent
 from tvm_ext.tir_schedules.operators.attention import ATTRIBUTE, AttentionCompute
+from tvm_ext.tir_schedules.statements import FlatViews
 
 # Addresses are numbers of 32 bits.
 _MAX_ELEMENTS = 2**31 - 1

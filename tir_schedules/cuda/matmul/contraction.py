@@ -24,18 +24,17 @@ from tvm_ext.hardware.matrix_instructions import (
     MatrixInstruction,
 )
 from tvm_ext.tir_schedules.analysis.buffer_access import (
+    access_of_reduction,
     buffer_bytes,
     constant_parameter,
     element_bytes,
     nodes,
     operands_of,
+    schedule_of,
     static_extent,
+    writer_of,
 )
-from tvm_ext.tir_schedules.analysis.contraction import (
-    access_of_reduction,
-    factors_of,
-    loops_of_dimensions,
-)
+from tvm_ext.tir_schedules.analysis.contraction import factors_of, loops_of_dimensions
 from tvm_ext.tir_schedules.cuda.launch import with_nominal_sizes
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
     MAX_BATCH,
@@ -61,7 +60,6 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     schedule_following,
     widest_copy,
 )
-from tvm_ext.tir_schedules.inlining import schedule_of, writer_of
 from tvm_ext.tir_schedules.packing import PaddedOperand
 from tvm_ext.tir_schedules.statements import in_root_block, sequence
 from tvm_ext.tir_schedules.template import Decisions

@@ -15,11 +15,13 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import WARP_INSTRUCTIONS
-from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, element_bytes
-from tvm_ext.tir_schedules.analysis.contraction import (
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    BlockAccess,
     access_of_reduction,
-    factors_of,
+    element_bytes,
+    schedule_of,
 )
+from tvm_ext.tir_schedules.analysis.contraction import factors_of
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MAX_BATCH
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, as_matmul, matmul_axes
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
@@ -29,7 +31,6 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     widest_copy,
 )
 from tvm_ext.tir_schedules.cuda.vector_group import power_above, powers_up
-from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.template import Decisions
 
 # How the threads of a block share the rows and steps of a matrix times a vector.

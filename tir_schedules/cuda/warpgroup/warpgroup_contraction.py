@@ -15,12 +15,14 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, element_bytes
-from tvm_ext.tir_schedules.analysis.contraction import (
+from tvm_ext.tir_schedules.analysis.buffer_access import (
     access_of_reduction,
-    loops_of_dimensions,
+    element_bytes,
+    kernel_blocks,
     only_reduction,
+    schedule_of,
 )
+from tvm_ext.tir_schedules.analysis.contraction import loops_of_dimensions
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MatmulProblem
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, fused_map, matmul_axes
@@ -37,9 +39,8 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_operands import (
     group_operands,
     order_steps_last,
 )
-from tvm_ext.tir_schedules.inlining import kernel_blocks, schedule_of
 from tvm_ext.tir_schedules.packing import packed_annotations, packed_operand
-from tvm_ext.tir_schedules.statements import in_root_block, sequence
+from tvm_ext.tir_schedules.statements import FlatViews, in_root_block, sequence
 from tvm_ext.tir_schedules.template import Decisions
 
 # Operands whose rows begin between multiples of 16 bytes, copied to rows that do not.

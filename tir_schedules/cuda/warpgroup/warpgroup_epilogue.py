@@ -10,11 +10,11 @@ from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, flattened, nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes, vector_widths
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_operands import PixelBoxes
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import FlatViews, flattened, sequence
 
 COLUMNS = 8
 """Neighbouring columns of a thread, of every 32."""

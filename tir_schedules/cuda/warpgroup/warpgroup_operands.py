@@ -17,17 +17,17 @@ from tvm.sym import Analyzer
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.matrix_instructions import WARPGROUP_INSTRUCTIONS, MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
     among,
     constant_parameter,
     depends,
     element_bytes,
-    flattened,
     is_compact,
+    is_conditional,
     linear_numbers,
     nodes,
     operands_of,
     static_extent,
+    writer_of,
 )
 from tvm_ext.tir_schedules.analysis.contraction import factors_of
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes
@@ -46,9 +46,8 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import (
     ACROSS,
     ROWS,
 )
-from tvm_ext.tir_schedules.inlining import writer_of
 from tvm_ext.tir_schedules.packing import move_outermost
-from tvm_ext.tir_schedules.statements import is_conditional
+from tvm_ext.tir_schedules.statements import FlatViews, flattened
 
 # A block that surrounds an array with zeros, as TMA copies do for places outside of a tensor.
 
