@@ -32,13 +32,13 @@ class OneLoop:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         sch = inlined_schedule(func)
         blocks = kernel_blocks(sch)
         calls = nodes(func.body, tvm.ir.Call)
         if len(blocks) != 1 or "tirx.fabs" not in [str(call.op.name) for call in calls]:
-            return NotApplicable("it is not one absolute value")
+            raise NotApplicable("it is not one absolute value")
         lanes = machine.vector_lanes("float32")
         width = decisions.pick("width", (lanes, 2 * lanes), lanes)
         _, inner = sch.split(sch.fuse(*sch.get_loops(blocks[0])), [None, width])

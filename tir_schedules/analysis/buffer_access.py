@@ -366,20 +366,18 @@ def _size(expr: tvm.ir.Expr | tirx.Stmt) -> int:
     return len(nodes(expr, tvm.ir.Expr))
 
 
-def only_reduction(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
+def only_reduction(sch: s_tir.Schedule) -> SBlockRV:
     """The kernel's only reduction."""
     reductions = reduction_blocks(sch)
     if len(reductions) != 1:
-        return NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
+        raise NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
     return reductions[0]
 
 
-def access_of_reduction(sch: s_tir.Schedule) -> BlockAccess | NotApplicable:
+def access_of_reduction(sch: s_tir.Schedule) -> BlockAccess:
     """What the only reduction reads and writes, in a kernel all of whose blocks are as plain."""
     anchor = only_reduction(sch)
-    if isinstance(anchor, NotApplicable):
-        return anchor
     access = access_of(sch, anchor)
     if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
-        return NotApplicable("a loop has a symbolic extent, scans, or writes several buffers")
+        raise NotApplicable("a loop has a symbolic extent, scans, or writes several buffers")
     return access

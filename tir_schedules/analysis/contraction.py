@@ -55,16 +55,16 @@ class Contraction:
         return replace(self, m=self.n, n=self.m, operands=self.operands[::-1])
 
 
-def contraction_of(block: s_tir.SBlock) -> Contraction | NotApplicable:
+def contraction_of(block: s_tir.SBlock) -> Contraction:
     """The contraction that a block is, with the operands and loops in their order."""
     extents = [static_extent(v.dom.extent) for v in block.iter_vars]
     regions = operands_of(block)
     if any(v.iter_type not in _KNOWN for v in block.iter_vars):
-        return NotApplicable("a loop is neither data-parallel nor a reduction")
+        raise NotApplicable("a loop is neither data-parallel nor a reduction")
     if None in extents:
-        return NotApplicable("a loop has a symbolic extent")
+        raise NotApplicable("a loop has a symbolic extent")
     if len(regions) != 2:
-        return NotApplicable(f"it reads {len(regions)} operands besides the sum, not two")
+        raise NotApplicable(f"it reads {len(regions)} operands besides the sum, not two")
     moved = [moved_by(region, block) for region in (*regions, block.writes[0])]
     groups: dict[str, list[int]] = {"batch": [], "m": [], "n": [], "k": []}
     for position, (iter_var, extent) in enumerate(zip(block.iter_vars, extents, strict=True)):
@@ -73,9 +73,7 @@ def contraction_of(block: s_tir.SBlock) -> Contraction | NotApplicable:
         reduces = iter_var.iter_type == tirx.IterVar.CommReduce
         group = _ROLES.get((reduces, *(position in positions for positions in moved)))
         if group is None:
-            return NotApplicable(
-                "a loop moves neither both operands nor one of them and the result"
-            )
+            raise NotApplicable("a loop moves neither both operands nor one of them and the result")
         groups[group].append(position)
     batch, m, n, k = (tuple(positions) for positions in groups.values())
     return Contraction(batch, m, n, k, (0, 1), tuple(extent or 0 for extent in extents))

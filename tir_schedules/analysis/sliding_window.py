@@ -127,9 +127,7 @@ def takes_plain_elements(stmt: s_tir.SBlock) -> bool:
     return parts is not None and isinstance(parts[1], tvm.ir.TensorLoad)
 
 
-def window_of(
-    stmt: s_tir.SBlock, weighted: bool = False, symbolic_sizes: bool = False
-) -> Window | NotApplicable:
+def window_of(stmt: s_tir.SBlock, weighted: bool = False, symbolic_sizes: bool = False) -> Window:
     """The window that a block reduces, into which its input's padding was inlined.
 
     ``weighted``: of elements multiplied by weights, which are not padded. ``symbolic_sizes``: of a
@@ -137,35 +135,31 @@ def window_of(
     """
     parts = accumulation_of(stmt)
     if parts is None:
-        return NotApplicable("it is not a sum, a maximum or a minimum")
+        raise NotApplicable("it is not a sum, a maximum or a minimum")
     operator, element = parts
     factors = _factors(element) if weighted else (element, None)
     if factors is None:
-        return NotApplicable("it is no contraction of an input and a weight")
+        raise NotApplicable("it is no contraction of an input and a weight")
     value, conditions, fill = _without_padding(factors[0])
     start = stmt.init.value
     if fill is not None and not _is_same_number(fill, start):
-        return NotApplicable("the padding is not what an empty window gives")
+        raise NotApplicable("the padding is not what an empty window gives")
     if count_calls(value):
-        return NotApplicable("its input is computed by function calls")
+        raise NotApplicable("its input is computed by function calls")
     axes = [_axis(v, symbolic_sizes) for v in stmt.iter_vars]
     reduces = [v.iter_type == tirx.IterVar.CommReduce for v in stmt.iter_vars]
     outputs = tuple(axis for axis, r in zip(axes, reduces, strict=True) if not r)
     window = [axis for axis, r in zip(axes, reduces, strict=True) if r]
     if any(axis.length == 0 for axis in axes) or any(axis.is_symbolic for axis in window):
-        return NotApplicable("a loop has a symbolic extent or no iterations")
+        raise NotApplicable("a loop has a symbolic extent or no iterations")
     unmoved = _unmoved(value, window, outputs, conditions)
     window = [axis for axis in window if not any(axis is other for other in unmoved)]
     zero = {axis.var: tirx.const(0, str(axis.var.ty)) for axis in unmoved}
     value = substitute(value, zero)
-    found = [_slide(position, window, outputs, value, conditions) for position in window]
-    for strange in found:
-        if isinstance(strange, NotApplicable):
-            return strange
-    slides = [slide for slide in found if isinstance(slide, Slide)]
+    slides = [_slide(position, window, outputs, value, conditions) for position in window]
     known = [v for slide in slides for v in (slide.output.var, slide.position.var)]
     if not all(depends(condition, *known) for condition in conditions):
-        return NotApplicable("the padding is along an axis on which the window does not slide")
+        raise NotApplicable("the padding is along an axis on which the window does not slide")
     if factors[1] is not None:
         value = value * substitute(factors[1], zero)
     store = tirx.BufferStore(stmt.body.buffer, value, stmt.body.indices)
@@ -203,8 +197,22 @@ def _unmoved(
         for axis in window
         if axis.length == 1
         and not any(depends(c, axis.var) for c in conditions)
-        and isinstance(_slide(axis, window, outputs, value, conditions), NotApplicable)
+        and not _slides(axis, window, outputs, value, conditions)
     ]
+
+
+def _slides(
+    axis: LoopAxis,
+    window: list[LoopAxis],
+    outputs: tuple[LoopAxis, ...],
+    value: tvm.ir.Expr,
+    conditions: list[tvm.ir.Expr],
+) -> bool:
+    try:
+        _slide(axis, window, outputs, value, conditions)
+    except NotApplicable:
+        return False
+    return True
 
 
 def _factors(element: tvm.ir.Expr) -> tuple[Any, Any] | None:
@@ -244,23 +252,21 @@ def _slide(
     outputs: tuple[LoopAxis, ...],
     value: tvm.ir.Expr,
     conditions: list[tvm.ir.Expr],
-) -> Slide | NotApplicable:
+) -> Slide:
     indices = [i for load in nodes(value, tvm.ir.TensorLoad) for i in load.indices]
     steps = {_step(index, position, window, outputs) for index in indices}
     steps.discard(None)
     if len(steps) != 1:
-        return NotApplicable("the window does not slide along one axis of its input")
+        raise NotApplicable("the window does not slide along one axis of its input")
     partner, step, spread = next(s for s in steps if s is not None)
     if step < 1 or spread < 1:
-        return NotApplicable("the window does not slide forwards")
+        raise NotApplicable("the window does not slide forwards")
     output = outputs[partner] if partner is not None else LoopAxis(_unused(position), 1)
     slide = Slide(output, position, step, spread, 0, 0)
     slide = replace(slide, last=slide.length)
     others = [axis.var for axis in (*outputs, *window)]
     for condition in conditions:
         bound = _bound(condition, slide, others)
-        if isinstance(bound, NotApplicable):
-            return bound
         if bound is not None:
             slide = replace(slide, **bound)
     return slide
@@ -294,21 +300,21 @@ def _step(
 
 def _bound(
     condition: tvm.ir.Expr, slide: Slide, loops: Sequence[tirx.Var]
-) -> dict[str, Any] | NotApplicable | None:
+) -> dict[str, Any] | None:
     """``slide``'s border where a condition of the padding holds; None if it is of another axis."""
     strange = NotApplicable("the padding is not a range of positions along the window")
     if not isinstance(condition, tirx.LT | tirx.LE | tirx.GT | tirx.GE):
-        return strange
+        raise strange
     linear = linear_form(condition.a - condition.b, [slide.output.var, slide.position.var])
     if linear is None:
-        return strange
+        raise strange
     by_output, by_position = (static_extent(number) for number in linear[0])
     if by_position == 0 and by_output == 0:
         return None
     if by_position not in (slide.spread, -slide.spread) or depends(linear[1], *loops):
-        return strange
+        raise strange
     if slide.output.length != 1 and by_output != by_position // slide.spread * slide.step:
-        return strange
+        raise strange
     known = static_extent(linear[1])
     offset = linear[1] if known is None else known
     # The difference is +-position + offset, compared with 0.
@@ -398,7 +404,7 @@ class WindowKernel:
     _anchor: SBlockRV
     _is_whole: bool
 
-    def later_nests(self) -> list[Nest] | NotApplicable:
+    def later_nests(self) -> list[Nest]:
         """The blocks after the reduction that are not part of ``store``."""
         if self._is_whole:
             return []
@@ -408,7 +414,7 @@ class WindowKernel:
                 continue
             nest = nest_of(self._sch.get(block), self.views)
             if nest is None:
-                return NotApplicable("a block after the reduction is not one assignment")
+                raise NotApplicable("a block after the reduction is not one assignment")
             nests.append(nest)
         return nests
 
@@ -419,15 +425,11 @@ class WindowKernel:
 
 def window_kernel(
     func: tirx.PrimFunc, weighted: bool = False, symbolic_sizes: bool = False
-) -> WindowKernel | NotApplicable:
+) -> WindowKernel:
     """The kernel ``func``, whose padding is inlined; the others as ``window_of`` has them."""
     sch = inlined_schedule(func)
     anchor = _window_block(sch)
-    if isinstance(anchor, NotApplicable):
-        return anchor
     window = window_of(sch.get(anchor), weighted, symbolic_sizes)
-    if isinstance(window, NotApplicable):
-        return window
     views = FlatViews(symbolic_sizes)
     result = tirx.Var("result", str(window.start.ty))
     fused = _epilogue(sch, anchor, window, result)
@@ -436,25 +438,23 @@ def window_kernel(
     store = flattened(_without_single(written, window), views)
     flat = flattened(_without_single(window.store, window), views)
     if store is None or flat is None:
-        return NotApplicable("a buffer has strides of its own")
+        raise NotApplicable("a buffer has strides of its own")
     window = replace(window, store=flat)
     # Only arrays inside of a kernel can share memory with what is on the way to the result.
     once = fused is None and len(kernel_blocks(sch)) > 1
     return WindowKernel(window, store, result, once, views, sch, anchor, fused is not None)
 
 
-def _window_block(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
+def _window_block(sch: s_tir.Schedule) -> SBlockRV:
     """The kernel's one reduction, with all that computes its input inlined."""
     anchor = only_reduction(sch)
-    if isinstance(anchor, NotApplicable):
-        return anchor
     if len(sch.get(anchor).writes) != 1 or sch.get(anchor).init is None:
-        return NotApplicable("the reduction has several results, or no start")
+        raise NotApplicable("the reduction has several results, or no start")
     while producers := sch.get_producers(anchor):
         try:
             sch.compute_inline(producers[0])
         except ScheduleError:
-            return NotApplicable("what computes the input of the window is used elsewhere")
+            raise NotApplicable("what computes the input of the window is used elsewhere") from None
     return anchor
 
 
@@ -573,23 +573,23 @@ class DepthwiseWindow:
         ) or 0
 
 
-def depthwise_window(window: Window) -> DepthwiseWindow | NotApplicable:
+def depthwise_window(window: Window) -> DepthwiseWindow:
     """``window``, of products, as rows and columns."""
     loads = nodes(window.store.value, tvm.ir.TensorLoad)
     if window.combine is not tirx.Add or len(loads) != 2:
-        return NotApplicable("it is no contraction")
+        raise NotApplicable("it is no contraction")
     # The only input channel of a group is counted as well: a window of one position.
     single = [s for s in window.slides if _is_single_input(s, loads[1])]
     slides = [slide for slide in window.slides if not any(slide is one for one in single)]
     if not 1 <= len(slides) <= 2 or any(slide.position.extent > 1 for slide in single):
-        return NotApplicable("the window does not slide along one or two axes")
+        raise NotApplicable("the window does not slide along one or two axes")
     zero = {slide.position.var: index_of(0, slide.position.var) for slide in single}
     data, weight = nodes(substitute(window.store.value, zero), tvm.ir.TensorLoad)
     if {str(data.ty), str(weight.ty)} != {str(window.start.ty)}:
-        return NotApplicable("sums have another type than the input and the weights")
+        raise NotApplicable("sums have another type than the input and the weights")
     steps = [position_step(data, slide) for slide in slides]
     if any(step is None for step in steps):
-        return NotApplicable("an address is not linear in the position of the window")
+        raise NotApplicable("an address is not linear in the position of the window")
     slides.sort(key=lambda slide: -(position_step(data, slide) or 0))
     *rows, columns = slides
     sliding = [slide.output for slide in slides]
@@ -602,22 +602,22 @@ def depthwise_window(window: Window) -> DepthwiseWindow | NotApplicable:
     return _checked(found, window)
 
 
-def _checked(depthwise: DepthwiseWindow, window: Window) -> DepthwiseWindow | NotApplicable:
+def _checked(depthwise: DepthwiseWindow, window: Window) -> DepthwiseWindow:
     address, weight = depthwise.data.indices[0], depthwise.weight.indices[0]
     axes = [*depthwise.outer, *([depthwise.channels] if depthwise.channels is not None else [])]
     moving = [slide.output for slide in (depthwise.rows, depthwise.columns) if slide is not None]
     if any(slope(weight, axis.var) != 0 for axis in moving):
-        return NotApplicable("weights depend on the place in the result")
+        raise NotApplicable("weights depend on the place in the result")
     if any(not slope(address, axis.var) for axis in axes):
-        return NotApplicable("results share an input, as those of a whole convolution do")
+        raise NotApplicable("results share an input, as those of a whole convolution do")
     inner = depthwise.channels or depthwise.columns.output
     stored = slope(window.store.indices[0], inner.var)
     if stored != 1 and inner.extent > 1:
-        return NotApplicable("results are not next to each other along the vectors")
+        raise NotApplicable("results are not next to each other along the vectors")
     if depthwise.channels is not None and slope(weight, depthwise.channels.var) != 1:
-        return NotApplicable("weights of neighbouring channels are not next to each other")
+        raise NotApplicable("weights of neighbouring channels are not next to each other")
     if depthwise.channels is None and position_step(depthwise.data, depthwise.columns) != 1:
-        return NotApplicable("neither channels nor columns are next to each other")
+        raise NotApplicable("neither channels nor columns are next to each other")
     return depthwise
 
 

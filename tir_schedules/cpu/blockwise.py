@@ -38,12 +38,12 @@ class Blockwise:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. It asks for no decision: a fallback has nothing to tune."""
         sch = inlined_schedule(func)
         blocks = kernel_blocks(sch)
         if not blocks:
-            return NotApplicable("the kernel has no blocks: its loops are written by hand")
+            raise NotApplicable("the kernel has no blocks: its loops are written by hand")
         for block in blocks:
             schedule_block(sch, block, machine)
         return sch

@@ -65,14 +65,14 @@ def decide_tile(
     machine: CpuDescription,
     dtype: str,
     decisions: Decisions = DEFAULT_DECISIONS,
-) -> RegisterTileDecision | NotApplicable:
+) -> RegisterTileDecision:
     """By default two vectors wide, and as many rows as leave registers for operands.
 
     Decisions: ``columns``, and ``rows_0``, ``rows_1`` and so on by the loop's position.
     """
     vector_axis = _vector_axis(access)
     if vector_axis is None:
-        return NotApplicable(
+        raise NotApplicable(
             "no data-parallel loop walks the output and the inputs without a stride"
         )
     lanes = machine.vector_lanes(dtype)

@@ -167,7 +167,7 @@ class RegisterTile:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``.
 
         Decisions: those of ``decide_tile``, ``column_panel`` and ``padding_stage``;
@@ -175,15 +175,12 @@ class RegisterTile:
         """
         sch = inlined_schedule(func)
         access = _anchor_access(sch)
-        if isinstance(access, NotApplicable):
-            return access
         dtype = str(sch.get(access.block).writes[0].source.dtype)
-        decision = decide_tile(access, machine, dtype, decisions)
-        if isinstance(decision, NotApplicable):
+        try:
+            decision = decide_tile(access, machine, dtype, decisions)
+        except NotApplicable:
             access = transpose_operand(sch, access) or access
             decision = decide_tile(access, machine, dtype, decisions)
-        if isinstance(decision, NotApplicable):
-            return decision
         blocks = kernel_blocks(sch)
         anchor = access.block
         others = [block for block in blocks if not same_block(sch, block, anchor)]
@@ -281,12 +278,12 @@ class RegisterTile:
         return True
 
 
-def _anchor_access(sch: s_tir.Schedule) -> BlockAccess | NotApplicable:
+def _anchor_access(sch: s_tir.Schedule) -> BlockAccess:
     """The access of the kernel's only reduction."""
     access = access_of_reduction(sch)
-    if isinstance(access, NotApplicable) or access.trip_count():
-        return access
-    return NotApplicable("a loop has no iterations")
+    if not access.trip_count():
+        raise NotApplicable("a loop has no iterations")
+    return access
 
 
 def schedule_beside(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> None:

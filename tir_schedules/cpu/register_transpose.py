@@ -358,9 +358,7 @@ _MAX_INTERLEAVED = 7
 Strides = tuple[int | None, ...]
 
 
-def decide_tile(
-    nest: Nest, machine: CpuDescription, dense: bool = True
-) -> TransposeTileDecision | NotApplicable:
+def decide_tile(nest: Nest, machine: CpuDescription, dense: bool = True) -> TransposeTileDecision:
     """The default heuristic: whole vectors both ways, as little as possible transposed.
 
     ``dense``: rows or columns too short for vectors are interleaved as they lie in memory.
@@ -368,16 +366,14 @@ def decide_tile(
     write = len(nest.axes) - 1
     written = store_strides(nest)
     if write < 1 or written[write] != 1:
-        return NotApplicable("the result is not contiguous along an axis")
+        raise NotApplicable("the result is not contiguous along an axis")
     loads = load_strides(nest)
     transposed = _transposed(nest, loads)
     if not transposed:
-        return NotApplicable(
-            "every buffer is read along the axis along which the result is written"
-        )
+        raise NotApplicable("every buffer is read along the axis along which the result is written")
     dtypes = [str(nest.store.buffer.dtype), *(str(load.source.dtype) for load in nest.loads())]
     if "bool" in dtypes:
-        return NotApplicable("booleans are not transposed in registers")
+        raise NotApplicable("booleans are not transposed in registers")
     size = min(machine.vector_lanes("float32"), *(machine.vector_lanes(d) for d in dtypes))
     most = min(size, _MAX_INTERLEAVED)
     short = _dense_short_axis(nest, loads, transposed, most) if dense else None
@@ -385,9 +381,7 @@ def decide_tile(
         return TransposeTileDecision(write, short, size, "deinterleave", tuple(transposed))
     read = _read_axis(nest, loads, transposed)
     if read is None:
-        return NotApplicable(
-            "what is read across the result is not contiguous along one other axis"
-        )
+        raise NotApplicable("what is read across the result is not contiguous along one other axis")
     rows, columns = nest.axes[write].extent, nest.axes[read].extent
     if not all(_is_short_step(steps[read]) for steps in loads):
         return TransposeTileDecision(

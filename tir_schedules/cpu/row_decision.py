@@ -365,20 +365,19 @@ def is_symbolic(kernel: RowKernel) -> bool:
     return not all(isinstance(count, int) for count in (kernel.count, *lengths))
 
 
-def refuse_symbolic(kernel: RowKernel) -> NotApplicable | None:
-    """Why rows of which the number or length is known in the run only have no loops of ours."""
+def refuse_symbolic(kernel: RowKernel) -> None:
+    """Raises NotApplicable for rows of symbolic number or length that have no loops of ours."""
     if not is_symbolic(kernel):
-        return None
+        return
     along = _is_dense_along(kernel)
     if not along and not is_dense(kernel, kernel.rows, kernel.blocks):
-        return NotApplicable("rows known in the run only lie neither in one piece nor side by side")
+        raise NotApplicable("rows known in the run only lie neither in one piece nor side by side")
     waiting = row_in_output(kernel) if along else None
     for buffer in (store.buffer for block in kernel.blocks for store in block.stores):
         inside = kernel.inner.get(buffer_key(buffer), ())
         known = all(static_extent(buffer.shape[d]) is not None for d in inside)
         if not known and (waiting is None or not buffer.same_as(waiting[0])):
-            return NotApplicable("a row of a length known in the run only waits inside the kernel")
-    return None
+            raise NotApplicable("a row of a length known in the run only waits inside the kernel")
 
 
 def _is_dense_along(kernel: RowKernel) -> bool:

@@ -78,11 +78,11 @@ class CpuScan:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         scans = _scans_of(func)
         if scans is None:
-            return NotApplicable("the kernel is no scan as TVM writes it, of a known shape")
+            raise NotApplicable("the kernel is no scan as TVM writes it, of a known shape")
         decision = decide_scan(scans, machine, decisions)
         return s_tir.Schedule(with_body(func, _written(scans, decision)))
 

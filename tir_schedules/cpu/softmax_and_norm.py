@@ -25,21 +25,16 @@ class SoftmaxAndNorm:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
-        refusal = refuse_early(schedule_of(func))
-        if refusal is not None:
-            return refusal
+        refuse_early(schedule_of(func))
         sch = inlined_schedule(func)
         blocks = [sch.get(block) for block in kernel_blocks(sch)]
         kernel = read_rows(blocks, func.params, symbolic_rows=True, symbolic_columns=True)
-        if isinstance(kernel, NotApplicable):
-            return kernel
-        refusal = refuse_rows(kernel) or refuse_symbolic(kernel)
-        if refusal is not None:
-            return refusal
+        refuse_rows(kernel)
+        refuse_symbolic(kernel)
         if is_reduction_only(kernel):
-            return NotApplicable("no block uses a reduced row element by element")
+            raise NotApplicable("no block uses a reduced row element by element")
         kernel = hoisted(with_joined_loops(kernel))
         nest = rows_nest(kernel, decide_rows(kernel, machine, decisions))
         return s_tir.Schedule(with_body(func, nest))

@@ -202,7 +202,7 @@ class Winograd:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``.
 
         Decisions: those of ``decide_winograd``, and ``threads``; where each stage handles all tiles
@@ -211,11 +211,11 @@ class Winograd:
         sch = schedule_of(func)
         stages = _stages(sch)
         if sorted(stages) != sorted(STAGES):
-            return NotApplicable("its blocks are not the stages of a Winograd convolution")
+            raise NotApplicable("its blocks are not the stages of a Winograd convolution")
         inline_blocks(sch, keep=lambda block: STAGE_ANNOTATION in sch.get(block).annotations)
         shape = _shape(sch, stages["products"])
         if shape is None:
-            return NotApplicable("a loop has a symbolic extent")
+            raise NotApplicable("a loop has a symbolic extent")
         _Scheduler(sch, machine, shape, decisions).run(stages)
         return sch
 

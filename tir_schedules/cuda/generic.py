@@ -155,25 +155,22 @@ class Generic:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         call = host_call(func.body)
         if call is not None:
-            return NotApplicable(f"the kernel calls {call}, which runs on a CPU only")
+            raise NotApplicable(f"the kernel calls {call}, which runs on a CPU only")
         func = without_offsets(func)
         plain = as_loops(in_few_launches(func))
         if binds_threads(plain.body):
-            return NotApplicable("the kernel binds some of its loops to threads itself")
+            raise NotApplicable("the kernel binds some of its loops to threads itself")
         return launched(func, plain)
 
 
-def launched(func: tirx.PrimFunc, plain: tirx.PrimFunc) -> s_tir.Schedule | NotApplicable:
+def launched(func: tirx.PrimFunc, plain: tirx.PrimFunc) -> s_tir.Schedule:
     """``func`` with the loops of ``plain``, which has no blocks, as launches."""
-    try:
-        launches = _Launches(ThreadStatements())
-        body = launches.of(plain.body)
-    except NotApplicable as refusal:
-        return NotApplicable(str(refusal))
+    launches = _Launches(ThreadStatements())
+    body = launches.of(plain.body)
     # As statements: what a block allocates, TVM moves to where it is used.
     allocated = [tirx.AllocBuffer(buffer) for buffer in launches.device.workspace]
     return s_tir.Schedule(func.with_body(in_root_block(sequence([*allocated, body]))))

@@ -249,7 +249,7 @@ def nominal_extent(extent: tirx.Expr | int) -> int:
     return static_extent(Analyzer().simplify(structural_map(extent, (tvm.ir.Var, size)))) or 1
 
 
-def with_nominal_sizes(func: tirx.PrimFunc) -> tirx.PrimFunc | NotApplicable:
+def with_nominal_sizes(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The kernel for nominal sizes: ``func`` itself when all of its sizes are known.
 
     TVM 0.27 specialises sizes that are one variable, none that is computed of others.
@@ -260,7 +260,7 @@ def with_nominal_sizes(func: tirx.PrimFunc) -> tirx.PrimFunc | NotApplicable:
             continue
         if any(static_extent(size) is None for size in parameter.shape):
             if any(not isinstance(size, tirx.IntImm | tvm.ir.Var) for size in parameter.shape):
-                return NotApplicable("a size is computed of others in the run")
+                raise NotApplicable("a size is computed of others in the run")
             shape = [tirx.IntImm("int64", nominal_extent(size)) for size in parameter.shape]
             known[parameter] = tirx.decl_buffer(shape, str(parameter.dtype), parameter.name)
     return func.specialize(known) if known else func

@@ -363,19 +363,19 @@ class NMS:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         func = without_offsets(func)
         found = nms_of(func)
         if found is None:
-            return NotApplicable("the kernel is no NMS")
+            raise NotApplicable("the kernel is no NMS")
         named, centered = found
         if not all(is_compact(param) for param in named.values()):
-            return NotApplicable("a number of boxes is known in the run only")
+            raise NotApplicable("a number of boxes is known in the run only")
         batches, classes, count = (static_extent(size) or 0 for size in named["scores"].shape)
         most = static_extent(named["kept"].shape[-1]) or 0
         if not batches * classes * count * most:
-            return NotApplicable("there are no boxes, or none may stay")
+            raise NotApplicable("there are no boxes, or none may stay")
         views = FlatViews()
         buffers = {name: views.of(param) for name, param in named.items()}
         boxes = NMSProblem(buffers, classes, count, most, batches * classes, centered)

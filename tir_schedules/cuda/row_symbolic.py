@@ -77,15 +77,13 @@ def has_symbolic_length(func: tirx.PrimFunc) -> bool:
 
 def symbolic_length_rows(
     func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-) -> s_tir.Schedule | NotApplicable:
+) -> s_tir.Schedule:
     """``func`` in versions for short and long rows, with and without vectors.
 
     Decisions: ``vector``, ``rows`` of a block of warps, ``parts`` (threads of a long row), or
     ``parts_across``.
     """
     kernel = _read(func)
-    if isinstance(kernel, NotApplicable):
-        return kernel
     views = FlatViews(symbolic_sizes=True)
     total = Arrays(kernel.index_dtype)
     code = []
@@ -96,19 +94,17 @@ def symbolic_length_rows(
     return s_tir.Schedule(views.kernel(func, code, total.buffers))
 
 
-def _read(func: tirx.PrimFunc) -> RowKernel | NotApplicable:
+def _read(func: tirx.PrimFunc) -> RowKernel:
     # Computed again in every pass: nothing of a row waits.
     sch = inlined_schedule(func, repeat=True)
     blocks = [sch.get(block) for block in kernel_blocks(sch)]
     kernel = read_rows(blocks, func.params, symbolic_rows=True, symbolic_columns=True)
-    if isinstance(kernel, NotApplicable):
-        return kernel
     if any(not is_compact(load.source, symbolic_sizes=True) for load in kernel.loads()):
-        return NotApplicable("a buffer is not laid out row by row")
+        raise NotApplicable("a buffer is not laid out row by row")
     if has_waiting_rows(kernel):
-        return NotApplicable("a row of unknown length waits between two passes")
-    refusal = refuse_rows(kernel)
-    return hoisted(with_joined_loops(kernel)) if refusal is None else refusal
+        raise NotApplicable("a row of unknown length waits between two passes")
+    refuse_rows(kernel)
+    return hoisted(with_joined_loops(kernel))
 
 
 def _versions(kernel: RowKernel, machine: CudaDescription, decisions: Decisions) -> list[Version]:

@@ -13,7 +13,6 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.cuda.launch import (
     Arrays,
@@ -343,11 +342,9 @@ class Sort:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         problem = sort_of(func)
-        if isinstance(problem, NotApplicable):
-            return problem
         words = Words(problem.dtype, problem.ascending)
         plan = decide_sort(problem, words, machine, decisions)
         views = FlatViews()

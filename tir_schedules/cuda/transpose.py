@@ -72,17 +72,15 @@ class CudaTranspose:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         read = read_nests(func)
-        if isinstance(read, NotApplicable):
-            return read
         if read.nests is None or any(nest.is_symbolic for nest in read.nests):
-            return NotApplicable("a block is not one assignment with known extents")
+            raise NotApplicable("a block is not one assignment with known extents")
         split = [_in_digits(nest) for nest in read.nests]
         turns = [shared_transpose_of(nest) for nest in split]
         if not any(turns):
-            return NotApplicable(
+            raise NotApplicable(
                 "every buffer is read along the axis along which the result is written"
             )
         arrays = Arrays(read.index_dtype)

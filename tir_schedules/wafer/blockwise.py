@@ -82,18 +82,18 @@ class WaferBlockwise:
 
     def apply(
         self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         if share_loops(func):
-            return NotApplicable("blocks share loops")
+            raise NotApplicable("blocks share loops")
         func = with_separate_sums(func)
         sch = inlined_schedule(func)
         stmts = [sch.get(block) for block in kernel_blocks(sch)]
         extents = [static_extent(one.dom.extent) for stmt in stmts for one in stmt.iter_vars]
         if not stmts:
-            return NotApplicable("the kernel has no blocks: its loops are written by hand")
+            raise NotApplicable("the kernel has no blocks: its loops are written by hand")
         if None in extents:
-            return NotApplicable("an extent is not known")
+            raise NotApplicable("an extent is not known")
         if 0 in extents:
-            return NotApplicable("there is nothing to compute")
+            raise NotApplicable("there is nothing to compute")
         return schedule_tiles(sch, plan_tiles(func, stmts, machine, decisions))

@@ -362,14 +362,12 @@ class WaferConvolution:
 
     def apply(
         self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``; the decisions are those of ``decide_convolution``."""
         sch = schedule_of(func)
         kernel = window_sum_of(sch)
-        if isinstance(kernel, NotApplicable):
-            return kernel
         if len(kernel.extents) < 2:
-            return NotApplicable("its result has one dimension")
+            raise NotApplicable("its result has one dimension")
         mapping = decide_convolution(kernel, machine, decisions)
         _schedule(sch, kernel, mapping, ConvolutionLayout(kernel, mapping, machine))
         return sch

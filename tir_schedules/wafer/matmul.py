@@ -311,17 +311,15 @@ class WaferMatmul:
 
     def apply(
         self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         sch = schedule_of(func)
         found = WaferContraction.of(sch)
-        if isinstance(found, NotApplicable):
-            return found
         loops = [found.longest(group) for group in (found.m, found.n, found.k)]
         if None in loops:
-            return NotApplicable("an operand is a vector, or nothing is summed")
+            raise NotApplicable("an operand is a vector, or nothing is summed")
         if any(None in dims for dims in found.dims):
-            return NotApplicable("an operand is read by windows")
+            raise NotApplicable("an operand is read by windows")
         left, right, summed = (loop for loop in loops if loop is not None)
         batch = found.longest(found.batch)
         sizes = MatmulSizes(

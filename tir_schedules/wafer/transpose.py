@@ -33,33 +33,32 @@ class WaferTranspose:
 
     def apply(
         self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         if reduces_or_scans(func):
-            return NotApplicable("the kernel reduces or scans")
+            raise NotApplicable("the kernel reduces or scans")
         if share_loops(func):
-            return NotApplicable("blocks share loops")
+            raise NotApplicable("blocks share loops")
         sch = inlined_schedule(func)
         stmts = [sch.get(block) for block in kernel_blocks(sch)]
-        refusal = _refuse(stmts)
-        if refusal is not None:
-            return refusal
+        _refuse(stmts)
         return schedule_tiles(sch, plan_tiles(func, stmts, machine, decisions))
 
 
-def _refuse(stmts: Sequence[s_tir.SBlock]) -> NotApplicable | None:
+def _refuse(stmts: Sequence[s_tir.SBlock]) -> None:
     elsewhere = False
     for stmt in stmts:
         reason = plain_block_refusal(stmt)
         if reason is not None:
-            return NotApplicable(reason)
+            raise NotApplicable(reason)
         if not _only_moves(stmt.body.value):
-            return NotApplicable("it computes values")
+            raise NotApplicable("it computes values")
         loads = guarded_loads(stmt.body.value)
         if not all(one.is_known() for one in loads):
-            return NotApplicable("an index depends on data")
+            raise NotApplicable("an index depends on data")
         elsewhere |= any(_is_elsewhere(stmt, one.load) for one in loads)
-    return None if elsewhere else NotApplicable("every element stays at its index")
+    if not elsewhere:
+        raise NotApplicable("every element stays at its index")
 
 
 def _only_moves(value: tvm.ir.Expr) -> bool:

@@ -329,15 +329,11 @@ class Attention:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. Decisions: those of ``decide_attention``."""
         views = FlatViews()
         problem = read_problem(func, views)
-        if isinstance(problem, NotApplicable):
-            return problem
         tiles = decide_attention(problem, machine, decisions)
-        if isinstance(tiles, NotApplicable):
-            return tiles
         arrays = Arrays("int32")
         kernel = WarpAttention if tiles.kind.on_tensor_cores else LaneAttention
         code = kernel(problem, tiles, arrays).write()
@@ -346,8 +342,8 @@ class Attention:
 
 def refusal(func: tirx.PrimFunc, machine: CudaDescription) -> str:
     """Why there is no kernel for a fused attention; empty when there is one."""
-    problem = read_problem(func, FlatViews())
-    if isinstance(problem, NotApplicable):
-        return problem.reason
-    tiles = decide_attention(problem, machine, DEFAULT_DECISIONS)
-    return tiles.reason if isinstance(tiles, NotApplicable) else ""
+    try:
+        decide_attention(read_problem(func, FlatViews()), machine, DEFAULT_DECISIONS)
+    except NotApplicable as refused:
+        return refused.reason
+    return ""

@@ -88,34 +88,27 @@ class WarpgroupAttention:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. Decisions: those of ``decide_group_attention``."""
         if machine.arch != WARPGROUP_ARCHITECTURE:
-            return NotApplicable(f"{machine.arch} has no instructions of warpgroups")
+            raise NotApplicable(f"{machine.arch} has no instructions of warpgroups")
         views = FlatViews()
         problem = read_problem(func, views)
-        if isinstance(problem, NotApplicable):
-            return problem
-        obstacle = _obstacle(problem)
-        if obstacle is not None:
-            return obstacle
+        _refuse(problem)
         tiles = decide_group_attention(problem, machine, decisions)
-        if isinstance(tiles, NotApplicable):
-            return tiles
         arrays = Arrays("int32")
         kernel = WarpgroupAttentionKernel(problem, tiles, machine.sms, arrays)
         return s_tir.Schedule(views.kernel(func, kernel.statements(), arrays.buffers))
 
 
-def _obstacle(problem: AttentionProblem) -> NotApplicable | None:
-    """What the instructions cannot do."""
+def _refuse(problem: AttentionProblem) -> None:
+    """Raises NotApplicable for what the instructions cannot do."""
     dtype = problem.query.dtype
     if dtype not in ACROSS:
-        return NotApplicable(f"operands are of {dtype}, not of a type of 16 bits")
+        raise NotApplicable(f"operands are of {dtype}, not of a type of 16 bits")
     if problem.key.size("h") != problem.value.size("h"):
-        return NotApplicable("keys and values have different numbers of heads")
+        raise NotApplicable("keys and values have different numbers of heads")
     for tensor in (problem.query, problem.key, problem.value):
         if not HeadBoxes.of(tensor).operand.is_aligned:
             name = tensor.buffer.name
-            return NotApplicable(f"rows of {name} do not begin at multiples of {ALIGNMENT} bytes")
-    return None
+            raise NotApplicable(f"rows of {name} do not begin at multiples of {ALIGNMENT} bytes")

@@ -94,7 +94,7 @@ class WarpgroupEpilogue:
         machine: CudaDescription,
         views: FlatViews,
         pixels: PixelBoxes | None = None,
-    ) -> "WarpgroupEpilogue | NotApplicable":
+    ) -> "WarpgroupEpilogue":
         """The widest that the buffers' addresses allow, or why there is none.
 
         ``sizes``: products, rows and columns.
@@ -102,9 +102,9 @@ class WarpgroupEpilogue:
         batch, rows, columns = sizes
         plain = flattened(written.store, views)
         if plain is None:
-            return NotApplicable("the layout of what is written is not plain")
+            raise NotApplicable("the layout of what is written is not plain")
         if len(nodes(plain.value, tvm.ir.Expr)) > MAX_NODES:
-            return NotApplicable("the epilogue is too long to be written out")
+            raise NotApplicable("the epilogue is too long to be written out")
         product = views.of(written.product)
         without = tirx.BufferStore(
             plain.buffer, _replaced(plain.value, product, None), plain.indices
@@ -117,7 +117,7 @@ class WarpgroupEpilogue:
             lanes, _ = found._lanes(lambda *_: tirx.const(0, str(product.dtype)), 0, 0, 0)
             if lanes.fits():
                 return found
-        return NotApplicable("the epilogue branches in a way that no vector can")
+        raise NotApplicable("the epilogue branches in a way that no vector can")
 
     def code(
         self, at: ResultPosition, result: Result, arrays: Arrays, threads: Sequence[tuple[Any, int]]
