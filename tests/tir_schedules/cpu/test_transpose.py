@@ -17,7 +17,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tir_schedules import inlining
+from tvm_ext.tir_schedules.analysis import buffer_access
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cpu.data_parallel import KernelPlan, plan_blocks
 from tvm_ext.tir_schedules.cpu.register_transpose import TransposeTileDecision
@@ -183,7 +183,7 @@ def test_no_tile_laps_over_in_the_place_of_what_it_reads(
 ) -> None:
     """TVM may put ``two`` in the place of ``one``, of which nothing may be read twice then."""
     # As if the expressions were long.
-    monkeypatch.setattr(inlining, "MAX_NODES", 1)
+    monkeypatch.setattr(buffer_access, "MAX_NODES", 1)
     x = te.placeholder((size, size), name="x")
     one = te.compute(x.shape, lambda i, j: x[i, j] * 0.5, name="one")
     two = te.compute(x.shape, lambda i, j: one[i, j] * 0.5 + x[j, i], name="two")
