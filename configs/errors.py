@@ -106,3 +106,7 @@ class TuningError(TvmExtError):
 
 class RecordsError(TvmExtError):
     """A folder of records is missing, unusable, or lacks a record that was required."""
+
+
+class ScheduleRefusedError(TvmExtError):
+    """A kernel of the model cannot run on the target, however its loops are scheduled."""

@@ -20,7 +20,7 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 class SoftmaxAndNorm:
     """Reductions of rows, and blocks that use their results for every element of the row."""
 
-    name = "row stitch"
+    name = "softmax and norm"
     machine_type = CpuDescription
 
     def apply(

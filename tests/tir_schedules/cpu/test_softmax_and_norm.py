@@ -36,7 +36,7 @@ op = relax.op
 # One for each way to walk: along odd rows, across them, over several axes, in groups.
 WALKS = ("softmax prime", "softmax middle", "log softmax", "layer norm", "group norm")
 
-NORMALISATIONS = [name for name, case in REDUCTIONS.items() if case.template == "row stitch"]
+NORMALISATIONS = [name for name, case in REDUCTIONS.items() if case.template == "softmax and norm"]
 stitched = partial(scheduled, SoftmaxAndNorm())
 
 
