@@ -11,6 +11,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     count_calls,
     is_data_parallel,
     kernel_blocks,
+    scans,
     schedule_of,
     static_extent,
     would_bloat,
@@ -34,9 +35,7 @@ def inlined_blocks(func: tirx.PrimFunc) -> tuple[s_tir.SBlock, ...]:
 
 
 def inline_blocks(
-    sch: s_tir.Schedule,
-    keep: Callable[[SBlockRV], bool] = lambda _: False,
-    repeat: bool = False,
+    sch: s_tir.Schedule, keep: Callable[[SBlockRV], bool] = lambda _: False, repeat: bool = False
 ) -> None:
     """Inlines every data-parallel block whose work is not repeated by doing so, but for ``keep``.
 
@@ -102,5 +101,4 @@ def _extents(sch: s_tir.Schedule, block: SBlockRV) -> list[int | None]:
 def _is_plain(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether every iteration is data-parallel or one of a reduction, with one result."""
     stmt = sch.get(block)
-    kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
-    return len(stmt.writes) == 1 and all(v.iter_type in kinds for v in stmt.iter_vars)
+    return len(stmt.writes) == 1 and not scans(stmt)

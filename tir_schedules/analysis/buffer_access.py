@@ -1,7 +1,7 @@
 """A kernel's blocks and how each walks through its buffers: loops, strides, flat addresses."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeGuard
@@ -61,10 +61,7 @@ class BlockAccess:
 
     def trip_count(self) -> int:
         """How often the body runs."""
-        count = 1
-        for extent in self.extents:
-            count *= extent
-        return count
+        return math.prod(self.extents)
 
 
 def static_extent(value: object) -> int | None:
@@ -72,6 +69,13 @@ def static_extent(value: object) -> int | None:
     if isinstance(value, int):
         return value
     return int(value.value) if isinstance(value, tirx.IntImm) else None
+
+
+def static_product(values: Iterable[object]) -> int | None:
+    """The product of shapes or loop extents, None when one of them is symbolic."""
+    found = [static_extent(value) for value in values]
+    known = [value for value in found if value is not None]
+    return math.prod(known) if len(known) == len(found) else None
 
 
 @dataclass(frozen=True)
@@ -343,6 +347,12 @@ def is_data_parallel(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 def runs_in_any_order(stmt: s_tir.SBlock) -> bool:
     """The same of a block as a statement."""
     return all(v.iter_type == tirx.IterVar.DataPar for v in stmt.iter_vars)
+
+
+def scans(stmt: s_tir.SBlock) -> bool:
+    """Whether a loop of a block is neither data-parallel nor a commutative reduction."""
+    known = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    return any(v.iter_type not in known for v in stmt.iter_vars)
 
 
 def count_calls(expr: Any) -> int:

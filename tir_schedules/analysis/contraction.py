@@ -12,11 +12,7 @@ from tvm import s_tir, tirx
 from tvm.ir import TensorLoad, TensorRegion
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import (
-    depends,
-    operands_of,
-    static_extent,
-)
+from tvm_ext.tir_schedules.analysis.buffer_access import depends, operands_of, scans, static_extent
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ def contraction_of(block: s_tir.SBlock) -> Contraction:
     """The contraction that a block is, with the operands and loops in their order."""
     extents = [static_extent(v.dom.extent) for v in block.iter_vars]
     regions = operands_of(block)
-    if any(v.iter_type not in _KNOWN for v in block.iter_vars):
+    if scans(block):
         raise NotApplicable("a loop is neither data-parallel nor a reduction")
     if None in extents:
         raise NotApplicable("a loop has a symbolic extent")
@@ -78,8 +74,6 @@ def contraction_of(block: s_tir.SBlock) -> Contraction:
     batch, m, n, k = (tuple(positions) for positions in groups.values())
     return Contraction(batch, m, n, k, (0, 1), tuple(extent or 0 for extent in extents))
 
-
-_KNOWN = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
 
 # Whether a loop reduces and which of A, B and C it moves, and what it then is.
 _ROLES = {

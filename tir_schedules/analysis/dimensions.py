@@ -9,7 +9,7 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import operands_of, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import operands_of, scans, static_extent
 from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
 
 _Node = tuple[str, int, int]
@@ -80,8 +80,7 @@ def dimensions_of(stmts: Sequence[s_tir.SBlock]) -> Dimensions:
 
 def plain_block_refusal(stmt: s_tir.SBlock) -> str | None:
     """Why a block is no single assignment with known extents; None if it is."""
-    kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
-    if any(v.iter_type not in kinds for v in stmt.iter_vars):
+    if scans(stmt):
         return "a loop is neither parallel nor a reduction"
     extents = [static_extent(v.dom.extent) for v in stmt.iter_vars]
     if None in extents:

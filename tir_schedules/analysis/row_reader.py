@@ -27,6 +27,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     runs_in_any_order,
     slope,
     static_extent,
+    static_product,
 )
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
@@ -288,17 +289,10 @@ def refuse_early(sch: s_tir.Schedule) -> None:
         stmt = sch.get(block)
         if runs_in_any_order(stmt):
             continue
-        iterations = _known_product(v.dom.extent for v in stmt.iter_vars)
-        sizes = [_known_product(read.source.shape) for read in operands_of(stmt)]
+        iterations = static_product(v.dom.extent for v in stmt.iter_vars)
+        sizes = [static_product(read.source.shape) for read in operands_of(stmt)]
         if iterations is not None and all(size not in (None, iterations) for size in sizes):
             raise NotApplicable(_SEVERAL_ROWS)
-
-
-def _known_product(extents: Iterable[tvm.ir.Expr]) -> int | None:
-    """The product of some extents; None where one of them is symbolic."""
-    found = [static_extent(extent) for extent in extents]
-    known = [extent for extent in found if extent is not None]
-    return math.prod(known) if len(known) == len(found) else None
 
 
 def refuse_rows(kernel: RowKernel, most_mixed: int = 1) -> None:

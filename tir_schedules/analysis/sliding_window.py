@@ -28,12 +28,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     stride,
 )
 from tvm_ext.tir_schedules.analysis.contraction import accumulation_of
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    Nest,
-    index_of,
-    nest_of,
-    substitute,
-)
+from tvm_ext.tir_schedules.analysis.loop_nest import Nest, index_of, nest_of, substitute
 from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.statements import FlatViews, flattened
 

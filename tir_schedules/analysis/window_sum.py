@@ -26,9 +26,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     static_extent,
     writer_of,
 )
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    substitute,
-)
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.inlining import inline_blocks
 
 # The tensors that a sum over windows reads, and how far its loops move in them.

@@ -18,6 +18,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     is_data_parallel,
     kernel_blocks,
     static_extent,
+    static_product,
 )
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     REGISTERS_PER_VECTOR_LOOP,
@@ -190,7 +191,8 @@ def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescrip
     sch.reorder(*spatial, *others, *inner)
     if vector is not None:
         sch.vectorize(vector)
-    operations = math.inf if None in extents else math.prod(e for e in extents if e is not None)
+    count = static_product(extents)
+    operations = math.inf if count is None else count
     parallelize(sch, _rows(sch, spatial, machine), machine, operations, lanes)
     if not others:
         return

@@ -23,10 +23,7 @@ from tvm_ext.tir_schedules.analysis.sliding_window import (
     window_kernel,
 )
 from tvm_ext.tir_schedules.cpu.data_parallel import schedule_window
-from tvm_ext.tir_schedules.cpu.depthwise_channels_first import (
-    ChannelsFirst,
-    decide_channels_first,
-)
+from tvm_ext.tir_schedules.cpu.depthwise_channels_first import ChannelsFirst, decide_channels_first
 from tvm_ext.tir_schedules.cpu.depthwise_channels_last import (
     MAX_MULTIPLY_ADDS,
     ChannelsLast,

@@ -29,9 +29,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     slope,
     static_extent,
 )
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    substitute,
-)
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import COMPARISONS
 from tvm_ext.tir_schedules.statements import stack_array
 

@@ -22,9 +22,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     slope,
     static_extent,
 )
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    substitute,
-)
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 
 
 def with_overlapping_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -119,11 +119,7 @@ def row_options(extent: int, limit: int) -> set[int]:
 
 
 def _picked_rows(
-    access: BlockAccess,
-    axes: list[int],
-    closed: dict[int, int],
-    limit: int,
-    decisions: Decisions,
+    access: BlockAccess, axes: list[int], closed: dict[int, int], limit: int, decisions: Decisions
 ) -> dict[int, int]:
     """``closed``, or other rows of which at most ``limit`` are in the tile."""
     rows: dict[int, int] = {}

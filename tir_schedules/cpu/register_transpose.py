@@ -11,12 +11,7 @@ from tvm.sym import Analyzer
 
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, count_calls, nodes, slope
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    Nest,
-    load_strides,
-    store_strides,
-    substitute,
-)
+from tvm_ext.tir_schedules.analysis.loop_nest import Nest, load_strides, store_strides, substitute
 from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, new_axis
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import branch_comparisons, distinct
 from tvm_ext.tir_schedules.statements import sequence, stack_array

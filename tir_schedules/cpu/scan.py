@@ -8,11 +8,7 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, static_extent
-from tvm_ext.tir_schedules.analysis.row_kernel import (
-    accumulated,
-    buffer_key,
-    substituted,
-)
+from tvm_ext.tir_schedules.analysis.row_kernel import accumulated, buffer_key, substituted
 from tvm_ext.tir_schedules.analysis.row_reader import result_strides, simplifier
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import distinct, pick_threads, worth_threads
 from tvm_ext.tir_schedules.cpu.row_code import with_body

@@ -177,10 +177,7 @@ def _without_single(contraction: SymbolicContraction) -> SymbolicContraction:
 
 
 def joined(
-    contraction: SymbolicContraction,
-    outer: LoopAxis,
-    inner: LoopAxis,
-    params: Sequence[Any],
+    contraction: SymbolicContraction, outer: LoopAxis, inner: LoopAxis, params: Sequence[Any]
 ) -> tuple[SymbolicContraction, LoopAxis] | None:
     """The contraction with two loops as one, and that one; None where addresses do not allow it.
 

@@ -28,6 +28,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     only_reduction,
     operands_of,
     same_block,
+    scans,
     static_extent,
 )
 from tvm_ext.tir_schedules.cpu.blockwise import schedule_block
@@ -109,8 +110,7 @@ def _anchor(sch: s_tir.Schedule) -> SBlockRV:
     stmt = sch.get(anchor)
     if len(stmt.writes) != 1:
         raise NotApplicable("its reduction has several results")
-    known = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
-    if any(v.iter_type not in known for v in stmt.iter_vars):
+    if scans(stmt):
         raise NotApplicable("a loop scans")
     extents = [static_extent(v.dom.extent) for v in stmt.iter_vars]
     if None not in extents or 0 in extents:

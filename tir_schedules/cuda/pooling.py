@@ -5,7 +5,6 @@ share come from L1, padding is nowhere in memory, and the limit is to read the i
 the result once. Any other reduction of windows has a thread for each window.
 """
 
-import math
 from typing import Any
 
 import tvm
@@ -18,8 +17,9 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     kernel_blocks,
     nodes,
     reduction_blocks,
+    scans,
     schedule_of,
-    static_extent,
+    static_product,
 )
 from tvm_ext.tir_schedules.analysis.sliding_window import window_kernel
 from tvm_ext.tir_schedules.cuda.device_code import as_loops, in_few_launches
@@ -74,17 +74,16 @@ class WindowReduction:
 
 
 def _refuse(blocks: list[s_tir.SBlock]) -> None:
-    known = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
     reductions = 0
     for block in blocks:
-        if any(v.iter_type not in known for v in block.iter_vars):
+        if scans(block):
             raise NotApplicable("a loop is neither data-parallel nor a reduction")
         steps = [v.dom.extent for v in block.iter_vars if v.iter_type == tirx.IterVar.CommReduce]
         if not steps:
             continue
         reductions += 1
-        extents = [static_extent(extent) for extent in steps]
-        if None in extents or math.prod(n for n in extents if n is not None) > _LONG:
+        length = static_product(steps)
+        if length is None or length > _LONG:
             raise NotApplicable("a reduction is too long for one thread, or of unknown length")
         if len(_operands(block)) > 1:
             raise NotApplicable("a reduction multiplies, as products do")

@@ -10,15 +10,8 @@ from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import (
-    LoopAxis,
-    is_load,
-    nodes,
-    static_extent,
-)
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    substitute,
-)
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, is_load, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.analysis.row_reader import result_strides, simplifier
 from tvm_ext.tir_schedules.cuda.vector_group import powers_down, powers_up
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions

@@ -12,10 +12,7 @@ from tvm import tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, depends, nodes, slope
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    index_of,
-    substitute,
-)
+from tvm_ext.tir_schedules.analysis.loop_nest import index_of, substitute
 from tvm_ext.tir_schedules.analysis.sliding_window import Slide, WindowKernel, at_position
 from tvm_ext.tir_schedules.cuda.launch import Arrays, ThreadArray, repeated
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes, vector_widths

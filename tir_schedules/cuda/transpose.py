@@ -26,11 +26,7 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
     with_own_variables,
     without_divisions,
 )
-from tvm_ext.tir_schedules.cuda.elementwise import (
-    asked_by_block,
-    flat_code,
-    read_nests,
-)
+from tvm_ext.tir_schedules.cuda.elementwise import asked_by_block, flat_code, read_nests
 from tvm_ext.tir_schedules.cuda.elementwise_decision import decide_flat
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.vector_group import same_load

@@ -39,10 +39,7 @@ def schedule_tiles(sch: s_tir.Schedule, plan: TilePlan) -> s_tir.Schedule:
 
 
 def _schedule_block(
-    sch: s_tir.Schedule,
-    block: SBlockRV,
-    plan: WaferBlockPlan,
-    tiles: Sequence[SBlockRV],
+    sch: s_tir.Schedule, block: SBlockRV, plan: WaferBlockPlan, tiles: Sequence[SBlockRV]
 ) -> None:
     stmt = sch.get(block)
     loops = list(sch.get_loops(block))

@@ -59,10 +59,7 @@ from tvm_ext.tir_schedules.wafer.mesh_partition import (
 
 
 def with_row_values(
-    func: tirx.PrimFunc,
-    stmts: Sequence[s_tir.SBlock],
-    dimensions: Dimensions,
-    along: set[int],
+    func: tirx.PrimFunc, stmts: Sequence[s_tir.SBlock], dimensions: Dimensions, along: set[int]
 ) -> tirx.PrimFunc:
     """``func`` with roots and divisions that only depend on the row in blocks of their own.
 

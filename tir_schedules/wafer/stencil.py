@@ -13,13 +13,7 @@ from tvm_ffi import structural_map
 
 from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import schedule_of
-from tvm_ext.tir_schedules.analysis.stencil import (
-    Grid,
-    Offsets,
-    Stencil,
-    load_offsets,
-    stencil_of,
-)
+from tvm_ext.tir_schedules.analysis.stencil import Grid, Offsets, Stencil, load_offsets, stencil_of
 from tvm_ext.tir_schedules.statements import changed_block, in_root_block
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, ROW, Pattern
@@ -314,10 +308,7 @@ def _bring(
 
 
 def _state(
-    sch: s_tir.Schedule,
-    grid: Grid,
-    cuts: Sequence[PartitionedLoop],
-    tiles: Sequence[int],
+    sch: s_tir.Schedule, grid: Grid, cuts: Sequence[PartitionedLoop], tiles: Sequence[int]
 ) -> None:
     shape = [int(size) for size in grid.parameter.shape]
     pieces = {

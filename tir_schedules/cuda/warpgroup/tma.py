@@ -10,10 +10,7 @@ from tvm import tirx
 from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import (
-    element_bytes,
-    linear_numbers,
-)
+from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, linear_numbers
 
 # The steps of a convolution's reduction: channels of one tap of the window after the other.
 

@@ -42,10 +42,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.tma import (
     encoded_map,
     operand_tensor,
 )
-from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import (
-    ACROSS,
-    ROWS,
-)
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ACROSS, ROWS
 from tvm_ext.tir_schedules.packing import move_outermost
 from tvm_ext.tir_schedules.statements import FlatViews, flattened
 
