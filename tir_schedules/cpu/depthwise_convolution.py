@@ -16,12 +16,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     reduction_blocks,
     schedule_of,
 )
-from tvm_ext.tir_schedules.analysis.sliding_window import (
-    DepthwiseWindow,
-    WindowKernel,
-    depthwise_window,
-    window_kernel,
-)
+from tvm_ext.tir_schedules.analysis.sliding_window import WindowKernel, window_kernel
 from tvm_ext.tir_schedules.cpu.data_parallel import schedule_window
 from tvm_ext.tir_schedules.cpu.depthwise_channels_first import ChannelsFirst, decide_channels_first
 from tvm_ext.tir_schedules.cpu.depthwise_channels_last import (
@@ -30,6 +25,7 @@ from tvm_ext.tir_schedules.cpu.depthwise_channels_last import (
     decide_channels_last,
     multiply_adds_written_out,
 )
+from tvm_ext.tir_schedules.cpu.depthwise_window import DepthwiseWindow, depthwise_window
 from tvm_ext.tir_schedules.template import Decisions
 
 
