@@ -2,7 +2,8 @@
 
 A template asks for each decision (tile size, order, threads) by name, with the options that make
 sense for the kernel and the machine, and its own default among them; options may depend on
-decisions taken before. A tuner samples the same.
+decisions taken before. A tuner samples the same. What finds out of what form a kernel is, or takes
+decisions, raises NotApplicable as the template does.
 """
 
 import random

@@ -377,7 +377,7 @@ def _size(expr: tvm.ir.Expr | tirx.Stmt) -> int:
 
 
 def only_reduction(sch: s_tir.Schedule) -> SBlockRV:
-    """The kernel's only reduction."""
+    """The kernel's only reduction. Raises NotApplicable where there is none, or several."""
     reductions = reduction_blocks(sch)
     if len(reductions) != 1:
         raise NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
@@ -385,7 +385,7 @@ def only_reduction(sch: s_tir.Schedule) -> SBlockRV:
 
 
 def access_of_reduction(sch: s_tir.Schedule) -> BlockAccess:
-    """What the only reduction reads and writes, in a kernel all of whose blocks are as plain."""
+    """What the only reduction reads and writes. Raises NotApplicable where a block is not plain."""
     anchor = only_reduction(sch)
     access = access_of(sch, anchor)
     if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):

@@ -52,7 +52,7 @@ class Contraction:
 
 
 def contraction_of(block: s_tir.SBlock) -> Contraction:
-    """The contraction that a block is, with the operands and loops in their order."""
+    """The contraction that a block is, its operands in their order. Raises NotApplicable."""
     extents = [static_extent(v.dom.extent) for v in block.iter_vars]
     regions = operands_of(block)
     if scans(block):

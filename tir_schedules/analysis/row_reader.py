@@ -71,7 +71,7 @@ def read_rows(
     symbolic_rows: bool = False,
     symbolic_columns: bool = False,
 ) -> RowKernel:
-    """What ``blocks`` do row by row, or why they cannot run that way.
+    """What ``blocks`` do row by row. Raises NotApplicable where they cannot run that way.
 
     ``outside`` are the buffers that others see as well: parameters of the kernel, for one. With
     ``symbolic_rows``, how many rows there are may be known in the run only; with

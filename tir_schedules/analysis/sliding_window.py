@@ -121,7 +121,7 @@ def takes_plain_elements(stmt: s_tir.SBlock) -> bool:
 
 
 def window_of(stmt: s_tir.SBlock, weighted: bool = False, symbolic_sizes: bool = False) -> Window:
-    """The window that a block reduces, into which its input's padding was inlined.
+    """The window that a block reduces, its input's padding inlined. Raises NotApplicable.
 
     ``weighted``: of elements multiplied by weights, which are not padded. ``symbolic_sizes``: of a
     known number of positions, in an input of any size.
@@ -185,27 +185,15 @@ def _unmoved(
 
     One is the only input channel of a group, of which several results may be made.
     """
-    return [
-        axis
-        for axis in window
-        if axis.length == 1
-        and not any(depends(c, axis.var) for c in conditions)
-        and not _slides(axis, window, outputs, value, conditions)
-    ]
-
-
-def _slides(
-    axis: LoopAxis,
-    window: list[LoopAxis],
-    outputs: tuple[LoopAxis, ...],
-    value: tvm.ir.Expr,
-    conditions: list[tvm.ir.Expr],
-) -> bool:
-    try:
-        _slide(axis, window, outputs, value, conditions)
-    except NotApplicable:
-        return False
-    return True
+    unmoved = []
+    for axis in window:
+        if axis.length != 1 or any(depends(condition, axis.var) for condition in conditions):
+            continue
+        try:
+            _slide(axis, window, outputs, value, conditions)
+        except NotApplicable:
+            unmoved.append(axis)
+    return unmoved
 
 
 def _factors(element: tvm.ir.Expr) -> tuple[Any, Any] | None:
@@ -398,7 +386,7 @@ class WindowKernel:
     _is_whole: bool
 
     def later_nests(self) -> list[Nest]:
-        """The blocks after the reduction that are not part of ``store``."""
+        """The blocks after the reduction that are not part of ``store``. Raises NotApplicable."""
         if self._is_whole:
             return []
         nests = []
@@ -419,7 +407,7 @@ class WindowKernel:
 def window_kernel(
     func: tirx.PrimFunc, weighted: bool = False, symbolic_sizes: bool = False
 ) -> WindowKernel:
-    """The kernel ``func``, whose padding is inlined; the others as ``window_of`` has them."""
+    """The kernel ``func``, its padding inlined; the rest, and what it raises, as ``window_of``."""
     sch = inlined_schedule(func)
     anchor = _window_block(sch)
     window = window_of(sch.get(anchor), weighted, symbolic_sizes)

@@ -82,7 +82,7 @@ class Stencil:
 
 
 def stencil_of(sch: s_tir.Schedule) -> Stencil:
-    """What ``sch`` holds, after everything but borders was inlined."""
+    """What ``sch`` holds, all but borders inlined. Raises NotApplicable where it is no stencil."""
     inline_blocks(sch, keep=lambda block: _is_border(sch, block))
     blocks = kernel_blocks(sch)
     block = blocks[-1]

@@ -111,7 +111,7 @@ class WindowOperand:
 def window_operands(
     sch: s_tir.Schedule, block: SBlockRV, follows: Sequence[int | None]
 ) -> tuple[WindowOperand, WindowOperand | None]:
-    """What is read by windows, and the largest of the rest."""
+    """What is read by windows, and the largest of the rest. Raises NotApplicable."""
     stmt = sch.get(block)
     windowed: list[WindowOperand] = []
     others: list[WindowOperand] = []
@@ -240,7 +240,7 @@ class WindowSum:
 
 
 def window_sum_of(sch: s_tir.Schedule) -> WindowSum:
-    """What ``sch`` holds, after everything but padding was inlined."""
+    """What ``sch`` holds, all but padding inlined. Raises NotApplicable where it is no such sum."""
     inline_blocks(sch, keep=lambda block: _pads_a_sum(sch, block))
     for block in kernel_blocks(sch):
         if _pads_a_sum(sch, block):

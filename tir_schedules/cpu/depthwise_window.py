@@ -77,7 +77,7 @@ class DepthwiseWindow:
 
 
 def depthwise_window(window: Window) -> DepthwiseWindow:
-    """``window``, of products, as rows and columns."""
+    """``window``, of products, as rows and columns. Raises NotApplicable where it is not one."""
     loads = nodes(window.store.value, tvm.ir.TensorLoad)
     if window.combine is not tirx.Add or len(loads) != 2:
         raise NotApplicable("it is no contraction")

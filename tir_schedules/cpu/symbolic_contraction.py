@@ -80,7 +80,7 @@ class SymbolicContraction:
 def symbolic_contraction(
     sch: s_tir.Schedule, anchor: SBlockRV, epilogue: SBlockRV | None
 ) -> SymbolicContraction:
-    """The contraction of ``anchor``, finished as ``epilogue`` does where there is one."""
+    """The contraction of ``anchor``, finished as ``epilogue`` does. Raises NotApplicable."""
     stmt = sch.get(anchor)
     product, start = _summed(stmt)
     kinds = {v.var: v.iter_type == tirx.IterVar.DataPar for v in stmt.iter_vars}

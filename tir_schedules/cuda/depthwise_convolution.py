@@ -63,7 +63,7 @@ class DirectConvolution:
 
 
 def read_convolution(func: tirx.PrimFunc) -> StripWindow:
-    """The window of products that slides over the kernel's input."""
+    """The window of products that slides over the kernel's input. Raises NotApplicable."""
     sch = schedule_of(func)
     anchor = only_reduction(sch)
     access = access_of(sch, anchor)

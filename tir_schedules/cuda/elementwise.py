@@ -266,7 +266,7 @@ class KernelNests:
 
 
 def read_nests(func: tirx.PrimFunc) -> KernelNests:
-    """The nests of a kernel without reductions."""
+    """The nests of a kernel without reductions. Raises NotApplicable for any other."""
     sch = schedule_of(func)
     if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
         raise NotApplicable("the kernel reduces or scans")

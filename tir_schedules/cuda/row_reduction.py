@@ -234,7 +234,7 @@ class _RowParts:
 
 
 def split_rows(kernel: RowKernel, splits: int) -> list[RowKernel]:
-    """The launches of ``kernel`` with its rows in ``splits`` parts, or why they cannot be cut."""
+    """The launches of ``kernel`` with its rows in ``splits`` parts. Raises NotApplicable."""
     _refuse(kernel)
     parts = _RowParts(kernel, splits, LoopAxis(tirx.Var("part", kernel.index_dtype), splits))
     launches: list[RowKernel] = []

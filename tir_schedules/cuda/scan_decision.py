@@ -95,7 +95,7 @@ class ScanKernel:
 
 
 def scan_of(body: tirx.Stmt) -> ScanKernel:
-    """The scan that ``body``, loops without blocks, computes; or why it is none."""
+    """The scan that ``body``, loops without blocks, computes. Raises NotApplicable for others."""
     rows, inner = _nest(body)
     if not isinstance(inner, tirx.SeqStmt) or len(inner.seq) != 3:
         raise NotApplicable("the kernel is no scan: it carries no value along a loop")

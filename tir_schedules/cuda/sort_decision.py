@@ -152,7 +152,7 @@ def can_sort(shape: Sequence[Any], axis: int, dtype: str) -> bool:
 
 
 def sort_of(func: tirx.PrimFunc) -> SortProblem:
-    """What ``func`` sorts, or why it is no sort."""
+    """What ``func`` sorts. Raises NotApplicable where it is no sort."""
     call = _sorting_call(func)
     if call is None:
         raise NotApplicable("the kernel sorts nothing")

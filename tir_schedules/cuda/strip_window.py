@@ -134,7 +134,7 @@ def plane_position(slide: Slide, number: tvm.ir.Expr) -> tvm.ir.Expr:
 
 
 def strip_window(kernel: WindowKernel, weighted: bool) -> StripWindow:
-    """The window of ``kernel`` in rows, columns and what is next to each other."""
+    """The window of ``kernel`` in rows, columns and neighbours. Raises NotApplicable."""
     window = kernel.window
     data, weight = window.store.value, None
     if weighted:

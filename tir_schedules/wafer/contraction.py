@@ -57,7 +57,7 @@ class WaferContraction(Contraction):
 
     @classmethod
     def of(cls, sch: s_tir.Schedule) -> Self:
-        """What ``sch`` holds, after everything that can be inlined was inlined."""
+        """What ``sch`` holds, all inlined that can be. Raises NotApplicable for other kernels."""
         inline_blocks(sch)
         block = only_reduction(sch)
         first, *following = kernel_blocks(sch)

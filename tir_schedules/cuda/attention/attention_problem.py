@@ -111,7 +111,7 @@ class AttentionProblem:
 
 
 def read_problem(func: tirx.PrimFunc, views: FlatViews) -> AttentionProblem:
-    """The attention that a function computes, by its attribute; why not, else."""
+    """The attention that a function computes, by its attribute. Raises NotApplicable for others."""
     if func.attrs is None or ATTRIBUTE not in func.attrs:
         raise NotApplicable("it is not a fused attention")
     compute = AttentionCompute.from_attribute(str(func.attrs[ATTRIBUTE]))

@@ -282,7 +282,7 @@ _TILE_CYCLES, _START_CYCLES = 1200, 1800
 def decide_group_attention(
     problem: AttentionProblem, machine: CudaDescription, decisions: Decisions
 ) -> WarpgroupAttentionTiles:
-    """The tiles, or why instructions of single warps are not slower.
+    """The tiles. Raises NotApplicable where instructions of single warps are not slower.
 
     Decisions: ``groups``, ``keys``, ``stages``, ``lasting``, ``turns``.
     """

@@ -250,7 +250,7 @@ def decide_group_tiles(
     row_bytes: int = SWIZZLED_ROW_BYTES,
     across: bool = False,
 ) -> WarpgroupGemmTiles:
-    """The tiles, or why instructions of single warps are not slower.
+    """The tiles. Raises NotApplicable where instructions of single warps are not slower.
 
     ``copied_bytes``: what is read and written to align operands first. ``wanted``: the matmul
     without rows and steps that only fill boxes. ``row_bytes``: see ``WarpgroupGemmTiles``.

@@ -95,7 +95,7 @@ class WarpgroupEpilogue:
         views: FlatViews,
         pixels: PixelBoxes | None = None,
     ) -> "WarpgroupEpilogue":
-        """The widest that the buffers' addresses allow, or why there is none.
+        """The widest that the buffers' addresses allow. Raises NotApplicable for none.
 
         ``sizes``: products, rows and columns.
         """

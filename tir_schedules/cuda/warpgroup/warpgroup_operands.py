@@ -426,7 +426,7 @@ def order_steps_last(sch: s_tir.Schedule, main: SBlockRV, axes: MatmulAxes) -> N
 def group_operands(
     sch: s_tir.Schedule, main: SBlockRV, axes: MatmulAxes, tf32: bool
 ) -> WarpgroupGemmOperands:
-    """The operands of the block ``main``; ``tf32``: whether float32 may be rounded to it."""
+    """The operands of ``main``, of float32 with ``tf32`` only. Raises NotApplicable for others."""
     block = sch.get(main)
     loads = factors_of(block)
     if not loads:
