@@ -50,7 +50,8 @@ class FormError(ValueError):
 class NotApplicable(Exception):
     """Why a pass, a template or a model leaves a near match alone.
 
-    A template returns it; what is deeper inside raises it. It never reaches a user.
+    It is raised. What asks several in turn (``apply_template``, records) returns it: the reason to
+    ask the next. It never reaches a user.
 
     Attributes
     ----------
@@ -105,3 +106,7 @@ class TuningError(TvmExtError):
 
 class RecordsError(TvmExtError):
     """A folder of records is missing, unusable, or lacks a record that was required."""
+
+
+class ScheduleRefusedError(TvmExtError):
+    """A kernel of the model cannot run on the target, however its loops are scheduled."""

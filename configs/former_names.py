@@ -23,6 +23,7 @@ TEMPLATES = {
     "mesh reduction": "wafer reduction",
     "mesh stencil": "wafer stencil",
     "mesh transpose": "wafer transpose",
+    "row stitch": "softmax and norm",
     "warp group attention": "warpgroup attention",
     "warp group contraction": "warpgroup contraction",
 }

@@ -47,7 +47,6 @@ class _Narrower(BindingRewriter):
     pass_name = "AccumulateInFloat32"
 
     def __init__(self, dtypes: tuple[str, ...]) -> None:
-        super().__init__()
         self.dtypes = dtypes
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:

@@ -109,11 +109,9 @@ class BindingRewriter(ABC):
     """Replaces bindings until nothing matches; ``pass_name`` names the pass in the log."""
 
     pass_name: str
-
-    def __init__(self) -> None:
-        self.view: GraphView
-        self.mod: tvm.IRModule
-        self._walker: _Walker
+    view: GraphView
+    mod: tvm.IRModule
+    _walker: "_Walker"
 
     def start_function(self, func: relax.Function) -> None:
         """Takes up ``func``, whose bindings are given to ``replace`` next; sets ``view``."""

@@ -274,7 +274,6 @@ class _Folder(BindingRewriter):
     pass_name = "ConvBnReluFold"
 
     def __init__(self) -> None:
-        super().__init__()
         self._runs: dict[relax.Var, _AffineRun] = {}
         self._inner: set[relax.Var] = set()
 

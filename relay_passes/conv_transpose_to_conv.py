@@ -358,7 +358,6 @@ class _ConvTransposeRewriter(BindingRewriter):
     pass_name = "ConvTransposeToConv"
 
     def __init__(self, machine: DescribedMachine) -> None:
-        super().__init__()
         self.machine = machine
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
@@ -435,10 +434,7 @@ class _ConvTransposeRewriter(BindingRewriter):
         return self._cropped(operator, first, kernel.output_spatial, [0] * len(kernel.axes), var)
 
     def _unstacked(
-        self,
-        operator: _Transposed,
-        stacked: StackedConvolution,
-        var: relax.Var,
+        self, operator: _Transposed, stacked: StackedConvolution, var: relax.Var
     ) -> relax.Expr:
         weight = _constant(stacked.pack(operator.weight))
         convolution = self.bind(_stacked_call(operator, stacked, weight), var)

@@ -6,12 +6,7 @@ from tvm_ffi import structural_map, structural_walk
 
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
-from tvm_ext.relay_passes.spans import (
-    bindings_of,
-    relax_bindings,
-    relax_functions,
-    with_functions,
-)
+from tvm_ext.relay_passes.spans import bindings_of, relax_bindings, relax_functions, with_functions
 
 # What TVM's rewriting names the functions whose kernels it captures.
 _CAPTURED = "_cuda_graph_capture"

@@ -43,7 +43,6 @@ class _Flattener(BindingRewriter):
     pass_name = "FlattenPointwise"
 
     def __init__(self, machine: CpuDescription) -> None:
-        super().__init__()
         self.machine = machine
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:

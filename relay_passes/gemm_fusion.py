@@ -209,7 +209,6 @@ class GemmFusion:
 
 class _GemmRewriter(_MatmulRewriter):
     def __init__(self) -> None:
-        super().__init__()
         # The result of an epilogue that ends further down, and what to put there.
         self._planned: dict[relax.Var, Callable[[], Replacement]] = {}
         self._inside: set[relax.Var] = set()

@@ -13,6 +13,7 @@ from typing import Any
 
 import tvm
 
+from tvm_ext.configs.decision import Decision
 from tvm_ext.configs.errors import ConfigError, nearest_hint
 
 # TVM's numbers, a kernel's attribute ``op_pattern``: elementwise operators may follow, and none.
@@ -89,37 +90,15 @@ def build_options(options_class: type, given: dict[str, Any]) -> dict[str, Any]:
 # What the passes did and what they left alone, with the reasons.
 
 
-@dataclass(frozen=True)
-class PassDecision:
-    """One rewrite that was made, or one near match that was left alone.
-
-    Attributes
-    ----------
-    pass_name : str
-        Name of the pass.
-    applied : bool
-        True for a rewrite, False for a refusal.
-    where : str
-        Names of the original nodes, joined by " + ".
-    reason : str
-        What was done, or why nothing was.
-    """
-
-    pass_name: str
-    applied: bool
-    where: str
-    reason: str
-
-
 # The decisions in their order, and the same as a set, in which a repeated one is found at once.
-_Log = tuple[list[PassDecision], set[PassDecision]]
+_Log = tuple[list[Decision], set[Decision]]
 _active: ContextVar[_Log | None] = ContextVar("pass_log", default=None)
 
 
 @contextmanager
-def recording() -> Iterator[list[PassDecision]]:
+def recording() -> Iterator[list[Decision]]:
     """Collects the decisions of all passes that run inside the block."""
-    decisions: list[PassDecision] = []
+    decisions: list[Decision] = []
     token = _active.set((decisions, set()))
     try:
         yield decisions
@@ -127,7 +106,7 @@ def recording() -> Iterator[list[PassDecision]]:
         _active.reset(token)
 
 
-def _record(decision: PassDecision) -> None:
+def _record(decision: Decision) -> None:
     log = _active.get()
     if log is None or decision in log[1]:
         return
@@ -137,9 +116,9 @@ def _record(decision: PassDecision) -> None:
 
 def record_applied(pass_name: str, where: str, what: str) -> None:
     """Notes a rewrite that was made; does nothing outside of ``recording()``."""
-    _record(PassDecision(pass_name, True, where, what))
+    _record(Decision(pass_name, True, where, what))
 
 
 def record_refusal(pass_name: str, where: str, reason: str) -> None:
     """Notes a near match that was left alone; does nothing outside of ``recording()``."""
-    _record(PassDecision(pass_name, False, where, reason))
+    _record(Decision(pass_name, False, where, reason))

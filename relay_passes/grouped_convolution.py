@@ -158,7 +158,6 @@ class _GroupedConvolutionRewriter(BindingRewriter):
     pass_name = "GroupedConvolution"
 
     def __init__(self, for_cuda: bool) -> None:
-        super().__init__()
         self.for_cuda = for_cuda
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:

@@ -80,7 +80,6 @@ class _ChannelPadder(BindingRewriter):
     pass_name = "PadOutputChannels"
 
     def __init__(self, machine: CpuDescription) -> None:
-        super().__init__()
         self.machine = machine
         self._widened: dict[tuple[int, int], tuple[relax.Expr, relax.Expr]] = {}
 

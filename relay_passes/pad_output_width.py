@@ -39,7 +39,6 @@ class _Padder(BindingRewriter):
     pass_name = "PadOutputWidth"
 
     def __init__(self, machine: CpuDescription) -> None:
-        super().__init__()
         self.machine = machine
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:

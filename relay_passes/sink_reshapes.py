@@ -72,7 +72,6 @@ class _Sinker(BindingRewriter):
     pass_name = "SinkReshapes"
 
     def __init__(self) -> None:
-        super().__init__()
         # By variable that has become a reshape: what it reshapes, a variable of the new graph.
         self._sources: dict[relax.Var, relax.Var] = {}
 

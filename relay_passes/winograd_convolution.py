@@ -386,7 +386,6 @@ class _WinogradRewriter(BindingRewriter):
     pass_name = "WinogradConvolution"
 
     def __init__(self, machine: CpuDescription) -> None:
-        super().__init__()
         self.machine = machine
         self.costs = cost_model(machine)
         self._weight_bytes = 0.0

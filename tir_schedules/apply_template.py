@@ -39,19 +39,21 @@ def apply_template(
 ) -> ScheduledKernel | NotApplicable:
     """``func`` scheduled by ``template``, or why not.
 
-    A primitive that TVM refuses, and a decision that the template does not offer, are reasons to
-    try something else, not to end. A template is asked for machines of its own type only.
+    A reason that the template raises is returned, for the next one to be asked; so are a primitive
+    that TVM refuses and a decision that the template does not offer. A template is asked for
+    machines of its own type only.
     """
     if not isinstance(machine, template.machine_type):
         return NotApplicable(f"it does not schedule for a target such as '{machine.name}'")
     try:
         scheduled = template.apply(func, machine, decisions)
+    except NotApplicable as refused:
+        # Anew: what was raised keeps the schedule in its traceback.
+        return NotApplicable(refused.reason)
     except DecisionError as error:
         return NotApplicable(str(error))
     except s_tir.ScheduleError:
         return NotApplicable("a step of its schedule does not apply to these loops")
-    if isinstance(scheduled, NotApplicable):
-        return scheduled
     return ScheduledKernel(finished_schedule(scheduled, func, machine), packed_operand(scheduled))
 
 

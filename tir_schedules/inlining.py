@@ -3,26 +3,19 @@
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
-import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
-
-# Nodes of an expression beyond which nothing more is inlined into it. Kernels of real networks
-# stay far below; the time for code generation grows with the square.
-MAX_NODES = 1000
-
-
-def schedule_of(func: tirx.PrimFunc) -> s_tir.Schedule:
-    """A schedule of ``func`` in which nothing is done yet.
-
-    Template after template is asked for a kernel, and begins with one: TVM looks at all of the
-    kernel to make it, and at nothing to copy it.
-    """
-    return _untouched(func).copy()
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    count_calls,
+    is_data_parallel,
+    kernel_blocks,
+    scans,
+    schedule_of,
+    static_extent,
+    would_bloat,
+)
 
 
 def inlined_schedule(func: tirx.PrimFunc, repeat: bool = False) -> s_tir.Schedule:
@@ -37,14 +30,12 @@ def inlined_schedule(func: tirx.PrimFunc, repeat: bool = False) -> s_tir.Schedul
 @lru_cache(maxsize=1)
 def inlined_blocks(func: tirx.PrimFunc) -> tuple[s_tir.SBlock, ...]:
     """The blocks of ``inlined_schedule(func)``, for those that look at them only."""
-    sch = _untouched(_inlined(func, repeat=False))
+    sch = inlined_schedule(func)
     return tuple(sch.get(block) for block in kernel_blocks(sch))
 
 
 def inline_blocks(
-    sch: s_tir.Schedule,
-    keep: Callable[[SBlockRV], bool] = lambda _: False,
-    repeat: bool = False,
+    sch: s_tir.Schedule, keep: Callable[[SBlockRV], bool] = lambda _: False, repeat: bool = False
 ) -> None:
     """Inlines every data-parallel block whose work is not repeated by doing so, but for ``keep``.
 
@@ -63,48 +54,7 @@ def inline_blocks(
         pass
 
 
-def kernel_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
-    """The blocks of the kernel, in program order."""
-    return list(sch.get_child_blocks(sch.get_sblock("root")))
-
-
-def reduction_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
-    """Those of the kernel's blocks that are not data-parallel."""
-    return [block for block in kernel_blocks(sch) if not is_data_parallel(sch, block)]
-
-
-def writer_of(sch: s_tir.Schedule, block: SBlockRV, buffer: tirx.Buffer) -> SBlockRV | None:
-    """The block that writes what ``block`` reads as ``buffer``; None for a parameter."""
-    producers = sch.get_producers(block)
-    return next((p for p in producers if sch.get(p).writes[0].source.same_as(buffer)), None)
-
-
-def same_block(sch: s_tir.Schedule, block: SBlockRV, other: SBlockRV) -> bool:
-    """Whether two handles are of one block."""
-    return bool(sch.get(block).same_as(sch.get(other)))
-
-
-def is_data_parallel(sch: s_tir.Schedule, block: SBlockRV) -> bool:
-    """Whether no iteration of the block depends on another one."""
-    return runs_in_any_order(sch.get(block))
-
-
-def runs_in_any_order(stmt: s_tir.SBlock) -> bool:
-    """The same of a block as a statement."""
-    return all(v.iter_type == tirx.IterVar.DataPar for v in stmt.iter_vars)
-
-
-def count_calls(expr: Any) -> int:
-    """Function calls (exp, if_then_else, ...) below a statement or expression."""
-    return len(nodes(expr, tvm.ir.Call))
-
-
-# Of the kernel that is being scheduled: as it is, inlined, and inlined with work repeated.
-@lru_cache(maxsize=3)
-def _untouched(func: tirx.PrimFunc) -> s_tir.Schedule:
-    return s_tir.Schedule(func)
-
-
+# Of the kernel that is being scheduled: inlined, and inlined with work repeated.
 @lru_cache(maxsize=2)
 def _inlined(func: tirx.PrimFunc, repeat: bool) -> tirx.PrimFunc:
     sch = schedule_of(func)
@@ -151,21 +101,4 @@ def _extents(sch: s_tir.Schedule, block: SBlockRV) -> list[int | None]:
 def _is_plain(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether every iteration is data-parallel or one of a reduction, with one result."""
     stmt = sch.get(block)
-    kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
-    return len(stmt.writes) == 1 and all(v.iter_type in kinds for v in stmt.iter_vars)
-
-
-def would_bloat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
-    """Whether the consumer's expression would grow beyond ``MAX_NODES``.
-
-    A chain of blocks that use their input twice (x * sigmoid(x)) doubles with each one inlined.
-    """
-    body = sch.get(consumer).body
-    produced = sch.get(block).writes[0].source
-    uses = sum(load.source.same_as(produced) for load in nodes(body, tvm.ir.TensorLoad))
-    added = uses * _size(sch.get(block).body)
-    return added + _size(body) > MAX_NODES
-
-
-def _size(expr: tvm.ir.Expr | tirx.Stmt) -> int:
-    return len(nodes(expr, tvm.ir.Expr))
+    return len(stmt.writes) == 1 and not scans(stmt)

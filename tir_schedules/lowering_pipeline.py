@@ -57,9 +57,7 @@ def _registered(kind: str) -> str:
 
 
 def compile_kernels(
-    mod: tvm.IRModule | tirx.PrimFunc,
-    target: tvm.target.Target,
-    instruments: Sequence[Any] = (),
+    mod: tvm.IRModule | tirx.PrimFunc, target: tvm.target.Target, instruments: Sequence[Any] = ()
 ) -> Any:
     """``tvm.compile`` of scheduled kernels. Raises what TVM raises."""
     options = pass_options(target)

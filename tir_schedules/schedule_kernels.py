@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import tvm
 from tvm import s_tir, tirx
 
-from tvm_ext.configs.errors import NotApplicable, TvmExtError
+from tvm_ext.configs.errors import NotApplicable, ScheduleRefusedError, TvmExtError
 from tvm_ext.configs.progress import tell
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.apply_template import (
@@ -15,7 +15,6 @@ from tvm_ext.tir_schedules.apply_template import (
     apply_template,
 )
 from tvm_ext.tir_schedules.backend import Scheduling, scheduling_of
-from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.statements import without_scope_marks

@@ -1,11 +1,20 @@
-"""Small tools for TensorIR statements: sequences, blocks, stack arrays, conditions, marks."""
+"""What kernels are written anew with: sequences, blocks, stack arrays, flat views of buffers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.tirx.buffer import buffer_data
 from tvm_ffi import structural_map
+
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    elements,
+    flat_address,
+    is_compact,
+    nodes,
+)
 
 
 def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
@@ -52,19 +61,108 @@ def stack_array(size: tirx.Expr | int, dtype: str, name: str) -> tuple[Any, tirx
     return array, tirx.AllocBuffer(array, annotations=_ON_STACK)
 
 
-_IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
+# Kernels written anew over flat views of their buffers, in which an index is an address.
 
 
-def is_conditional(node: tvm.ir.Expr) -> TypeGuard[tvm.ir.Call]:
-    """Whether an expression is a branch, of which one side only is computed."""
-    return isinstance(node, tvm.ir.Call) and bool(node.op.same_as(_IF_THEN_ELSE))
+class FlatViews:
+    """The flat views of a kernel's buffers.
+
+    Loops over several dimensions can then be one loop, without a division to tell them apart.
+
+    Parameters
+    ----------
+    symbolic_sizes : bool
+        Whether buffers of sizes that are known in the run only have views as well.
+    """
+
+    def __init__(self, symbolic_sizes: bool = False) -> None:
+        self.symbolic_sizes = symbolic_sizes
+        self._pairs: list[tuple[Any, Any]] = []
+
+    def of(self, buffer: tirx.Buffer) -> tirx.Buffer:
+        """The flat view of ``buffer``, the same one at every call."""
+        for original, flat in self._pairs:
+            if original.same_as(buffer):
+                return flat
+        flat = tirx.decl_buffer((elements(buffer),), str(buffer.dtype), buffer.name)
+        self._pairs.append((buffer, flat))
+        return flat
+
+    def may_share_memory(self, store: tirx.BufferStore, func: tirx.PrimFunc) -> bool:
+        """Whether TVM may put the result of an assignment in the place of what it reads.
+
+        It does so with arrays that live inside of a kernel. An element must then not be computed
+        twice: the second time it would be computed from the result.
+        """
+        inside = self.allocated(func)
+        loads = nodes(store.value, tvm.ir.TensorLoad)
+        return among(store.buffer, inside) and any(among(load.source, inside) for load in loads)
+
+    def declarations(self, func: tirx.PrimFunc) -> list[tirx.Stmt]:
+        """Statements that make the views of parameters known; the others are to be allocated."""
+        return [
+            tirx.DeclBuffer(flat, data=buffer_data(original))
+            for original, flat in self._pairs
+            if among(original, func.params)
+        ]
+
+    def allocated(self, func: tirx.PrimFunc) -> list[tirx.Buffer]:
+        """The views that are not of parameters."""
+        return [flat for original, flat in self._pairs if not among(original, func.params)]
+
+    def kernel(
+        self, func: tirx.PrimFunc, code: Sequence[tirx.Stmt], arrays: Sequence[tirx.Buffer] = ()
+    ) -> tirx.PrimFunc:
+        """``func`` with other statements, which use the views, and ``arrays`` of their own."""
+        nothing = [tirx.Evaluate(tirx.const(0, "int32"))]
+        body = sequence([*self.declarations(func), *(code or nothing)])
+        used = [store.buffer for store in nodes(body, tirx.BufferStore)]
+        inside = [view for view in self.allocated(func) if among(view, used)]
+        return func.with_body(in_root_block(body, [*inside, *arrays]))
 
 
-def conjuncts(condition: tvm.ir.Expr) -> list[tvm.ir.Expr]:
-    """The conditions that all have to hold for ``condition`` to hold."""
-    if isinstance(condition, tirx.And):
-        return [*conjuncts(condition.a), *conjuncts(condition.b)]
-    return [condition]
+def flattened(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore | None:
+    """The same assignment to and from flat views; None when a buffer's layout is not plain."""
+    buffers = [store.buffer, *(load.source for load in nodes(store, tvm.ir.TensorLoad))]
+    if not all(is_compact(buffer, views.symbolic_sizes) for buffer in buffers):
+        return None
+
+    def flat_load(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
+        return tirx.BufferLoad(views.of(load.source), [flat_address(load.source, load.indices)])
+
+    address = flat_address(store.buffer, store.indices)
+    value, address = (
+        structural_map(expr, (tvm.ir.TensorLoad, flat_load)) for expr in (store.value, address)
+    )
+    return tirx.BufferStore(views.of(store.buffer), value, [address])
+
+
+def with_flat_memory(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore:
+    """The same assignment with flat views of all buffers but those in registers.
+
+    Raises
+    ------
+    ValueError
+        A buffer's layout is not plain.
+    """
+
+    def in_memory(buffer: tirx.Buffer, indices: Sequence[tvm.ir.Expr]) -> tuple[Any, list[Any]]:
+        zero = tirx.const(0, str(buffer.dtype))
+        found = flattened(tirx.BufferStore(buffer, zero, list(indices)), views)
+        if found is None:
+            raise ValueError(f"buffer {buffer.name} is not laid out row by row")
+        return found.buffer, list(found.indices)
+
+    def flat(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
+        if str(load.source.scope()) != "global":
+            return load
+        return tirx.BufferLoad(*in_memory(load.source, load.indices))
+
+    value = structural_map(store.value, (tvm.ir.TensorLoad, flat))
+    if str(store.buffer.scope()) != "global":
+        return tirx.BufferStore(store.buffer, value, store.indices)
+    buffer, indices = in_memory(store.buffer, store.indices)
+    return tirx.BufferStore(buffer, value, indices)
 
 
 # Takes out of kernels the marks that TVM's IR builder leaves, of which code generation warns.

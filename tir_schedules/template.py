@@ -2,7 +2,8 @@
 
 A template asks for each decision (tile size, order, threads) by name, with the options that make
 sense for the kernel and the machine, and its own default among them; options may depend on
-decisions taken before. A tuner samples the same.
+decisions taken before. A tuner samples the same. What finds out of what form a kernel is, or takes
+decisions, raises NotApplicable as the template does.
 """
 
 import random
@@ -12,7 +13,6 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tvm import s_tir, tirx
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.machine import MachineDescription
 
 
@@ -215,10 +215,13 @@ class Template(Protocol):
         """See the class."""
         ...
 
-    def apply(
-        self, func: tirx.PrimFunc, machine: Any, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
-        """A schedule for ``func``, which is left unchanged, or the reason why there is none.
+    def apply(self, func: tirx.PrimFunc, machine: Any, decisions: Decisions) -> s_tir.Schedule:
+        """A schedule for ``func``, which is left unchanged.
 
         ``decisions`` answers what the template has to decide: by default, or as a tuner says.
+
+        Raises
+        ------
+        NotApplicable
+            The kernel is none that the template schedules; says why.
         """

@@ -152,10 +152,7 @@ class Candidate:
 
 
 def candidate_of(
-    task: KernelTask,
-    trace: s_tir.schedule.Trace,
-    machine: MachineDescription,
-    finish: Finish,
+    task: KernelTask, trace: s_tir.schedule.Trace, machine: MachineDescription, finish: Finish
 ) -> Candidate | NotApplicable:
     """What a trace makes of the kernel, or why it makes nothing."""
     try:

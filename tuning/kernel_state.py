@@ -29,11 +29,7 @@ class KernelState:
     """
 
     def __init__(
-        self,
-        task: KernelTask,
-        modelled_seconds: float,
-        trials: list[Trial],
-        measures: bool = True,
+        self, task: KernelTask, modelled_seconds: float, trials: list[Trial], measures: bool = True
     ) -> None:
         self.task = task
         self.modelled_seconds = modelled_seconds

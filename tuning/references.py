@@ -18,10 +18,9 @@ from tvm_ffi import structural_map
 
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.machine import MachineDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, reduction_blocks, static_extent
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.backend import scheduling_of
-from tvm_ext.tir_schedules.inlining import reduction_blocks
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Candidate, KernelTask, plain_json
 from tvm_ext.tuning.jobs import ExpectedJob, build, build_job, compute_expected, save_arrays

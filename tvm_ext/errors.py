@@ -11,12 +11,12 @@ from tvm_ext.configs.errors import (
     DefectWarning,
     FormError,
     RecordsError,
+    ScheduleRefusedError,
     TargetError,
     TuningError,
     TvmExtError,
     own_words,
 )
-from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 
 __all__ = [
     "REPORT_IT",

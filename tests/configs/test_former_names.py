@@ -27,7 +27,7 @@ def kernel() -> tvm.tirx.PrimFunc:
 
 
 def test_present_names_exist():
-    schedulings = [get_backend(name).part(Scheduling) for name in ("cuda", "wafer")]
+    schedulings = [get_backend(name).part(Scheduling) for name in ("cpu", "cuda", "wafer")]
     templates = {template.name for each in schedulings for template in each.recordable}
     assert set(TEMPLATES.values()) <= templates
     assert not set(TEMPLATES) & templates

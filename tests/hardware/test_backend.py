@@ -43,8 +43,8 @@ class Never:
     name = "never"
     machine_type = CpuDescription
 
-    def apply(self, func, machine, decisions=None) -> NotApplicable:
-        return NotApplicable("it takes none")
+    def apply(self, func, machine, decisions=None):
+        raise NotApplicable("it takes none")
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.backend import Backend
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import kernel_blocks, nodes
 from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tuning.backend import RANDOM, CostModelEntry, Tuning
 from tvm_ext.tuning.cost_models.base import FormulaModel
@@ -32,13 +32,13 @@ class OneLoop:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         sch = inlined_schedule(func)
         blocks = kernel_blocks(sch)
         calls = nodes(func.body, tvm.ir.Call)
         if len(blocks) != 1 or "tirx.fabs" not in [str(call.op.name) for call in calls]:
-            return NotApplicable("it is not one absolute value")
+            raise NotApplicable("it is not one absolute value")
         lanes = machine.vector_lanes("float32")
         width = decisions.pick("width", (lanes, 2 * lanes), lanes)
         _, inner = sch.split(sch.fuse(*sch.get_loops(blocks[0])), [None, width])

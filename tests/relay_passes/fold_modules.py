@@ -8,8 +8,9 @@ from random_numbers import RANDOM
 from tvm import relax
 from unoptimised import LLVM
 
+from tvm_ext.configs.decision import Decision
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
-from tvm_ext.relay_passes.graph_pass import PassDecision, recording
+from tvm_ext.relay_passes.graph_pass import recording
 
 nn = relax.op.nn
 
@@ -59,7 +60,7 @@ def op_names(mod: tvm.IRModule) -> list[str]:
     return names
 
 
-def fold(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[PassDecision]]:
+def fold(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[Decision]]:
     """Folds, and checks what holds for every graph pass."""
     before = mod.script(show_meta=True)
     with recording() as log:

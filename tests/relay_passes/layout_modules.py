@@ -8,9 +8,10 @@ from random_numbers import RANDOM
 from tvm import relax
 from unoptimised import LLVM
 
+from tvm_ext.configs.decision import Decision
 from tvm_ext.hardware.cost_model import Work
 from tvm_ext.relay_passes.expressions import operator_name
-from tvm_ext.relay_passes.graph_pass import PassDecision, recording
+from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.spans import span_of
 
@@ -89,7 +90,7 @@ def transposes(mod: tvm.IRModule) -> int:
 
 def plan(
     mod: tvm.IRModule, machine: LayoutCostMachine = CHEAP
-) -> tuple[tvm.IRModule, list[PassDecision]]:
+) -> tuple[tvm.IRModule, list[Decision]]:
     """The planned module, checked for what holds of every pass, and the log."""
     script = mod.script(show_meta=True)
     with recording() as log:

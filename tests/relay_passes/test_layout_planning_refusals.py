@@ -17,8 +17,9 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from tvm_ext.configs.decision import Decision
 from tvm_ext.relay_passes import layout_planning
-from tvm_ext.relay_passes.graph_pass import PassDecision, recording
+from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 
 
@@ -55,7 +56,7 @@ def test_transposed_convolution_stays_and_is_named() -> None:
     (call,) = (item.value for item in bindings(planned, "relax.nn.conv2d_transpose"))
     assert (call.attrs.data_layout, call.attrs.kernel_layout) == ("NCHW", "IOHW")
     assert layouts(planned) == ["NHWC", "NHWC"]
-    refusal = PassDecision(
+    refusal = Decision(
         "LayoutPlanning", False, "op1", "transposed convolution has no channels-last lowering"
     )
     assert refusal in log

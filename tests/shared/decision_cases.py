@@ -83,7 +83,7 @@ def scheduled_with(
     """The schedule, or why TVM or the template refuses these decisions."""
     try:
         return template.apply(func, machine, decisions)
-    except s_tir.ScheduleError as error:
+    except (NotApplicable, s_tir.ScheduleError) as error:
         return NotApplicable(str(error))
 
 

@@ -41,7 +41,7 @@ def _nchw(template, x, w, b, **kwargs):
 
 TILE = "register tile"
 BLOCK = "blockwise"
-STITCH = "row stitch"
+ROWS = "softmax and norm"
 REDUCE = "reduction"
 VECTOR = "matrix times vector"
 EACH = "elementwise"
@@ -204,25 +204,25 @@ REDUCTIONS = {
     "argmin keeps": _reduce(REDUCE, op.argmin, (3, 7, 5), 1, keepdims=True),
     "variance": _reduce(REDUCE, op.variance, (3, 40), 1),
     "std first": _reduce(REDUCE, op.std, (7, 24), 0),
-    "softmax last": _reduce(STITCH, nn.softmax, (5, 80), 1),
-    "softmax prime": _reduce(STITCH, nn.softmax, (3, 149), 1),
-    "softmax first": _reduce(STITCH, nn.softmax, (17, 24), 0),
-    "softmax middle": _reduce(STITCH, nn.softmax, (2, 7, 5, 3), 1),
+    "softmax last": _reduce(ROWS, nn.softmax, (5, 80), 1),
+    "softmax prime": _reduce(ROWS, nn.softmax, (3, 149), 1),
+    "softmax first": _reduce(ROWS, nn.softmax, (17, 24), 0),
+    "softmax middle": _reduce(ROWS, nn.softmax, (2, 7, 5, 3), 1),
     "softmax one": _reduce(REDUCE, nn.softmax, (5, 1), 1),
-    "log softmax": _reduce(STITCH, nn.log_softmax, (3, 17), 1),
+    "log softmax": _reduce(ROWS, nn.log_softmax, (3, 17), 1),
     "layer norm": _case(
-        STITCH, lambda x, g, b: nn.layer_norm(x, g, b, [-1]), f32(3, 5, 40), f32(40), f32(40)
+        ROWS, lambda x, g, b: nn.layer_norm(x, g, b, [-1]), f32(3, 5, 40), f32(40), f32(40)
     ),
-    "rms norm": _case(STITCH, lambda x, g: nn.rms_norm(x, g, [-1]), f32(3, 5, 24), f32(24)),
+    "rms norm": _case(ROWS, lambda x, g: nn.rms_norm(x, g, [-1]), f32(3, 5, 24), f32(24)),
     "instance norm": _case(
-        STITCH,
+        ROWS,
         lambda x, g, b: nn.instance_norm(x, g, b, 1, [2, 3]),
         f32(2, 3, 5, 7),
         f32(3),
         f32(3),
     ),
     "group norm": _case(
-        STITCH,
+        ROWS,
         lambda x, g, b: nn.group_norm(x, g, b, 3, 1, [2, 3]),
         f32(1, 6, 5, 7),
         f32(6),

@@ -6,13 +6,8 @@ from lowering import f32, kernel_of
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.inlining import (
-    MAX_NODES,
-    count_calls,
-    inline_blocks,
-    inlined_schedule,
-    kernel_blocks,
-)
+from tvm_ext.tir_schedules.analysis.buffer_access import MAX_NODES, count_calls, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inline_blocks, inlined_schedule
 
 op = relax.op
 

@@ -7,7 +7,7 @@ import tvm
 from tvm import s_tir, te, tirx
 from tvm.s_tir.schedule import ScheduleError
 
-from tvm_ext.tir_schedules.inlining import reduction_blocks
+from tvm_ext.tir_schedules.analysis.buffer_access import reduction_blocks
 from tvm_ext.tir_schedules.reducers import rfactor
 
 EXTREMA = [(tirx.min, math.inf), (tirx.max, -math.inf)]

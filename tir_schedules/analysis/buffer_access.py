@@ -1,18 +1,19 @@
-"""How a block walks through its buffers: loop extents, strides of accesses, flat addresses."""
+"""A kernel's blocks and how each walks through its buffers: loops, strides, flat addresses."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeGuard
 
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorRegion
+from tvm.s_tir.schedule import SBlockRV
 from tvm.sym import detect_linear_equation
-from tvm.tirx.buffer import buffer_data
 
-from tvm_ext.tir_schedules.statements import in_root_block, sequence
+from tvm_ext.configs.errors import NotApplicable
 
 # On a kernel: which of its parameters are constants in every call.
 CONSTANTS_ATTRIBUTE = "tvm_ext.constant_parameters"
@@ -39,7 +40,7 @@ class BlockAccess:
         Whether each buffer read is the same in every call (weights), so that it can be packed.
     """
 
-    block: s_tir.schedule.SBlockRV
+    block: SBlockRV
     name: str
     extents: list[int]
     is_reduction: list[bool]
@@ -60,10 +61,7 @@ class BlockAccess:
 
     def trip_count(self) -> int:
         """How often the body runs."""
-        count = 1
-        for extent in self.extents:
-            count *= extent
-        return count
+        return math.prod(self.extents)
 
 
 def static_extent(value: object) -> int | None:
@@ -71,6 +69,13 @@ def static_extent(value: object) -> int | None:
     if isinstance(value, int):
         return value
     return int(value.value) if isinstance(value, tirx.IntImm) else None
+
+
+def static_product(values: Iterable[object]) -> int | None:
+    """The product of shapes or loop extents, None when one of them is symbolic."""
+    found = [static_extent(value) for value in values]
+    known = [value for value in found if value is not None]
+    return math.prod(known) if len(known) == len(found) else None
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,7 @@ def read_position(stmt: s_tir.SBlock, buffer: tirx.Buffer) -> int:
     return next(i for i, read in enumerate(stmt.reads) if read.source.same_as(buffer))
 
 
-def access_of(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> BlockAccess | None:
+def access_of(sch: s_tir.Schedule, block: SBlockRV) -> BlockAccess | None:
     """The access of a block whose loops are one to one with its iteration variables.
 
     None when an extent is symbolic, an iteration is neither data-parallel nor a commutative
@@ -216,7 +221,7 @@ def _flat_address(region: TensorRegion) -> tvm.ir.Expr | None:
     return flat_address(region.source, [dim.min for dim in region.region])
 
 
-# Buffers as arrays of one dimension, so that an index is an address.
+# What expressions hold.
 
 
 def nodes(root: Any, *kinds: type) -> list[Any]:
@@ -231,61 +236,19 @@ def depends(expr: tvm.ir.Expr, *variables: tirx.Var) -> bool:
     return any(var.same_as(used) for used in nodes(expr, tvm.ir.Var) for var in variables)
 
 
-class FlatViews:
-    """The flat views of a kernel's buffers.
+_IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
 
-    Loops over several dimensions can then be one loop, without a division to tell them apart.
 
-    Parameters
-    ----------
-    symbolic_sizes : bool
-        Whether buffers of sizes that are known in the run only have views as well.
-    """
+def is_conditional(node: tvm.ir.Expr) -> TypeGuard[tvm.ir.Call]:
+    """Whether an expression is a branch, of which one side only is computed."""
+    return isinstance(node, tvm.ir.Call) and bool(node.op.same_as(_IF_THEN_ELSE))
 
-    def __init__(self, symbolic_sizes: bool = False) -> None:
-        self.symbolic_sizes = symbolic_sizes
-        self._pairs: list[tuple[Any, Any]] = []
 
-    def of(self, buffer: tirx.Buffer) -> tirx.Buffer:
-        """The flat view of ``buffer``, the same one at every call."""
-        for original, flat in self._pairs:
-            if original.same_as(buffer):
-                return flat
-        flat = tirx.decl_buffer((elements(buffer),), str(buffer.dtype), buffer.name)
-        self._pairs.append((buffer, flat))
-        return flat
-
-    def may_share_memory(self, store: tirx.BufferStore, func: tirx.PrimFunc) -> bool:
-        """Whether TVM may put the result of an assignment in the place of what it reads.
-
-        It does so with arrays that live inside of a kernel. An element must then not be computed
-        twice: the second time it would be computed from the result.
-        """
-        inside = self.allocated(func)
-        loads = nodes(store.value, tvm.ir.TensorLoad)
-        return among(store.buffer, inside) and any(among(load.source, inside) for load in loads)
-
-    def declarations(self, func: tirx.PrimFunc) -> list[tirx.Stmt]:
-        """Statements that make the views of parameters known; the others are to be allocated."""
-        return [
-            tirx.DeclBuffer(flat, data=buffer_data(original))
-            for original, flat in self._pairs
-            if among(original, func.params)
-        ]
-
-    def allocated(self, func: tirx.PrimFunc) -> list[tirx.Buffer]:
-        """The views that are not of parameters."""
-        return [flat for original, flat in self._pairs if not among(original, func.params)]
-
-    def kernel(
-        self, func: tirx.PrimFunc, code: Sequence[tirx.Stmt], arrays: Sequence[tirx.Buffer] = ()
-    ) -> tirx.PrimFunc:
-        """``func`` with other statements, which use the views, and ``arrays`` of their own."""
-        nothing = [tirx.Evaluate(tirx.const(0, "int32"))]
-        body = sequence([*self.declarations(func), *(code or nothing)])
-        used = [store.buffer for store in nodes(body, tirx.BufferStore)]
-        inside = [view for view in self.allocated(func) if among(view, used)]
-        return func.with_body(in_root_block(body, [*inside, *arrays]))
+def conjuncts(condition: tvm.ir.Expr) -> list[tvm.ir.Expr]:
+    """The conditions that all have to hold for ``condition`` to hold."""
+    if isinstance(condition, tirx.And):
+        return [*conjuncts(condition.a), *conjuncts(condition.b)]
+    return [condition]
 
 
 def is_load(value: Any, buffer: tirx.Buffer) -> bool:
@@ -298,49 +261,7 @@ def among(buffer: tirx.Buffer, buffers: Sequence[Any]) -> bool:
     return any(buffer.same_as(other) for other in buffers)
 
 
-def flattened(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore | None:
-    """The same assignment to and from flat views; None when a buffer's layout is not plain."""
-    buffers = [store.buffer, *(load.source for load in nodes(store, tvm.ir.TensorLoad))]
-    if not all(is_compact(buffer, views.symbolic_sizes) for buffer in buffers):
-        return None
-
-    def flat_load(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
-        return tirx.BufferLoad(views.of(load.source), [flat_address(load.source, load.indices)])
-
-    address = flat_address(store.buffer, store.indices)
-    value, address = (
-        tvm_ffi.structural_map(expr, (tvm.ir.TensorLoad, flat_load))
-        for expr in (store.value, address)
-    )
-    return tirx.BufferStore(views.of(store.buffer), value, [address])
-
-
-def with_flat_memory(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore:
-    """The same assignment with flat views of all buffers but those in registers.
-
-    Raises
-    ------
-    ValueError
-        A buffer's layout is not plain.
-    """
-
-    def in_memory(buffer: tirx.Buffer, indices: Sequence[tvm.ir.Expr]) -> tuple[Any, list[Any]]:
-        zero = tirx.const(0, str(buffer.dtype))
-        found = flattened(tirx.BufferStore(buffer, zero, list(indices)), views)
-        if found is None:
-            raise ValueError(f"buffer {buffer.name} is not laid out row by row")
-        return found.buffer, list(found.indices)
-
-    def flat(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
-        if str(load.source.scope()) != "global":
-            return load
-        return tirx.BufferLoad(*in_memory(load.source, load.indices))
-
-    value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, flat))
-    if str(store.buffer.scope()) != "global":
-        return tirx.BufferStore(store.buffer, value, store.indices)
-    buffer, indices = in_memory(store.buffer, store.indices)
-    return tirx.BufferStore(buffer, value, indices)
+# Buffers as arrays of one dimension, so that an index is an address.
 
 
 def elements(buffer: tirx.Buffer) -> Any:
@@ -373,3 +294,100 @@ def flat_address(
         count = size.astype(dtype) if known is None else tirx.const(known, dtype)
         flat = flat * count + index.astype(dtype)
     return flat
+
+
+# The blocks of a kernel.
+
+
+# Nodes of an expression beyond which nothing more is inlined into it. Kernels of real networks
+# stay far below; the time for code generation grows with the square.
+MAX_NODES = 1000
+
+
+def schedule_of(func: tirx.PrimFunc) -> s_tir.Schedule:
+    """A schedule of ``func`` in which nothing is done yet.
+
+    Template after template is asked for a kernel, and begins with one: TVM looks at all of the
+    kernel to make it, and at nothing to copy it.
+    """
+    return _untouched(func).copy()
+
+
+@lru_cache(maxsize=3)
+def _untouched(func: tirx.PrimFunc) -> s_tir.Schedule:
+    return s_tir.Schedule(func)
+
+
+def kernel_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
+    """The blocks of the kernel, in program order."""
+    return list(sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def reduction_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
+    """Those of the kernel's blocks that are not data-parallel."""
+    return [block for block in kernel_blocks(sch) if not is_data_parallel(sch, block)]
+
+
+def writer_of(sch: s_tir.Schedule, block: SBlockRV, buffer: tirx.Buffer) -> SBlockRV | None:
+    """The block that writes what ``block`` reads as ``buffer``; None for a parameter."""
+    producers = sch.get_producers(block)
+    return next((p for p in producers if sch.get(p).writes[0].source.same_as(buffer)), None)
+
+
+def same_block(sch: s_tir.Schedule, block: SBlockRV, other: SBlockRV) -> bool:
+    """Whether two handles are of one block."""
+    return bool(sch.get(block).same_as(sch.get(other)))
+
+
+def is_data_parallel(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether no iteration of the block depends on another one."""
+    return runs_in_any_order(sch.get(block))
+
+
+def runs_in_any_order(stmt: s_tir.SBlock) -> bool:
+    """The same of a block as a statement."""
+    return all(v.iter_type == tirx.IterVar.DataPar for v in stmt.iter_vars)
+
+
+def scans(stmt: s_tir.SBlock) -> bool:
+    """Whether a loop of a block is neither data-parallel nor a commutative reduction."""
+    known = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    return any(v.iter_type not in known for v in stmt.iter_vars)
+
+
+def count_calls(expr: Any) -> int:
+    """Function calls (exp, if_then_else, ...) below a statement or expression."""
+    return len(nodes(expr, tvm.ir.Call))
+
+
+def would_bloat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
+    """Whether the consumer's expression would grow beyond ``MAX_NODES``.
+
+    A chain of blocks that use their input twice (x * sigmoid(x)) doubles with each one inlined.
+    """
+    body = sch.get(consumer).body
+    produced = sch.get(block).writes[0].source
+    uses = sum(load.source.same_as(produced) for load in nodes(body, tvm.ir.TensorLoad))
+    added = uses * _size(sch.get(block).body)
+    return added + _size(body) > MAX_NODES
+
+
+def _size(expr: tvm.ir.Expr | tirx.Stmt) -> int:
+    return len(nodes(expr, tvm.ir.Expr))
+
+
+def only_reduction(sch: s_tir.Schedule) -> SBlockRV:
+    """The kernel's only reduction. Raises NotApplicable where there is none, or several."""
+    reductions = reduction_blocks(sch)
+    if len(reductions) != 1:
+        raise NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
+    return reductions[0]
+
+
+def access_of_reduction(sch: s_tir.Schedule) -> BlockAccess:
+    """What the only reduction reads and writes. Raises NotApplicable where a block is not plain."""
+    anchor = only_reduction(sch)
+    access = access_of(sch, anchor)
+    if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
+        raise NotApplicable("a loop has a symbolic extent, scans, or writes several buffers")
+    return access

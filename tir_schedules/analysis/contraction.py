@@ -10,17 +10,9 @@ from typing import Self
 import tvm
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad, TensorRegion
-from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import (
-    BlockAccess,
-    access_of,
-    depends,
-    operands_of,
-    static_extent,
-)
-from tvm_ext.tir_schedules.inlining import kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.analysis.buffer_access import depends, operands_of, scans, static_extent
 
 
 @dataclass(frozen=True)
@@ -59,16 +51,16 @@ class Contraction:
         return replace(self, m=self.n, n=self.m, operands=self.operands[::-1])
 
 
-def contraction_of(block: s_tir.SBlock) -> Contraction | NotApplicable:
-    """The contraction that a block is, with the operands and loops in their order."""
+def contraction_of(block: s_tir.SBlock) -> Contraction:
+    """The contraction that a block is, its operands in their order. Raises NotApplicable."""
     extents = [static_extent(v.dom.extent) for v in block.iter_vars]
     regions = operands_of(block)
-    if any(v.iter_type not in _KNOWN for v in block.iter_vars):
-        return NotApplicable("a loop is neither data-parallel nor a reduction")
+    if scans(block):
+        raise NotApplicable("a loop is neither data-parallel nor a reduction")
     if None in extents:
-        return NotApplicable("a loop has a symbolic extent")
+        raise NotApplicable("a loop has a symbolic extent")
     if len(regions) != 2:
-        return NotApplicable(f"it reads {len(regions)} operands besides the sum, not two")
+        raise NotApplicable(f"it reads {len(regions)} operands besides the sum, not two")
     moved = [moved_by(region, block) for region in (*regions, block.writes[0])]
     groups: dict[str, list[int]] = {"batch": [], "m": [], "n": [], "k": []}
     for position, (iter_var, extent) in enumerate(zip(block.iter_vars, extents, strict=True)):
@@ -77,15 +69,11 @@ def contraction_of(block: s_tir.SBlock) -> Contraction | NotApplicable:
         reduces = iter_var.iter_type == tirx.IterVar.CommReduce
         group = _ROLES.get((reduces, *(position in positions for positions in moved)))
         if group is None:
-            return NotApplicable(
-                "a loop moves neither both operands nor one of them and the result"
-            )
+            raise NotApplicable("a loop moves neither both operands nor one of them and the result")
         groups[group].append(position)
     batch, m, n, k = (tuple(positions) for positions in groups.values())
     return Contraction(batch, m, n, k, (0, 1), tuple(extent or 0 for extent in extents))
 
-
-_KNOWN = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
 
 # Whether a loop reduces and which of A, B and C it moves, and what it then is.
 _ROLES = {
@@ -147,37 +135,3 @@ def factors_of(block: s_tir.SBlock) -> list[TensorLoad]:
         return []
     factors = [f.value if isinstance(f, tirx.Cast) else f for f in (product.a, product.b)]
     return factors if all(isinstance(factor, TensorLoad) for factor in factors) else []
-
-
-# The reduction of a kernel.
-
-
-def only_reduction(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
-    """The kernel's only reduction."""
-    reductions = reduction_blocks(sch)
-    if len(reductions) != 1:
-        return NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
-    return reductions[0]
-
-
-def access_of_reduction(sch: s_tir.Schedule) -> BlockAccess | NotApplicable:
-    """What the only reduction reads and writes, in a kernel all of whose blocks are as plain."""
-    anchor = only_reduction(sch)
-    if isinstance(anchor, NotApplicable):
-        return anchor
-    access = access_of(sch, anchor)
-    if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
-        return NotApplicable("a loop has a symbolic extent, scans, or writes several buffers")
-    return access
-
-
-def one_operand_moves_with_results(access: BlockAccess) -> bool:
-    """Whether just one of two operands moves with each of the result's loops.
-
-    Depthwise convolutions have such an input; of a matmul or a whole convolution, rows share
-    columns.
-    """
-    if len(access.read_strides) != 2 or not access.trip_count():
-        return False
-    axes = [axis for axis in access.spatial if access.extents[axis] > 1]
-    return sum(all(strides[axis] for axis in axes) for strides in access.read_strides) == 1

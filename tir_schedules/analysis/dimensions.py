@@ -9,7 +9,7 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import operands_of, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import operands_of, scans, static_extent
 from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
 
 _Node = tuple[str, int, int]
@@ -54,7 +54,7 @@ class Dimensions:
         return [found for found, kind in pairs if found is not None and kind == reduces]
 
 
-def dimensions_of(stmts: Sequence[s_tir.SBlock]) -> Dimensions | NotApplicable:
+def dimensions_of(stmts: Sequence[s_tir.SBlock]) -> Dimensions:
     """The dimensions of a kernel whose blocks read every tensor as it lies.
 
     An axis goes with a loop if the loop runs over all of it, in steps of one from its start.
@@ -63,11 +63,11 @@ def dimensions_of(stmts: Sequence[s_tir.SBlock]) -> Dimensions | NotApplicable:
     for number, stmt in enumerate(stmts):
         refusal = plain_block_refusal(stmt)
         if refusal is not None:
-            return NotApplicable(refusal)
+            raise NotApplicable(refusal)
         for region in (*operands_of(stmt), stmt.writes[0]):
             indices = loop_indices(stmt, region)
             if indices is None:
-                return NotApplicable(
+                raise NotApplicable(
                     f"{region.source.name} is read at other places than loops go over"
                 )
             for axis, position in enumerate(indices):
@@ -80,8 +80,7 @@ def dimensions_of(stmts: Sequence[s_tir.SBlock]) -> Dimensions | NotApplicable:
 
 def plain_block_refusal(stmt: s_tir.SBlock) -> str | None:
     """Why a block is no single assignment with known extents; None if it is."""
-    kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
-    if any(v.iter_type not in kinds for v in stmt.iter_vars):
+    if scans(stmt):
         return "a loop is neither parallel nor a reduction"
     extents = [static_extent(v.dom.extent) for v in stmt.iter_vars]
     if None in extents:
@@ -148,7 +147,7 @@ class _Joined:
         self._parents[self.root(node)] = self.root(other)
 
 
-def _numbered(stmts: Sequence[s_tir.SBlock], joined: _Joined) -> Dimensions | NotApplicable:
+def _numbered(stmts: Sequence[s_tir.SBlock], joined: _Joined) -> Dimensions:
     numbers: dict[_Node, int] = {}
     extents: list[int] = []
 
@@ -167,7 +166,7 @@ def _numbered(stmts: Sequence[s_tir.SBlock], joined: _Joined) -> Dimensions | No
         found = tuple(number(("loop", block, i), size) for i, size in enumerate(sizes))
         known = [one for one in found if one is not None]
         if len(set(known)) < len(known):
-            return NotApplicable("a tensor is read along two loops that go over the same axis")
+            raise NotApplicable("a tensor is read along two loops that go over the same axis")
         loops.append(found)
     axes = {}
     for stmt in stmts:

@@ -7,8 +7,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes
-from tvm_ext.tir_schedules.statements import is_conditional
+from tvm_ext.tir_schedules.analysis.buffer_access import is_conditional, nodes
 
 # What cannot be computed in an index before the kernel runs: other tensors, functions, floating
 # point.

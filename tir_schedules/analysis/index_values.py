@@ -7,7 +7,7 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from tvm_ext.tir_schedules.statements import is_conditional
+from tvm_ext.tir_schedules.analysis.buffer_access import is_conditional
 
 POINTS = 64
 """Iterations at which conditions and extents are looked at."""

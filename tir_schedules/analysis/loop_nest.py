@@ -14,15 +14,14 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
     LoopAxis,
-    flattened,
     nodes,
+    runs_in_any_order,
     slope,
     static_extent,
     stride,
 )
-from tvm_ext.tir_schedules.inlining import runs_in_any_order
+from tvm_ext.tir_schedules.statements import FlatViews, flattened
 
 # Rounds of splitting loops by the divisors found in indices; each takes a division away.
 _MAX_DIGIT_SPLITS = 12

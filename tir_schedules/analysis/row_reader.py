@@ -20,10 +20,14 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     flat_address,
     is_compact,
+    is_conditional,
+    kernel_blocks,
     nodes,
     operands_of,
+    runs_in_any_order,
     slope,
     static_extent,
+    static_product,
 )
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
@@ -34,8 +38,6 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
     combine_of,
     substituted,
 )
-from tvm_ext.tir_schedules.inlining import kernel_blocks, runs_in_any_order
-from tvm_ext.tir_schedules.statements import is_conditional
 
 
 def simplifier(axes: Any) -> Callable[[Any], Any]:
@@ -68,17 +70,14 @@ def read_rows(
     outside: Iterable[tvm.ir.Var],
     symbolic_rows: bool = False,
     symbolic_columns: bool = False,
-) -> RowKernel | NotApplicable:
-    """What ``blocks`` do row by row, or why they cannot run that way.
+) -> RowKernel:
+    """What ``blocks`` do row by row. Raises NotApplicable where they cannot run that way.
 
     ``outside`` are the buffers that others see as well: parameters of the kernel, for one. With
     ``symbolic_rows``, how many rows there are may be known in the run only; with
     ``symbolic_columns``, how long they are as well.
     """
-    try:
-        return _RowReader(blocks, outside, symbolic_rows, symbolic_columns).kernel()
-    except NotApplicable as mismatch:
-        return NotApplicable(str(mismatch))
+    return _RowReader(blocks, outside, symbolic_rows, symbolic_columns).kernel()
 
 
 class _RowReader:
@@ -280,44 +279,35 @@ def _flat(stmt: tirx.Stmt) -> list[tirx.Stmt]:
 # Which row kernels are better left to templates that tile: products and windows.
 
 
-SEVERAL_ROWS = NotApplicable("a reduction reads its input for several rows, as windows do")
-PRODUCT = NotApplicable("a reduction multiplies with something that other rows need as well")
+_SEVERAL_ROWS = "a reduction reads its input for several rows, as windows do"
+PRODUCT = "a reduction multiplies with something that other rows need as well"
 
 
-def refuse_early(sch: s_tir.Schedule) -> NotApplicable | None:
-    """What ``refuse_rows`` would say of convolutions and matmuls, at little cost."""
+def refuse_early(sch: s_tir.Schedule) -> None:
+    """Raises what ``refuse_rows`` would for convolutions and matmuls, at little cost."""
     for block in kernel_blocks(sch):
         stmt = sch.get(block)
         if runs_in_any_order(stmt):
             continue
-        iterations = _known_product(v.dom.extent for v in stmt.iter_vars)
-        sizes = [_known_product(read.source.shape) for read in operands_of(stmt)]
+        iterations = static_product(v.dom.extent for v in stmt.iter_vars)
+        sizes = [static_product(read.source.shape) for read in operands_of(stmt)]
         if iterations is not None and all(size not in (None, iterations) for size in sizes):
-            return SEVERAL_ROWS
-    return None
+            raise NotApplicable(_SEVERAL_ROWS)
 
 
-def _known_product(extents: Iterable[tvm.ir.Expr]) -> int | None:
-    """The product of some extents; None where one of them is symbolic."""
-    found = [static_extent(extent) for extent in extents]
-    known = [extent for extent in found if extent is not None]
-    return math.prod(known) if len(known) == len(found) else None
-
-
-def refuse_rows(kernel: RowKernel, most_mixed: int = 1) -> NotApplicable | None:
-    """Why running along or across the rows is not good for ``kernel``; None when it is.
+def refuse_rows(kernel: RowKernel, most_mixed: int = 1) -> None:
+    """Raises NotApplicable where running along or across the rows is not good for ``kernel``.
 
     ``most_mixed`` is how many indices of an input may mix rows and columns, as the channel of a
     group normalisation does; with more of them it is a window, even where windows do not overlap.
     """
     for block in kernel.blocks:
         if block.starts and combine_of(block) is None:
-            return NotApplicable("partial results of a reduction cannot be combined")
+            raise NotApplicable("partial results of a reduction cannot be combined")
         if block.starts and not _reads_once(kernel, block, most_mixed):
-            return SEVERAL_ROWS
+            raise NotApplicable(_SEVERAL_ROWS)
         if block.starts and is_matmul(kernel, block):
-            return PRODUCT
-    return None
+            raise NotApplicable(PRODUCT)
 
 
 def is_matmul(kernel: RowKernel, block: RowBlock) -> bool:

@@ -1,6 +1,5 @@
 """Recognises windows that slide over an input: pooling, convolution, depthwise convolution."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,30 +12,23 @@ from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
     LoopAxis,
+    conjuncts,
+    count_calls,
     depends,
-    flattened,
+    is_conditional,
+    is_data_parallel,
+    kernel_blocks,
     linear_form,
     nodes,
-    slope,
+    only_reduction,
     static_extent,
     stride,
 )
-from tvm_ext.tir_schedules.analysis.contraction import accumulation_of, only_reduction
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    Nest,
-    index_of,
-    nest_of,
-    substitute,
-)
-from tvm_ext.tir_schedules.inlining import (
-    count_calls,
-    inlined_schedule,
-    is_data_parallel,
-    kernel_blocks,
-)
-from tvm_ext.tir_schedules.statements import conjuncts, is_conditional
+from tvm_ext.tir_schedules.analysis.contraction import accumulation_of
+from tvm_ext.tir_schedules.analysis.loop_nest import Nest, index_of, nest_of, substitute
+from tvm_ext.tir_schedules.inlining import inlined_schedule
+from tvm_ext.tir_schedules.statements import FlatViews, flattened
 
 
 @dataclass(frozen=True)
@@ -128,45 +120,39 @@ def takes_plain_elements(stmt: s_tir.SBlock) -> bool:
     return parts is not None and isinstance(parts[1], tvm.ir.TensorLoad)
 
 
-def window_of(
-    stmt: s_tir.SBlock, weighted: bool = False, symbolic_sizes: bool = False
-) -> Window | NotApplicable:
-    """The window that a block reduces, into which its input's padding was inlined.
+def window_of(stmt: s_tir.SBlock, weighted: bool = False, symbolic_sizes: bool = False) -> Window:
+    """The window that a block reduces, its input's padding inlined. Raises NotApplicable.
 
     ``weighted``: of elements multiplied by weights, which are not padded. ``symbolic_sizes``: of a
     known number of positions, in an input of any size.
     """
     parts = accumulation_of(stmt)
     if parts is None:
-        return NotApplicable("it is not a sum, a maximum or a minimum")
+        raise NotApplicable("it is not a sum, a maximum or a minimum")
     operator, element = parts
     factors = _factors(element) if weighted else (element, None)
     if factors is None:
-        return NotApplicable("it is no contraction of an input and a weight")
+        raise NotApplicable("it is no contraction of an input and a weight")
     value, conditions, fill = _without_padding(factors[0])
     start = stmt.init.value
     if fill is not None and not _is_same_number(fill, start):
-        return NotApplicable("the padding is not what an empty window gives")
+        raise NotApplicable("the padding is not what an empty window gives")
     if count_calls(value):
-        return NotApplicable("its input is computed by function calls")
+        raise NotApplicable("its input is computed by function calls")
     axes = [_axis(v, symbolic_sizes) for v in stmt.iter_vars]
     reduces = [v.iter_type == tirx.IterVar.CommReduce for v in stmt.iter_vars]
     outputs = tuple(axis for axis, r in zip(axes, reduces, strict=True) if not r)
     window = [axis for axis, r in zip(axes, reduces, strict=True) if r]
     if any(axis.length == 0 for axis in axes) or any(axis.is_symbolic for axis in window):
-        return NotApplicable("a loop has a symbolic extent or no iterations")
+        raise NotApplicable("a loop has a symbolic extent or no iterations")
     unmoved = _unmoved(value, window, outputs, conditions)
     window = [axis for axis in window if not any(axis is other for other in unmoved)]
     zero = {axis.var: tirx.const(0, str(axis.var.ty)) for axis in unmoved}
     value = substitute(value, zero)
-    found = [_slide(position, window, outputs, value, conditions) for position in window]
-    for strange in found:
-        if isinstance(strange, NotApplicable):
-            return strange
-    slides = [slide for slide in found if isinstance(slide, Slide)]
+    slides = [_slide(position, window, outputs, value, conditions) for position in window]
     known = [v for slide in slides for v in (slide.output.var, slide.position.var)]
     if not all(depends(condition, *known) for condition in conditions):
-        return NotApplicable("the padding is along an axis on which the window does not slide")
+        raise NotApplicable("the padding is along an axis on which the window does not slide")
     if factors[1] is not None:
         value = value * substitute(factors[1], zero)
     store = tirx.BufferStore(stmt.body.buffer, value, stmt.body.indices)
@@ -199,13 +185,15 @@ def _unmoved(
 
     One is the only input channel of a group, of which several results may be made.
     """
-    return [
-        axis
-        for axis in window
-        if axis.length == 1
-        and not any(depends(c, axis.var) for c in conditions)
-        and isinstance(_slide(axis, window, outputs, value, conditions), NotApplicable)
-    ]
+    unmoved = []
+    for axis in window:
+        if axis.length != 1 or any(depends(condition, axis.var) for condition in conditions):
+            continue
+        try:
+            _slide(axis, window, outputs, value, conditions)
+        except NotApplicable:
+            unmoved.append(axis)
+    return unmoved
 
 
 def _factors(element: tvm.ir.Expr) -> tuple[Any, Any] | None:
@@ -245,23 +233,21 @@ def _slide(
     outputs: tuple[LoopAxis, ...],
     value: tvm.ir.Expr,
     conditions: list[tvm.ir.Expr],
-) -> Slide | NotApplicable:
+) -> Slide:
     indices = [i for load in nodes(value, tvm.ir.TensorLoad) for i in load.indices]
     steps = {_step(index, position, window, outputs) for index in indices}
     steps.discard(None)
     if len(steps) != 1:
-        return NotApplicable("the window does not slide along one axis of its input")
+        raise NotApplicable("the window does not slide along one axis of its input")
     partner, step, spread = next(s for s in steps if s is not None)
     if step < 1 or spread < 1:
-        return NotApplicable("the window does not slide forwards")
+        raise NotApplicable("the window does not slide forwards")
     output = outputs[partner] if partner is not None else LoopAxis(_unused(position), 1)
     slide = Slide(output, position, step, spread, 0, 0)
     slide = replace(slide, last=slide.length)
     others = [axis.var for axis in (*outputs, *window)]
     for condition in conditions:
         bound = _bound(condition, slide, others)
-        if isinstance(bound, NotApplicable):
-            return bound
         if bound is not None:
             slide = replace(slide, **bound)
     return slide
@@ -295,21 +281,21 @@ def _step(
 
 def _bound(
     condition: tvm.ir.Expr, slide: Slide, loops: Sequence[tirx.Var]
-) -> dict[str, Any] | NotApplicable | None:
+) -> dict[str, Any] | None:
     """``slide``'s border where a condition of the padding holds; None if it is of another axis."""
     strange = NotApplicable("the padding is not a range of positions along the window")
     if not isinstance(condition, tirx.LT | tirx.LE | tirx.GT | tirx.GE):
-        return strange
+        raise strange
     linear = linear_form(condition.a - condition.b, [slide.output.var, slide.position.var])
     if linear is None:
-        return strange
+        raise strange
     by_output, by_position = (static_extent(number) for number in linear[0])
     if by_position == 0 and by_output == 0:
         return None
     if by_position not in (slide.spread, -slide.spread) or depends(linear[1], *loops):
-        return strange
+        raise strange
     if slide.output.length != 1 and by_output != by_position // slide.spread * slide.step:
-        return strange
+        raise strange
     known = static_extent(linear[1])
     offset = linear[1] if known is None else known
     # The difference is +-position + offset, compared with 0.
@@ -399,8 +385,8 @@ class WindowKernel:
     _anchor: SBlockRV
     _is_whole: bool
 
-    def later_nests(self) -> list[Nest] | NotApplicable:
-        """The blocks after the reduction that are not part of ``store``."""
+    def later_nests(self) -> list[Nest]:
+        """The blocks after the reduction that are not part of ``store``. Raises NotApplicable."""
         if self._is_whole:
             return []
         nests = []
@@ -409,7 +395,7 @@ class WindowKernel:
                 continue
             nest = nest_of(self._sch.get(block), self.views)
             if nest is None:
-                return NotApplicable("a block after the reduction is not one assignment")
+                raise NotApplicable("a block after the reduction is not one assignment")
             nests.append(nest)
         return nests
 
@@ -420,15 +406,11 @@ class WindowKernel:
 
 def window_kernel(
     func: tirx.PrimFunc, weighted: bool = False, symbolic_sizes: bool = False
-) -> WindowKernel | NotApplicable:
-    """The kernel ``func``, whose padding is inlined; the others as ``window_of`` has them."""
+) -> WindowKernel:
+    """The kernel ``func``, its padding inlined; the rest, and what it raises, as ``window_of``."""
     sch = inlined_schedule(func)
     anchor = _window_block(sch)
-    if isinstance(anchor, NotApplicable):
-        return anchor
     window = window_of(sch.get(anchor), weighted, symbolic_sizes)
-    if isinstance(window, NotApplicable):
-        return window
     views = FlatViews(symbolic_sizes)
     result = tirx.Var("result", str(window.start.ty))
     fused = _epilogue(sch, anchor, window, result)
@@ -437,25 +419,23 @@ def window_kernel(
     store = flattened(_without_single(written, window), views)
     flat = flattened(_without_single(window.store, window), views)
     if store is None or flat is None:
-        return NotApplicable("a buffer has strides of its own")
+        raise NotApplicable("a buffer has strides of its own")
     window = replace(window, store=flat)
     # Only arrays inside of a kernel can share memory with what is on the way to the result.
     once = fused is None and len(kernel_blocks(sch)) > 1
     return WindowKernel(window, store, result, once, views, sch, anchor, fused is not None)
 
 
-def _window_block(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
+def _window_block(sch: s_tir.Schedule) -> SBlockRV:
     """The kernel's one reduction, with all that computes its input inlined."""
     anchor = only_reduction(sch)
-    if isinstance(anchor, NotApplicable):
-        return anchor
     if len(sch.get(anchor).writes) != 1 or sch.get(anchor).init is None:
-        return NotApplicable("the reduction has several results, or no start")
+        raise NotApplicable("the reduction has several results, or no start")
     while producers := sch.get_producers(anchor):
         try:
             sch.compute_inline(producers[0])
         except ScheduleError:
-            return NotApplicable("what computes the input of the window is used elsewhere")
+            raise NotApplicable("what computes the input of the window is used elsewhere") from None
     return anchor
 
 
@@ -506,124 +486,3 @@ def _is_identity(indices: Any, stmt: s_tir.SBlock, window: Window) -> bool:
         and tvm_ffi.structural_equal(v.dom.extent, index_of(axis.extent, v.var))
         for index, v, axis, written in pairs
     )
-
-
-# What a depthwise convolution reads and writes, by rows, columns and channels.
-
-
-@dataclass(frozen=True)
-class DepthwiseWindow:
-    """A window over rows and columns, with a weight for each of its positions and each channel.
-
-    Attributes
-    ----------
-    rows : Slide or None
-        The slower axis; None for a convolution over one axis.
-    columns : Slide
-        The faster one.
-    outer : tuple[LoopAxis, ...]
-        Loops over results along which the window does not slide, without the channels last.
-    channels : LoopAxis or None
-        Channels when they are next to each other in memory; None with channels first.
-    data, weight : TensorLoad
-        An element of the input, and what it is multiplied by.
-    """
-
-    rows: Slide | None
-    columns: Slide
-    outer: tuple[LoopAxis, ...]
-    channels: LoopAxis | None
-    data: Any
-    weight: Any
-
-    @property
-    def dtype(self) -> str:
-        """Of the input, the weights and the sums."""
-        return str(self.data.ty)
-
-    @property
-    def taps(self) -> int:
-        """Positions of the window."""
-        down = self.rows.position.extent if self.rows is not None else 1
-        return down * self.columns.position.extent
-
-    def results(self) -> int:
-        """How many elements the result has."""
-        slides = [slide for slide in (self.rows, self.columns) if slide is not None]
-        axes = [*self.outer, *(slide.output for slide in slides)]
-        axes += [self.channels] if self.channels is not None else []
-        return math.prod(axis.extent for axis in axes)
-
-    def data_at(self, row: Any, column: Any) -> tvm.ir.Expr:
-        """Address of the input at a row and a column, both counted from the padding's start."""
-        data = self.data if self.rows is None else at_position(self.data, self.rows, row)
-        return at_position(data, self.columns, column).indices[0]
-
-    def weight_at(self, row: Any, column: Any) -> tvm.ir.Expr:
-        """Address of the weight for a row and a column of the window."""
-        values = {self.columns.position.var: index_of(column, self.columns.position.var)}
-        if self.rows is not None:
-            values[self.rows.position.var] = index_of(row, self.rows.position.var)
-        return substitute(self.weight.indices[0], values)
-
-    def column_steps(self) -> tuple[int, int]:
-        """Elements of the input from a column to the next, and of the weights from tap to tap."""
-        position = self.columns.position.var
-        return position_step(self.data, self.columns) or 0, slope(
-            self.weight.indices[0], position
-        ) or 0
-
-
-def depthwise_window(window: Window) -> DepthwiseWindow | NotApplicable:
-    """``window``, of products, as rows and columns."""
-    loads = nodes(window.store.value, tvm.ir.TensorLoad)
-    if window.combine is not tirx.Add or len(loads) != 2:
-        return NotApplicable("it is no contraction")
-    # The only input channel of a group is counted as well: a window of one position.
-    single = [s for s in window.slides if _is_single_input(s, loads[1])]
-    slides = [slide for slide in window.slides if not any(slide is one for one in single)]
-    if not 1 <= len(slides) <= 2 or any(slide.position.extent > 1 for slide in single):
-        return NotApplicable("the window does not slide along one or two axes")
-    zero = {slide.position.var: index_of(0, slide.position.var) for slide in single}
-    data, weight = nodes(substitute(window.store.value, zero), tvm.ir.TensorLoad)
-    if {str(data.ty), str(weight.ty)} != {str(window.start.ty)}:
-        return NotApplicable("sums have another type than the input and the weights")
-    steps = [position_step(data, slide) for slide in slides]
-    if any(step is None for step in steps):
-        return NotApplicable("an address is not linear in the position of the window")
-    slides.sort(key=lambda slide: -(position_step(data, slide) or 0))
-    *rows, columns = slides
-    sliding = [slide.output for slide in slides]
-    others = [a for a in window.outputs if not any(a is s for s in sliding) and a.extent > 1]
-    channels = [axis for axis in others if slope(data.indices[0], axis.var) == 1]
-    outer = tuple(axis for axis in others if not any(axis is c for c in channels))
-    found = DepthwiseWindow(
-        rows[0] if rows else None, columns, outer, channels[0] if channels else None, data, weight
-    )
-    return _checked(found, window)
-
-
-def _checked(depthwise: DepthwiseWindow, window: Window) -> DepthwiseWindow | NotApplicable:
-    address, weight = depthwise.data.indices[0], depthwise.weight.indices[0]
-    axes = [*depthwise.outer, *([depthwise.channels] if depthwise.channels is not None else [])]
-    moving = [slide.output for slide in (depthwise.rows, depthwise.columns) if slide is not None]
-    if any(slope(weight, axis.var) != 0 for axis in moving):
-        return NotApplicable("weights depend on the place in the result")
-    if any(not slope(address, axis.var) for axis in axes):
-        return NotApplicable("results share an input, as those of a whole convolution do")
-    inner = depthwise.channels or depthwise.columns.output
-    stored = slope(window.store.indices[0], inner.var)
-    if stored != 1 and inner.extent > 1:
-        return NotApplicable("results are not next to each other along the vectors")
-    if depthwise.channels is not None and slope(weight, depthwise.channels.var) != 1:
-        return NotApplicable("weights of neighbouring channels are not next to each other")
-    if depthwise.channels is None and position_step(depthwise.data, depthwise.columns) != 1:
-        return NotApplicable("neither channels nor columns are next to each other")
-    return depthwise
-
-
-def _is_single_input(slide: Slide, weight: tvm.ir.TensorLoad) -> bool:
-    """Whether it is the loop over the input channels of a group, of which there is one."""
-    alone = slide.position.extent == 1 and slide.output.extent == 1
-    unpadded = (slide.first, slide.last) == (0, slide.length)
-    return (alone and unpadded) or slope(weight.indices[0], slide.output.var) != 0

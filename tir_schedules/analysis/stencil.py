@@ -10,14 +10,17 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import among, depends, nodes, static_extent
-from tvm_ext.tir_schedules.inlining import (
-    inline_blocks,
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    depends,
+    is_conditional,
     is_data_parallel,
     kernel_blocks,
+    nodes,
+    static_extent,
     writer_of,
 )
-from tvm_ext.tir_schedules.statements import is_conditional
+from tvm_ext.tir_schedules.inlining import inline_blocks
 
 Offsets = tuple[int, ...]
 """By dimension of a buffer, how far from the loop that it follows an element is read."""
@@ -78,28 +81,26 @@ class Stencil:
     operations: int
 
 
-def stencil_of(sch: s_tir.Schedule) -> Stencil | NotApplicable:
-    """What ``sch`` holds, after everything but borders was inlined."""
+def stencil_of(sch: s_tir.Schedule) -> Stencil:
+    """What ``sch`` holds, all but borders inlined. Raises NotApplicable where it is no stencil."""
     inline_blocks(sch, keep=lambda block: _is_border(sch, block))
     blocks = kernel_blocks(sch)
     block = blocks[-1]
     if not all(is_data_parallel(sch, one) for one in blocks):
-        return NotApplicable("a block sums")
+        raise NotApplicable("a block sums")
     if not all(_is_border(sch, one) for one in blocks[:-1]):
-        return NotApplicable("it has several stages")
+        raise NotApplicable("it has several stages")
     stmt = sch.get(block)
     extents = [static_extent(v.dom.extent) for v in stmt.iter_vars]
     if not all(extents) or len(sch.get_loops(block)) != len(extents) or len(extents) < 2:
-        return NotApplicable("an extent is not known, or it has fewer than two dimensions")
+        raise NotApplicable("an extent is not known, or it has fewer than two dimensions")
     variables = [v.var for v in stmt.iter_vars]
     written = stmt.writes[0].region
     same = len(written) == len(variables)
     if not same or not all(d.min.same_as(v) for d, v in zip(written, variables, strict=True)):
-        return NotApplicable("a result is not written in the order of its loops")
+        raise NotApplicable("a result is not written in the order of its loops")
     loads = nodes(stmt.body.value, tvm.ir.TensorLoad)
     found = _grids(sch, block, loads, variables, [e or 0 for e in extents])
-    if isinstance(found, NotApplicable):
-        return found
     return Stencil(block, tuple(e or 0 for e in extents), tuple(found), len(loads))
 
 
@@ -149,16 +150,16 @@ def _grids(
     loads: Sequence[tvm.ir.TensorLoad],
     variables: Sequence[tirx.Var],
     extents: Sequence[int],
-) -> list[Grid] | NotApplicable:
+) -> list[Grid]:
     """Every buffer that is read at several offsets."""
     points: dict[Any, set[Offsets]] = {}
     loops: dict[Any, tuple[int | None, ...]] = {}
     for load in loads:
         found = load_offsets(load, variables)
         if found is None:
-            return NotApplicable("an element is not read at a constant offset")
+            raise NotApplicable("an element is not read at a constant offset")
         if loops.setdefault(load.source, found[0]) != found[0]:
-            return NotApplicable("a tensor is read in two directions")
+            raise NotApplicable("a tensor is read in two directions")
         points.setdefault(load.source, set()).add(found[1])
     total = sum(len(offsets) for offsets in points.values())
     grids = []
@@ -167,17 +168,17 @@ def _grids(
         moved = [dim for dim, loop in enumerate(loops[buffer]) if loop is not None]
         neighbours = {tuple(offset[dim] for dim in moved) for offset in offsets}
         if len(neighbours) < 2 and border is not None:
-            return NotApplicable("a tensor with a border is read at one place")
+            raise NotApplicable("a tensor with a border is read at one place")
         if len(neighbours) < 2:
             continue
         place = _GridLoops(loops[buffer], extents, border)
         grid = _grid(sch, buffer, offsets, place)
-        if isinstance(grid, NotApplicable):
-            return grid
         if any(grid.reach(loop) > total for loop in range(len(extents))):
-            return NotApplicable("what it reads is not near the result")
+            raise NotApplicable("what it reads is not near the result")
         grids.append(grid)
-    return grids or NotApplicable("no tensor is read at several offsets")
+    if not grids:
+        raise NotApplicable("no tensor is read at several offsets")
+    return grids
 
 
 @dataclass(frozen=True)
@@ -197,14 +198,14 @@ class _GridLoops:
 
 def _grid(
     sch: s_tir.Schedule, buffer: tirx.Buffer, offsets: set[Offsets], place: _GridLoops
-) -> Grid | NotApplicable:
+) -> Grid:
     loops, border = place.loops, place.border
     moved = [loop for loop in loops if loop is not None]
     if len(set(moved)) != len(moved):
-        return NotApplicable("two dimensions of a tensor follow one loop")
+        raise NotApplicable("two dimensions of a tensor follow one loop")
     sizes = [static_extent(size) for size in buffer.shape]
     if None in sizes:
-        return NotApplicable("an extent is not known")
+        raise NotApplicable("an extent is not known")
     centre = tuple(
         place.centre(dim, size or 0, min(p[dim] for p in offsets), max(p[dim] for p in offsets))
         for dim, size in enumerate(sizes)
@@ -217,11 +218,11 @@ def _grid(
         (load,) = nodes(sch.get(border).body, tvm.ir.TensorLoad)
         parameter = load.source
         if not _is_dimension_wise(load.indices, sch.get(border)):
-            return NotApplicable(
+            raise NotApplicable(
                 "the axes of a border are in another order than those of its tensor"
             )
     if not among(parameter, sch.mod["main"].params):
-        return NotApplicable("a tensor with a border is computed from another one")
+        raise NotApplicable("a tensor with a border is computed from another one")
     return Grid(buffer, loops, around, centre, border, parameter)
 
 

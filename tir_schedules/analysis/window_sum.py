@@ -13,25 +13,21 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     among,
     constant_parameter,
+    count_calls,
     depends,
     element_bytes,
-    nodes,
-    operands_of,
-    slope,
-    static_extent,
-)
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    substitute,
-)
-from tvm_ext.tir_schedules.inlining import (
-    count_calls,
-    inline_blocks,
     is_data_parallel,
     kernel_blocks,
+    nodes,
+    operands_of,
     reduction_blocks,
     same_block,
+    slope,
+    static_extent,
     writer_of,
 )
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.inlining import inline_blocks
 
 # The tensors that a sum over windows reads, and how far its loops move in them.
 
@@ -114,8 +110,8 @@ class WindowOperand:
 
 def window_operands(
     sch: s_tir.Schedule, block: SBlockRV, follows: Sequence[int | None]
-) -> tuple[WindowOperand, WindowOperand | None] | NotApplicable:
-    """What is read by windows, and the largest of the rest."""
+) -> tuple[WindowOperand, WindowOperand | None]:
+    """What is read by windows, and the largest of the rest. Raises NotApplicable."""
     stmt = sch.get(block)
     windowed: list[WindowOperand] = []
     others: list[WindowOperand] = []
@@ -126,7 +122,7 @@ def window_operands(
         slides = any(_slides(dim.min, stmt) for dim in region.region)
         (windowed if slides else others).append(operand)
     if len(windowed) != 1:
-        return NotApplicable(f"{len(windowed)} tensors are read by windows; expected one")
+        raise NotApplicable(f"{len(windowed)} tensors are read by windows; expected one")
     sizes = [(len(one.dims), number) for number, one in enumerate(others)]
     return windowed[0], others[max(sizes)[1]] if sizes else None
 
@@ -243,30 +239,26 @@ class WindowSum:
         return max(loops, key=lambda loop: self.sums[loop], default=None)
 
 
-def window_sum_of(sch: s_tir.Schedule) -> WindowSum | NotApplicable:
-    """What ``sch`` holds, after everything but padding was inlined."""
+def window_sum_of(sch: s_tir.Schedule) -> WindowSum:
+    """What ``sch`` holds, all but padding inlined. Raises NotApplicable where it is no such sum."""
     inline_blocks(sch, keep=lambda block: _pads_a_sum(sch, block))
     for block in kernel_blocks(sch):
         if _pads_a_sum(sch, block):
             _inline_producers(sch, block)
     blocks, sums = kernel_blocks(sch), reduction_blocks(sch)
     if len(sums) != 1:
-        return NotApplicable(f"{len(sums)} blocks sum; expected one sum over windows")
+        raise NotApplicable(f"{len(sums)} blocks sum; expected one sum over windows")
     if len(sch.get_output_blocks("root")) != 1:
-        return NotApplicable("it has several results")
+        raise NotApplicable("it has several results")
     position = next(i for i, one in enumerate(blocks) if same_block(sch, one, sums[0]))
     block, result = blocks[position], blocks[-1]
     if sch.get(block).init is None:
-        return NotApplicable("its sum has no start")
+        raise NotApplicable("its sum has no start")
     between = tuple(blocks[position + 1 : -1])
     follows = _followed(sch, block, result, between)
-    if isinstance(follows, NotApplicable):
-        return follows
     operands = window_operands(sch, block, follows)
-    if isinstance(operands, NotApplicable):
-        return operands
     if operands[1] is None and not has_positions(sch, block, operands[0]):
-        return NotApplicable("its window is the whole input")
+        raise NotApplicable("its window is the whole input")
     made = [one.padding for one in operands if one is not None and one.padding is not None]
     before = [
         one for one in blocks[:position] if not any(same_block(sch, one, pad) for pad in made)
@@ -305,25 +297,23 @@ def _extents(sch: s_tir.Schedule, block: SBlockRV, kind: int) -> list[int]:
 
 def _followed(
     sch: s_tir.Schedule, block: SBlockRV, result: SBlockRV, between: Sequence[SBlockRV]
-) -> list[int | None] | NotApplicable:
+) -> list[int | None]:
     """For each spatial loop of the sum the result's loop that it follows."""
     for one in (block, result):
         refusal = _refusal(sch, one)
         if refusal is not None:
-            return NotApplicable(refusal)
+            raise NotApplicable(refusal)
     written = sch.get(result).writes[0].region
     own = [v.var for v in sch.get(result).iter_vars if v.iter_type == tirx.IterVar.DataPar]
     if len(written) != len(own) or not all(
         d.min.same_as(v) for d, v in zip(written, own, strict=True)
     ):
-        return NotApplicable("a result is not written in the order of its loops")
+        raise NotApplicable("a result is not written in the order of its loops")
     loops: dict[Any, int | None] = {var: loop for loop, var in enumerate(own)}
     if result is block:
         return list(range(len(own)))
     for producer in (*reversed(between), block):
         found = _through(sch, producer, loops)
-        if isinstance(found, NotApplicable):
-            return found
         loops.update(found)
     return [loops[v.var] for v in sch.get(block).iter_vars if v.iter_type == tirx.IterVar.DataPar]
 
@@ -346,13 +336,13 @@ def _refusal(sch: s_tir.Schedule, block: SBlockRV) -> str | None:
 
 def _through(
     sch: s_tir.Schedule, producer: SBlockRV, loops: Mapping[Any, int | None]
-) -> dict[Any, int | None] | NotApplicable:
+) -> dict[Any, int | None]:
     """The result's loops that the loops of ``producer`` follow, from where its result is read."""
     stmt = sch.get(producer)
     own = [v for v in stmt.iter_vars if v.iter_type == tirx.IterVar.DataPar]
     written = stmt.writes[0]
     if len(own) != len(written.region):
-        return NotApplicable("a sum is not written in the order of its loops")
+        raise NotApplicable("a sum is not written in the order of its loops")
     found: dict[Any, int | None] = {}
     for consumer in sch.get_consumers(producer):
         region = next(r for r in sch.get(consumer).reads if r.source.same_as(written.source)).region
@@ -360,8 +350,8 @@ def _through(
             loop = next((p for var, p in loops.items() if var.same_as(dim.min)), None)
             single = static_extent(iter_var.dom.extent) == 1
             if (loop is None and not single) or static_extent(dim.extent) != 1:
-                return NotApplicable("what follows the sum does not go element by element")
+                raise NotApplicable("what follows the sum does not go element by element")
             if found.get(iter_var.var, loop) != loop:
-                return NotApplicable("what follows the sum reads it in two ways")
+                raise NotApplicable("what follows the sum reads it in two ways")
             found[iter_var.var] = loop
     return found

@@ -11,19 +11,22 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, access_of, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    BlockAccess,
+    access_of,
+    count_calls,
+    is_data_parallel,
+    kernel_blocks,
+    static_extent,
+    static_product,
+)
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     REGISTERS_PER_VECTOR_LOOP,
     parallelize,
     schedule_data_parallel,
     vector_length,
 )
-from tvm_ext.tir_schedules.inlining import (
-    count_calls,
-    inlined_schedule,
-    is_data_parallel,
-    kernel_blocks,
-)
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.reducers import rfactor
 from tvm_ext.tir_schedules.template import Decisions
 
@@ -36,12 +39,12 @@ class Blockwise:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. It asks for no decision: a fallback has nothing to tune."""
         sch = inlined_schedule(func)
         blocks = kernel_blocks(sch)
         if not blocks:
-            return NotApplicable("the kernel has no blocks: its loops are written by hand")
+            raise NotApplicable("the kernel has no blocks: its loops are written by hand")
         for block in blocks:
             schedule_block(sch, block, machine)
         return sch
@@ -188,7 +191,8 @@ def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescrip
     sch.reorder(*spatial, *others, *inner)
     if vector is not None:
         sch.vectorize(vector)
-    operations = math.inf if None in extents else math.prod(e for e in extents if e is not None)
+    count = static_product(extents)
+    operations = math.inf if count is None else count
     parallelize(sch, _rows(sch, spatial, machine), machine, operations, lanes)
     if not others:
         return

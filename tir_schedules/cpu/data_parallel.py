@@ -15,7 +15,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, LoopAxis
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, count_calls
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
@@ -57,8 +57,8 @@ from tvm_ext.tir_schedules.cpu.register_transpose import (
     tile_code,
     tile_count,
 )
-from tvm_ext.tir_schedules.inlining import count_calls, inlined_blocks
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.inlining import inlined_blocks
+from tvm_ext.tir_schedules.statements import FlatViews, sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
 
 # Stretches of a loop are as long as two vectors, or one of these parts of them.
@@ -354,7 +354,7 @@ class BlockPieces:
 
 def plan_blocks(
     func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
-) -> KernelPlan | NotApplicable:
+) -> KernelPlan:
     """Decides for every block of a kernel, of which all is inlined that can be."""
     if decisions is DEFAULT_DECISIONS:
         return _plan_by_default(func, machine)
@@ -363,29 +363,22 @@ def plan_blocks(
 
 # Two templates ask for one kernel in turn.
 @lru_cache(maxsize=1)
-def _plan_by_default(func: tirx.PrimFunc, machine: CpuDescription) -> KernelPlan | NotApplicable:
+def _plan_by_default(func: tirx.PrimFunc, machine: CpuDescription) -> KernelPlan:
     return _plan(func, machine, DEFAULT_DECISIONS)
 
 
-def _plan(
-    func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-) -> KernelPlan | NotApplicable:
-    found = _pieces_of(func, machine)
-    if isinstance(found, NotApplicable):
-        return found
-    blocks, views = found
+def _plan(func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions) -> KernelPlan:
+    blocks, views = _pieces_of(func, machine)
     return KernelPlan(_plans(blocks, machine, decisions, alone=len(blocks) == 1), views)
 
 
 @lru_cache(maxsize=1)
-def _pieces_of(
-    func: tirx.PrimFunc, machine: CpuDescription
-) -> tuple[list[BlockPieces], FlatViews] | NotApplicable:
+def _pieces_of(func: tirx.PrimFunc, machine: CpuDescription) -> tuple[list[BlockPieces], FlatViews]:
     views = FlatViews()
     nests = [nest_of(block, views) for block in inlined_blocks(func)]
     known = [nest for nest in nests if nest is not None]
     if len(known) < len(nests):
-        return NotApplicable("a block is not one assignment with known extents")
+        raise NotApplicable("a block is not one assignment with known extents")
     return [block_pieces(n, machine, views.may_share_memory(n.store, func)) for n in known], views
 
 
@@ -521,14 +514,12 @@ def schedule_window(
     first: tirx.Stmt,
     machine: CpuDescription,
     decisions: Decisions,
-) -> s_tir.Schedule | NotApplicable:
+) -> s_tir.Schedule:
     """``func`` with ``first`` for the window, followed by the blocks that it leaves.
 
     Their decisions are numbered; the names without a number are those of the window.
     """
     nests = kernel.later_nests()
-    if isinstance(nests, NotApplicable):
-        return nests
     read = kernel.read_func()
     blocks = [
         block_pieces(nest, machine, kernel.views.may_share_memory(nest.store, read))

@@ -11,11 +11,9 @@ from tvm import tirx
 
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    index_of,
-    substitute,
-)
-from tvm_ext.tir_schedules.analysis.sliding_window import DepthwiseWindow, Slide
+from tvm_ext.tir_schedules.analysis.loop_nest import index_of, substitute
+from tvm_ext.tir_schedules.analysis.sliding_window import Slide
+from tvm_ext.tir_schedules.cpu.depthwise_window import DepthwiseWindow
 from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, loops_around, new_axis
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import distinct, pick_threads, worth_threads
 from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers

@@ -10,29 +10,22 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import access_of
-from tvm_ext.tir_schedules.analysis.contraction import (
-    one_operand_moves_with_results,
-    only_reduction,
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    BlockAccess,
+    access_of,
+    reduction_blocks,
+    schedule_of,
 )
-from tvm_ext.tir_schedules.analysis.sliding_window import (
-    DepthwiseWindow,
-    WindowKernel,
-    depthwise_window,
-    window_kernel,
-)
+from tvm_ext.tir_schedules.analysis.sliding_window import WindowKernel, window_kernel
 from tvm_ext.tir_schedules.cpu.data_parallel import schedule_window
-from tvm_ext.tir_schedules.cpu.depthwise_channels_first import (
-    ChannelsFirst,
-    decide_channels_first,
-)
+from tvm_ext.tir_schedules.cpu.depthwise_channels_first import ChannelsFirst, decide_channels_first
 from tvm_ext.tir_schedules.cpu.depthwise_channels_last import (
     MAX_MULTIPLY_ADDS,
     ChannelsLast,
     decide_channels_last,
     multiply_adds_written_out,
 )
-from tvm_ext.tir_schedules.inlining import schedule_of
+from tvm_ext.tir_schedules.cpu.depthwise_window import DepthwiseWindow, depthwise_window
 from tvm_ext.tir_schedules.template import Decisions
 
 
@@ -44,38 +37,44 @@ class CpuDepthwiseConvolution:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         sch = schedule_of(func)
-        anchor = only_reduction(sch)
-        access = None if isinstance(anchor, NotApplicable) else access_of(sch, anchor)
+        reductions = reduction_blocks(sch)
+        access = access_of(sch, reductions[0]) if len(reductions) == 1 else None
         if access is None or not one_operand_moves_with_results(access):
-            return NotApplicable("it is not one reduction in which no two channels share an input")
+            raise NotApplicable("it is not one reduction in which no two channels share an input")
         kernel = window_kernel(func, weighted=True)
-        if isinstance(kernel, NotApplicable):
-            return kernel
         window = depthwise_window(kernel.window)
-        if isinstance(window, NotApplicable):
-            return window
         if kernel.once:
-            return NotApplicable("an element may not be computed twice")
+            raise NotApplicable("an element may not be computed twice")
         code = _code(kernel, window, machine, decisions)
-        if isinstance(code, NotApplicable):
-            return code
         return schedule_window(kernel, func, code.statement(machine), machine, decisions)
 
 
 def _code(
     kernel: WindowKernel, window: DepthwiseWindow, machine: CpuDescription, decisions: Decisions
-) -> ChannelsFirst | ChannelsLast | NotApplicable:
+) -> ChannelsFirst | ChannelsLast:
     if window.channels is None:
         first = decide_channels_first(window, machine, decisions)
         if first.lanes < 2:
-            return NotApplicable("rows are too short for vectors")
+            raise NotApplicable("rows are too short for vectors")
         return ChannelsFirst(window, first, kernel.store, kernel.result)
     last = decide_channels_last(window, window.channels.extent, machine, decisions)
     if multiply_adds_written_out(window, last.columns, last.vectors) > MAX_MULTIPLY_ADDS:
-        return NotApplicable("too many different tiles at the ends of rows, or too wide a window")
+        raise NotApplicable("too many different tiles at the ends of rows, or too wide a window")
     if last.lanes < 2:
-        return NotApplicable("there are too few channels for vectors")
+        raise NotApplicable("there are too few channels for vectors")
     return ChannelsLast(window, window.channels, last, kernel.store, kernel.result)
+
+
+def one_operand_moves_with_results(access: BlockAccess) -> bool:
+    """Whether just one of two operands moves with each of the result's loops.
+
+    Depthwise convolutions have such an input; of a matmul or a whole convolution, rows share
+    columns.
+    """
+    if len(access.read_strides) != 2 or not access.trip_count():
+        return False
+    axes = [axis for axis in access.spatial if access.extents[axis] > 1]
+    return sum(all(strides[axis] for axis in axes) for strides in access.read_strides) == 1

@@ -8,9 +8,11 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
     LoopAxis,
     access_of,
+    count_calls,
+    kernel_blocks,
+    runs_in_any_order,
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
@@ -40,13 +42,8 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     split_at_borders,
 )
 from tvm_ext.tir_schedules.cpu.register_transpose import TransposeTileDecision, tile_code
-from tvm_ext.tir_schedules.inlining import (
-    count_calls,
-    inlined_blocks,
-    inlined_schedule,
-    kernel_blocks,
-    runs_in_any_order,
-)
+from tvm_ext.tir_schedules.inlining import inlined_blocks, inlined_schedule
+from tvm_ext.tir_schedules.statements import FlatViews
 from tvm_ext.tir_schedules.template import Decisions
 
 # Elementwise kernels and transposes of sizes that a run decides: vectors, tiles, or plain loops.
@@ -59,25 +56,21 @@ from tvm_ext.tir_schedules.template import Decisions
 _MIN_EXTENT = 4
 
 
-def symbolic_elementwise(
-    func: tirx.PrimFunc, machine: CpuDescription
-) -> s_tir.Schedule | NotApplicable:
+def symbolic_elementwise(func: tirx.PrimFunc, machine: CpuDescription) -> s_tir.Schedule:
     """The schedule of a kernel without reductions whose loops have any extents."""
     views = FlatViews(symbolic_sizes=True)
     code = []
     for block in inlined_blocks(func):
         nest = nest_of(block, views)
         if nest is None:
-            return NotApplicable("a block is not one assignment")
+            raise NotApplicable("a block is not one assignment")
         if views.may_share_memory(nest.store, func):
             # Nothing may be computed twice. Blocks inside of a kernel are small tables.
             code.append(_plain(nest))
             continue
         statement = _code(joined(in_order_of_writing(nest)), machine)
         if statement is None:
-            return NotApplicable(
-                "a block walks what it reads or writes in steps that are not known"
-            )
+            raise NotApplicable("a block walks what it reads or writes in steps that are not known")
         code.append(statement)
     return s_tir.Schedule(views.kernel(func, code))
 
@@ -170,26 +163,31 @@ class CpuElementwise:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         if not all(map(runs_in_any_order, inlined_blocks(func))):
-            return NotApplicable("the kernel reduces or scans")
-        plan = plan_blocks(func, machine, decisions)
-        if isinstance(plan, NotApplicable):
-            found = _block_by_block(inlined_schedule(func), machine)
-            return (
-                symbolic_elementwise(func, machine) if isinstance(found, NotApplicable) else found
-            )
+            raise NotApplicable("the kernel reduces or scans")
+        try:
+            plan = plan_blocks(func, machine, decisions)
+        except NotApplicable:
+            return _without_plan(func, machine)
         return scheduled(func, plan, machine)
 
 
-def _block_by_block(sch: s_tir.Schedule, machine: CpuDescription) -> s_tir.Schedule | NotApplicable:
+def _without_plan(func: tirx.PrimFunc, machine: CpuDescription) -> s_tir.Schedule:
+    try:
+        return _block_by_block(inlined_schedule(func), machine)
+    except NotApplicable:
+        return symbolic_elementwise(func, machine)
+
+
+def _block_by_block(sch: s_tir.Schedule, machine: CpuDescription) -> s_tir.Schedule:
     """For blocks that are more than one assignment: their loops stay in one piece."""
     branching = []
     for block in kernel_blocks(sch):
         access = access_of(sch, block)
         if access is None:
-            return NotApplicable("a loop has a symbolic extent or a block writes several buffers")
+            raise NotApplicable("a loop has a symbolic extent or a block writes several buffers")
         dtype = str(sch.get(block).writes[0].source.dtype)
         calls = count_calls(sch.get(block).body)
         branching.append(schedule_data_parallel(sch, access, machine, dtype, calls))

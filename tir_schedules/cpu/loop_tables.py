@@ -17,12 +17,13 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     depends,
     elements,
+    is_conditional,
     linear_form,
     nodes,
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import Nest, index_of, with_own_variables
 from tvm_ext.tir_schedules.cpu.nest_code import loop, loops_around
-from tvm_ext.tir_schedules.statements import is_conditional, sequence
+from tvm_ext.tir_schedules.statements import sequence
 
 # What takes longer than to load its result.
 _SLOW = (tvm.ir.Call, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)

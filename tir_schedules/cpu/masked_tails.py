@@ -20,12 +20,18 @@ from tvm_ffi import (
 )
 
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import among, depends, nodes, slope, static_extent
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    substitute,
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    conjuncts,
+    depends,
+    is_conditional,
+    nodes,
+    slope,
+    static_extent,
 )
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import COMPARISONS
-from tvm_ext.tir_schedules.statements import conjuncts, is_conditional, stack_array
+from tvm_ext.tir_schedules.statements import stack_array
 
 
 def has_masked_memory(machine: CpuDescription) -> bool:

@@ -8,7 +8,12 @@ import tvm
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, depends, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    count_calls,
+    depends,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     index_of,
@@ -22,7 +27,6 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     REGISTERS_PER_VECTOR_LOOP,
     branch_comparisons,
 )
-from tvm_ext.tir_schedules.inlining import count_calls
 from tvm_ext.tir_schedules.statements import sequence
 
 # Iterations a thread should have, so that threads end at about the same time.

@@ -14,11 +14,15 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_equal, structural_map
 
-from tvm_ext.tir_schedules.analysis.buffer_access import among, depends, nodes, slope, static_extent
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    substitute,
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    conjuncts,
+    depends,
+    nodes,
+    slope,
+    static_extent,
 )
-from tvm_ext.tir_schedules.statements import conjuncts
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 
 
 def with_overlapping_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:

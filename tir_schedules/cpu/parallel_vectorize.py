@@ -13,11 +13,11 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     BlockAccess,
+    is_conditional,
     linear_numbers,
     slope,
     static_extent,
 )
-from tvm_ext.tir_schedules.statements import is_conditional
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Where a block that picks one of several inputs (concatenation, padding) changes its choice.

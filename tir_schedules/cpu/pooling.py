@@ -24,6 +24,8 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     depends,
     nodes,
+    reduction_blocks,
+    schedule_of,
     static_extent,
     stride,
 )
@@ -59,7 +61,6 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     pick_threads,
     worth_threads,
 )
-from tvm_ext.tir_schedules.inlining import reduction_blocks, schedule_of
 from tvm_ext.tir_schedules.statements import sequence, stack_array
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -363,26 +364,22 @@ class CpuPooling:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         sch = schedule_of(func)
         if not _takes_plain_elements(sch):
-            return NotApplicable("it is not one reduction of plain elements")
+            raise NotApplicable("it is not one reduction of plain elements")
         kernel = window_kernel(func, symbolic_sizes=True)
-        if isinstance(kernel, NotApplicable):
-            return kernel
         decision = decide_pool(kernel, machine, decisions)
-        if isinstance(decision, NotApplicable):
-            return decision
         if kernel.window.is_symbolic and kernel.later_nests() != []:
-            return NotApplicable("blocks follow a window over an input of symbolic sizes")
+            raise NotApplicable("blocks follow a window over an input of symbolic sizes")
         code = PoolCode(kernel, decision).statement(machine)
         return schedule_window(kernel, func, code, machine, decisions)
 
 
 def decide_pool(
     kernel: WindowKernel, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
-) -> PoolDecision | NotApplicable:
+) -> PoolDecision:
     """The default heuristic: along the axis that is closest together in the input.
 
     Asks for another axis (``along``), for ``vectors`` and ``threads``; where windows are better
@@ -391,17 +388,17 @@ def decide_pool(
     window = kernel.window
     load, *others = nodes(window.store.value, tvm.ir.TensorLoad)
     if others:
-        return NotApplicable("an element of the window is computed from several values")
+        raise NotApplicable("an element of the window is computed from several values")
     if all(slide.output.length == 1 for slide in window.slides):
-        return NotApplicable("the window covers all of its input and does not slide")
+        raise NotApplicable("the window covers all of its input and does not slide")
     steps = [position_step(load, slide) for slide in window.slides]
     if any(step is None for step in steps):
-        return NotApplicable("an address is not linear in the position of the window")
+        raise NotApplicable("an address is not linear in the position of the window")
     closest = steps.index(min(steps, key=_distance))
     decision = PoolDecision(closest, _inside(window, load, steps[closest]))
     directly = _is_cheaper_directly(window, decision, machine)
     if directly and decisions.pick("direct", (0, 1), 1):
-        return NotApplicable(
+        raise NotApplicable(
             "windows do not overlap and hold no padding: they are reduced in registers"
         )
     if window.is_symbolic:

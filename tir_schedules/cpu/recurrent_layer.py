@@ -536,11 +536,11 @@ class CpuRecurrentLayer:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         operands = recurrence_of(func)
         if operands is None:
-            return NotApplicable("the kernel is no recurrent layer")
+            raise NotApplicable("the kernel is no recurrent layer")
         loops = decide_recurrence(operands, machine, decisions)
         return s_tir.Schedule(with_body(func, recurrence_code(operands, loops)))
 

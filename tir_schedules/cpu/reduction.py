@@ -9,6 +9,11 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    kernel_blocks,
+    reduction_blocks,
+    schedule_of,
+)
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowKernel,
     is_reduction_only,
@@ -29,12 +34,7 @@ from tvm_ext.tir_schedules.cpu.row_decision import (
     operations,
     refuse_symbolic,
 )
-from tvm_ext.tir_schedules.inlining import (
-    inlined_schedule,
-    kernel_blocks,
-    reduction_blocks,
-    schedule_of,
-)
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.reducers import rfactor
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -57,21 +57,16 @@ class CpuReduction:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
-        refusal = refuse_early(schedule_of(func))
-        if refusal is not None:
-            return refusal
+        refuse_early(schedule_of(func))
         sch = inlined_schedule(func)
         blocks = [sch.get(block) for block in kernel_blocks(sch)]
         kernel = read_rows(blocks, func.params, symbolic_rows=True, symbolic_columns=True)
-        if isinstance(kernel, NotApplicable):
-            return kernel
         if not is_reduction_only(kernel):
-            return NotApplicable("a block works on every element of a reduced row")
-        refusal = self._refuse(kernel) or refuse_symbolic(kernel)
-        if refusal is not None:
-            return refusal
+            raise NotApplicable("a block works on every element of a reduced row")
+        self._refuse(kernel)
+        refuse_symbolic(kernel)
         parts = 1 if is_symbolic(kernel) else decide_parts(sch, kernel, machine, decisions)
         kernels, between = _in_parts(sch, func, parts) or ([kernel], [])
         # Joined loops are right in flat addresses only, to which TVM cuts arrays of the kernel.
@@ -84,9 +79,12 @@ class CpuReduction:
         ]
         return s_tir.Schedule(with_body(func, sequence(nests), between))
 
-    def _refuse(self, kernel: RowKernel) -> NotApplicable | None:
-        refusal = refuse_rows(kernel, most_mixed=0)
-        return None if self.products and refusal is PRODUCT else refusal
+    def _refuse(self, kernel: RowKernel) -> None:
+        try:
+            refuse_rows(kernel, most_mixed=0)
+        except NotApplicable as refusal:
+            if not self.products or refusal.reason != PRODUCT:
+                raise
 
 
 def decide_parts(
@@ -126,13 +124,10 @@ def _in_parts(
     stage = next(i for i, s in enumerate(stmts) if s.same_as(sch.get(partial))) + 1
     between = [write.source for write in sch.get(partial).writes]
     outside = [*func.params, *between]
-    kernels = []
-    for part in (stmts[:stage], stmts[stage:]):
-        kernel = read_rows(part, outside)
-        if isinstance(kernel, NotApplicable):
-            return None
-        kernels.append(kernel)
-    return kernels, between
+    try:
+        return [read_rows(part, outside) for part in (stmts[:stage], stmts[stage:])], between
+    except NotApplicable:
+        return None
 
 
 def _reduced_length(sch: s_tir.Schedule) -> int:

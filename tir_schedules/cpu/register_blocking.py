@@ -15,16 +15,18 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     BlockAccess,
     access_of,
+    count_calls,
+    is_data_parallel,
     operands_of,
     read_position,
     static_extent,
+    writer_of,
 )
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     REGISTERS_PER_VECTOR_LOOP,
     largest_divisor,
     vector_length,
 )
-from tvm_ext.tir_schedules.inlining import count_calls, is_data_parallel, writer_of
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Accumulators that keep the multiply-add units busy: latency times units, doubled for comfort.
@@ -63,14 +65,14 @@ def decide_tile(
     machine: CpuDescription,
     dtype: str,
     decisions: Decisions = DEFAULT_DECISIONS,
-) -> RegisterTileDecision | NotApplicable:
+) -> RegisterTileDecision:
     """By default two vectors wide, and as many rows as leave registers for operands.
 
     Decisions: ``columns``, and ``rows_0``, ``rows_1`` and so on by the loop's position.
     """
     vector_axis = _vector_axis(access)
     if vector_axis is None:
-        return NotApplicable(
+        raise NotApplicable(
             "no data-parallel loop walks the output and the inputs without a stride"
         )
     lanes = machine.vector_lanes(dtype)
@@ -117,11 +119,7 @@ def row_options(extent: int, limit: int) -> set[int]:
 
 
 def _picked_rows(
-    access: BlockAccess,
-    axes: list[int],
-    closed: dict[int, int],
-    limit: int,
-    decisions: Decisions,
+    access: BlockAccess, axes: list[int], closed: dict[int, int], limit: int, decisions: Decisions
 ) -> dict[int, int]:
     """``closed``, or other rows of which at most ``limit`` are in the tile."""
     rows: dict[int, int] = {}

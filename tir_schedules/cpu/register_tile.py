@@ -16,11 +16,16 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     BlockAccess,
     access_of,
+    access_of_reduction,
     buffer_bytes,
+    count_calls,
+    is_data_parallel,
+    kernel_blocks,
     operands_of,
+    same_block,
     static_extent,
+    writer_of,
 )
-from tvm_ext.tir_schedules.analysis.contraction import access_of_reduction
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     borders_of,
     flatten,
@@ -36,14 +41,7 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     transpose_operand,
     write_stage,
 )
-from tvm_ext.tir_schedules.inlining import (
-    count_calls,
-    inlined_schedule,
-    is_data_parallel,
-    kernel_blocks,
-    same_block,
-    writer_of,
-)
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -169,7 +167,7 @@ class RegisterTile:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``.
 
         Decisions: those of ``decide_tile``, ``column_panel`` and ``padding_stage``;
@@ -177,15 +175,12 @@ class RegisterTile:
         """
         sch = inlined_schedule(func)
         access = _anchor_access(sch)
-        if isinstance(access, NotApplicable):
-            return access
         dtype = str(sch.get(access.block).writes[0].source.dtype)
-        decision = decide_tile(access, machine, dtype, decisions)
-        if isinstance(decision, NotApplicable):
+        try:
+            decision = decide_tile(access, machine, dtype, decisions)
+        except NotApplicable:
             access = transpose_operand(sch, access) or access
             decision = decide_tile(access, machine, dtype, decisions)
-        if isinstance(decision, NotApplicable):
-            return decision
         blocks = kernel_blocks(sch)
         anchor = access.block
         others = [block for block in blocks if not same_block(sch, block, anchor)]
@@ -283,12 +278,12 @@ class RegisterTile:
         return True
 
 
-def _anchor_access(sch: s_tir.Schedule) -> BlockAccess | NotApplicable:
+def _anchor_access(sch: s_tir.Schedule) -> BlockAccess:
     """The access of the kernel's only reduction."""
     access = access_of_reduction(sch)
-    if isinstance(access, NotApplicable) or access.trip_count():
-        return access
-    return NotApplicable("a loop has no iterations")
+    if not access.trip_count():
+        raise NotApplicable("a loop has no iterations")
+    return access
 
 
 def schedule_beside(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> None:

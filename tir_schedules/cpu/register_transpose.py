@@ -9,18 +9,11 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, slope
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    Nest,
-    load_strides,
-    store_strides,
-    substitute,
-)
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, count_calls, nodes, slope
+from tvm_ext.tir_schedules.analysis.loop_nest import Nest, load_strides, store_strides, substitute
 from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, new_axis
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import branch_comparisons, distinct
-from tvm_ext.tir_schedules.inlining import count_calls
 from tvm_ext.tir_schedules.statements import sequence, stack_array
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -361,24 +354,24 @@ Strides = tuple[int | None, ...]
 
 def decide_tile(
     nest: Nest, machine: CpuDescription, dense: bool = True
-) -> TransposeTileDecision | NotApplicable:
+) -> TransposeTileDecision | None:
     """The default heuristic: whole vectors both ways, as little as possible transposed.
 
-    ``dense``: rows or columns too short for vectors are interleaved as they lie in memory.
+    None where the result, or what is read across it, is not contiguous along an axis, where nothing
+    is read across it, and for booleans, which are not transposed in registers. ``dense``: rows or
+    columns too short for vectors are interleaved as they lie in memory.
     """
     write = len(nest.axes) - 1
     written = store_strides(nest)
     if write < 1 or written[write] != 1:
-        return NotApplicable("the result is not contiguous along an axis")
+        return None
     loads = load_strides(nest)
     transposed = _transposed(nest, loads)
     if not transposed:
-        return NotApplicable(
-            "every buffer is read along the axis along which the result is written"
-        )
+        return None
     dtypes = [str(nest.store.buffer.dtype), *(str(load.source.dtype) for load in nest.loads())]
     if "bool" in dtypes:
-        return NotApplicable("booleans are not transposed in registers")
+        return None
     size = min(machine.vector_lanes("float32"), *(machine.vector_lanes(d) for d in dtypes))
     most = min(size, _MAX_INTERLEAVED)
     short = _dense_short_axis(nest, loads, transposed, most) if dense else None
@@ -386,9 +379,7 @@ def decide_tile(
         return TransposeTileDecision(write, short, size, "deinterleave", tuple(transposed))
     read = _read_axis(nest, loads, transposed)
     if read is None:
-        return NotApplicable(
-            "what is read across the result is not contiguous along one other axis"
-        )
+        return None
     rows, columns = nest.axes[write].extent, nest.axes[read].extent
     if not all(_is_short_step(steps[read]) for steps in loads):
         return TransposeTileDecision(
@@ -416,7 +407,7 @@ def decide_tiles(
     found: dict[int, TransposeTileDecision] = {}
     for i, nest in enumerate(nests):
         tile = decide_tile(nest, machine)
-        if isinstance(tile, TransposeTileDecision) and not (once and _laps_over(nest, tile)):
+        if tile is not None and not (once and _laps_over(nest, tile)):
             found[i] = tile
     # Which way a branch goes must be known in each row: those tiles stay as they are.
     free = [i for i in found if not once and not branch_comparisons(nests[i].store.value)]
@@ -439,8 +430,7 @@ def _as_square(
     """Another tile in the place of one of short rows that are interleaved; None for a square."""
     if tile.shape == "square":
         return None
-    other = decide_tile(nest, machine, dense=False)
-    return other if isinstance(other, TransposeTileDecision) else None
+    return decide_tile(nest, machine, dense=False)
 
 
 def _transposing_loads(nest: Nest, tile: TransposeTileDecision) -> TransposeTileDecision | None:
@@ -496,8 +486,9 @@ def keeps_whole(nest: Nest, axis: int, machine: CpuDescription) -> bool:
     if axis != len(nest.axes) - 1:
         return False
     decision = decide_tile(nest, machine)
-    fits = isinstance(decision, TransposeTileDecision) and nest.axes[axis].extent <= decision.size
-    return fits and isinstance(decision, TransposeTileDecision) and not decision.transposed
+    if decision is None or decision.transposed:
+        return False
+    return nest.axes[axis].extent <= decision.size
 
 
 def _transposed(nest: Nest, loads: list[Strides]) -> list[int]:

@@ -526,11 +526,7 @@ class _Row(Writer):
         return self.nest(outer, row)
 
     def _piece(
-        self,
-        part: Stretch,
-        lanes: int | None,
-        inner: Sequence[LoopAxis],
-        body: ColumnBody,
+        self, part: Stretch, lanes: int | None, inner: Sequence[LoopAxis], body: ColumnBody
     ) -> tirx.Stmt:
         start, count, width = part
 

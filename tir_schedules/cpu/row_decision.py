@@ -12,7 +12,7 @@ from tvm_ffi import structural_equal
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import count_calls, nodes, static_extent
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
     RowKernel,
@@ -31,7 +31,6 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     pick_threads,
     worth_threads,
 )
-from tvm_ext.tir_schedules.inlining import count_calls
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Passes over a row: which blocks share one, what they accumulate in, where the row waits.
@@ -366,20 +365,19 @@ def is_symbolic(kernel: RowKernel) -> bool:
     return not all(isinstance(count, int) for count in (kernel.count, *lengths))
 
 
-def refuse_symbolic(kernel: RowKernel) -> NotApplicable | None:
-    """Why rows of which the number or length is known in the run only have no loops of ours."""
+def refuse_symbolic(kernel: RowKernel) -> None:
+    """Raises NotApplicable for rows of symbolic number or length that have no loops of ours."""
     if not is_symbolic(kernel):
-        return None
+        return
     along = _is_dense_along(kernel)
     if not along and not is_dense(kernel, kernel.rows, kernel.blocks):
-        return NotApplicable("rows known in the run only lie neither in one piece nor side by side")
+        raise NotApplicable("rows known in the run only lie neither in one piece nor side by side")
     waiting = row_in_output(kernel) if along else None
     for buffer in (store.buffer for block in kernel.blocks for store in block.stores):
         inside = kernel.inner.get(buffer_key(buffer), ())
         known = all(static_extent(buffer.shape[d]) is not None for d in inside)
         if not known and (waiting is None or not buffer.same_as(waiting[0])):
-            return NotApplicable("a row of a length known in the run only waits inside the kernel")
-    return None
+            raise NotApplicable("a row of a length known in the run only waits inside the kernel")
 
 
 def _is_dense_along(kernel: RowKernel) -> bool:

@@ -8,11 +8,7 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, static_extent
-from tvm_ext.tir_schedules.analysis.row_kernel import (
-    accumulated,
-    buffer_key,
-    substituted,
-)
+from tvm_ext.tir_schedules.analysis.row_kernel import accumulated, buffer_key, substituted
 from tvm_ext.tir_schedules.analysis.row_reader import result_strides, simplifier
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import distinct, pick_threads, worth_threads
 from tvm_ext.tir_schedules.cpu.row_code import with_body
@@ -78,11 +74,11 @@ class CpuScan:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         scans = _scans_of(func)
         if scans is None:
-            return NotApplicable("the kernel is no scan as TVM writes it, of a known shape")
+            raise NotApplicable("the kernel is no scan as TVM writes it, of a known shape")
         decision = decide_scan(scans, machine, decisions)
         return s_tir.Schedule(with_body(func, _written(scans, decision)))
 

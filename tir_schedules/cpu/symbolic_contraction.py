@@ -18,13 +18,13 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     among,
     depends,
+    is_data_parallel,
     nodes,
     slope,
     static_extent,
 )
 from tvm_ext.tir_schedules.analysis.contraction import accumulation_of
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
-from tvm_ext.tir_schedules.inlining import is_data_parallel
 
 
 @dataclass(frozen=True)
@@ -79,26 +79,23 @@ class SymbolicContraction:
 
 def symbolic_contraction(
     sch: s_tir.Schedule, anchor: SBlockRV, epilogue: SBlockRV | None
-) -> SymbolicContraction | NotApplicable:
-    """The contraction of ``anchor``, finished as ``epilogue`` does where there is one."""
+) -> SymbolicContraction:
+    """The contraction of ``anchor``, finished as ``epilogue`` does. Raises NotApplicable."""
     stmt = sch.get(anchor)
-    summed = _summed(stmt)
-    if isinstance(summed, NotApplicable):
-        return summed
-    product, start = summed
+    product, start = _summed(stmt)
     kinds = {v.var: v.iter_type == tirx.IterVar.DataPar for v in stmt.iter_vars}
     axes = {
         v.var: LoopAxis(tirx.Var(v.var.name, v.var.ty), v.dom.extent, position)
         for position, v in enumerate(stmt.iter_vars)
     }
     if len({str(axis.var.ty) for axis in axes.values()}) > 1:
-        return NotApplicable("its loops count in different types of integers")
+        raise NotApplicable("its loops count in different types of integers")
     total = tirx.Var("total", str(start.ty))
     store = tirx.BufferStore(stmt.body.buffer, total, list(stmt.body.indices))
     if epilogue is not None:
         finished = _finished(sch.get(epilogue), stmt, total)
         if finished is None:
-            return NotApplicable("what follows the sum reads it in another order")
+            raise NotApplicable("what follows the sum reads it in another order")
         store, extents = finished
         axes = {v: replace(a, extent=extents.get(v, a.extent)) for v, a in axes.items()}
     found = SymbolicContraction(
@@ -113,17 +110,17 @@ def symbolic_contraction(
     return _without_single(found.with_expressions(lambda expr: substitute(expr, names)))
 
 
-def _summed(stmt: s_tir.SBlock) -> tuple[Any, Any] | NotApplicable:
+def _summed(stmt: s_tir.SBlock) -> tuple[Any, Any]:
     """What a block adds up, and where it starts."""
     operator, product = accumulation_of(stmt) or (None, None)
     if operator is not tirx.Add or any(static_extent(v.dom.min) != 0 for v in stmt.iter_vars):
-        return NotApplicable("its reduction is no sum")
+        raise NotApplicable("its reduction is no sum")
     factors = product.value if isinstance(product, tirx.Cast) else product
     if not isinstance(factors, tirx.Mul):
-        return NotApplicable("it sums up something other than products")
+        raise NotApplicable("it sums up something other than products")
     start = stmt.init.value
     if not isinstance(start, tirx.IntImm | tirx.FloatImm):
-        return NotApplicable("its sums do not start with a number")
+        raise NotApplicable("its sums do not start with a number")
     return product, start
 
 
@@ -180,10 +177,7 @@ def _without_single(contraction: SymbolicContraction) -> SymbolicContraction:
 
 
 def joined(
-    contraction: SymbolicContraction,
-    outer: LoopAxis,
-    inner: LoopAxis,
-    params: Sequence[Any],
+    contraction: SymbolicContraction, outer: LoopAxis, inner: LoopAxis, params: Sequence[Any]
 ) -> tuple[SymbolicContraction, LoopAxis] | None:
     """The contraction with two loops as one, and that one; None where addresses do not allow it.
 

@@ -22,12 +22,15 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     constant_parameter,
     depends,
     element_bytes,
+    kernel_blocks,
     linear_form,
     nodes,
+    only_reduction,
     operands_of,
+    same_block,
+    scans,
     static_extent,
 )
-from tvm_ext.tir_schedules.analysis.contraction import only_reduction
 from tvm_ext.tir_schedules.cpu.blockwise import schedule_block
 from tvm_ext.tir_schedules.cpu.nest_code import vector_chunk
 from tvm_ext.tir_schedules.cpu.register_blocking import (
@@ -44,7 +47,7 @@ from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     symbolic_contraction,
 )
 from tvm_ext.tir_schedules.cpu.symbolic_tile_code import Panel, SymbolicTile, symbolic_tile_code
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, same_block
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -74,29 +77,21 @@ class SymbolicTiles:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. It asks for no decision: there are no sizes to measure with."""
         sch = inlined_schedule(func)
         anchor = _anchor(sch)
-        if isinstance(anchor, NotApplicable):
-            return anchor
         epilogue = _epilogue(sch, anchor)
         found = symbolic_contraction(sch, anchor, epilogue)
-        if isinstance(found, NotApplicable):
-            return found
         columns = _vector_axis(found)
         if columns is None and _transpose_operand(sch, anchor, found):
             found = symbolic_contraction(sch, anchor, epilogue)
-            if isinstance(found, NotApplicable):
-                return found
             columns = _vector_axis(found)
         if columns is None:
-            return NotApplicable("no loop walks the output and the operands without a stride")
+            raise NotApplicable("no loop walks the output and the operands without a stride")
         tile = _decide(found, columns, machine)
         sch = _packed(sch, anchor, tile)
         packed = symbolic_contraction(sch, anchor, epilogue)
-        if isinstance(packed, NotApplicable):
-            return packed
         func = sch.mod["main"]
         found, tile = _with_joined_rows(packed, _moved(tile, found, packed), func)
         found, tile = _with_joined_columns(found, tile, func, machine)
@@ -109,20 +104,17 @@ class SymbolicTiles:
         return _with_code(sch, found, code, done)
 
 
-def _anchor(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
+def _anchor(sch: s_tir.Schedule) -> SBlockRV:
     """The kernel's only reduction, where a loop of it is symbolic."""
     anchor = only_reduction(sch)
-    if isinstance(anchor, NotApplicable):
-        return anchor
     stmt = sch.get(anchor)
     if len(stmt.writes) != 1:
-        return NotApplicable("its reduction has several results")
-    known = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
-    if any(v.iter_type not in known for v in stmt.iter_vars):
-        return NotApplicable("a loop scans")
+        raise NotApplicable("its reduction has several results")
+    if scans(stmt):
+        raise NotApplicable("a loop scans")
     extents = [static_extent(v.dom.extent) for v in stmt.iter_vars]
     if None not in extents or 0 in extents:
-        return NotApplicable("all extents are known, or a loop has no iterations")
+        raise NotApplicable("all extents are known, or a loop has no iterations")
     return anchor
 
 
@@ -134,7 +126,11 @@ def _epilogue(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
     from, and what overlapping tiles repeat would be computed from the result.
     """
     block = epilogue_of(sch, anchor)
-    if block is None or isinstance(symbolic_contraction(sch, anchor, block), NotApplicable):
+    if block is None:
+        return None
+    try:
+        symbolic_contraction(sch, anchor, block)
+    except NotApplicable:
         return None
     params = sch.mod["main"].params
     results = [among(sch.get(one).writes[0].source, params) for one in (anchor, block)]

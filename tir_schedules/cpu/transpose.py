@@ -4,8 +4,9 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import runs_in_any_order
 from tvm_ext.tir_schedules.cpu.data_parallel import plan_blocks, scheduled
-from tvm_ext.tir_schedules.inlining import inlined_blocks, runs_in_any_order
+from tvm_ext.tir_schedules.inlining import inlined_blocks
 from tvm_ext.tir_schedules.template import Decisions
 
 
@@ -17,15 +18,13 @@ class CpuTranspose:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         if not all(map(runs_in_any_order, inlined_blocks(func))):
-            return NotApplicable("the kernel reduces or scans")
+            raise NotApplicable("the kernel reduces or scans")
         plan = plan_blocks(func, machine, decisions)
-        if isinstance(plan, NotApplicable):
-            return plan
         if not any(block.decision.tiles for block in plan.blocks):
-            return NotApplicable(
+            raise NotApplicable(
                 "every buffer is read along the axis along which the result is written"
             )
         return scheduled(func, plan, machine)

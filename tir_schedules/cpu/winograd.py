@@ -12,7 +12,15 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import access_of, operands_of, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    access_of,
+    is_data_parallel,
+    kernel_blocks,
+    operands_of,
+    same_block,
+    schedule_of,
+    static_extent,
+)
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     flatten,
     largest_divisor,
@@ -28,13 +36,7 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     rows_with_tail,
 )
 from tvm_ext.tir_schedules.cpu.register_tile import schedule_beside
-from tvm_ext.tir_schedules.inlining import (
-    inline_blocks,
-    is_data_parallel,
-    kernel_blocks,
-    same_block,
-    schedule_of,
-)
+from tvm_ext.tir_schedules.inlining import inline_blocks
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -200,7 +202,7 @@ class Winograd:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``.
 
         Decisions: those of ``decide_winograd``, and ``threads``; where each stage handles all tiles
@@ -209,11 +211,11 @@ class Winograd:
         sch = schedule_of(func)
         stages = _stages(sch)
         if sorted(stages) != sorted(STAGES):
-            return NotApplicable("its blocks are not the stages of a Winograd convolution")
+            raise NotApplicable("its blocks are not the stages of a Winograd convolution")
         inline_blocks(sch, keep=lambda block: STAGE_ANNOTATION in sch.get(block).annotations)
         shape = _shape(sch, stages["products"])
         if shape is None:
-            return NotApplicable("a loop has a symbolic extent")
+            raise NotApplicable("a loop has a symbolic extent")
         _Scheduler(sch, machine, shape, decisions).run(stages)
         return sch
 

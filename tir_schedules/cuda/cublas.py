@@ -20,22 +20,19 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.runtime_library import CODE_GENERATORS, vendor_libraries
 from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
+    access_of_reduction,
     among,
-    flattened,
     is_compact,
     is_load,
+    kernel_blocks,
     nodes,
     operands_of,
+    schedule_of,
 )
-from tvm_ext.tir_schedules.analysis.contraction import (
-    access_of_reduction,
-    factors_of,
-)
+from tvm_ext.tir_schedules.analysis.contraction import factors_of
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, matmul_axes
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
-from tvm_ext.tir_schedules.inlining import kernel_blocks, schedule_of
-from tvm_ext.tir_schedules.statements import in_root_block, sequence
+from tvm_ext.tir_schedules.statements import FlatViews, flattened, in_root_block, sequence
 from tvm_ext.tir_schedules.template import Decisions
 
 # What a library is to compute in the place of a kernel, as an attribute of the kernel.
@@ -211,24 +208,16 @@ class CublasMatmul:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. There are no decisions."""
         if "cuBLAS" not in vendor_libraries():
-            return NotApplicable("this TVM was built without cuBLAS")
+            raise NotApplicable("this TVM was built without cuBLAS")
         sch = schedule_of(func)
         access = access_of_reduction(sch)
-        if isinstance(access, NotApplicable):
-            return access
         main = access.block
         axes = matmul_axes(access, sch.get(main))
-        if isinstance(axes, NotApplicable):
-            return axes
         operands = _operands(func, sch.get(main), axes)
-        if isinstance(operands, NotApplicable):
-            return operands
         following = _following(func, sch, main, axes.size(axes.n))
-        if isinstance(following, NotApplicable):
-            return following
         product = LibraryMatmul(
             str(operands.first.dtype),
             str(following.result.dtype),
@@ -262,23 +251,21 @@ class _Following:
     result: Any
 
 
-def _operands(
-    func: tirx.PrimFunc, block: s_tir.SBlock, axes: MatmulAxes
-) -> _Operands | NotApplicable:
+def _operands(func: tirx.PrimFunc, block: s_tir.SBlock, axes: MatmulAxes) -> _Operands:
     """The operands of products that are added up as a library adds them."""
     loads = factors_of(block)
     plain = flattened(block.body, FlatViews())
     if not loads or plain is None:
-        return NotApplicable("it adds up something other than products of two operands")
+        raise NotApplicable("it adds up something other than products of two operands")
     dtypes = {str(load.source.dtype) for load in loads}
     if len(dtypes) != 1 or not dtypes <= set(DTYPES):
-        return NotApplicable(f"operands are of {', '.join(sorted(dtypes))}; known are {DTYPES}")
+        raise NotApplicable(f"operands are of {', '.join(sorted(dtypes))}; known are {DTYPES}")
     if str(block.writes[0].source.dtype) not in ("float32", *dtypes):
-        return NotApplicable(f"it adds up in {block.writes[0].source.dtype}")
+        raise NotApplicable(f"it adds up in {block.writes[0].source.dtype}")
     reads = [region.source for region in operands_of(block)]
     first, second = (reads[operand] for operand in axes.operands)
     if not all(among(buffer, func.params) for buffer in (first, second)):
-        return NotApplicable("an operand is computed in the kernel")
+        raise NotApplicable("an operand is computed in the kernel")
     batch, row, column, step = (
         _fused(block, group) for group in (axes.batch, axes.m, axes.n, axes.k)
     )
@@ -286,12 +273,12 @@ def _operands(
     written = (batch * rows + row) * columns + column
     left = (batch * rows + row) * steps + step
     if not (_is_at(plain.indices[0], written, block) and _is_read_at(block, loads, first, left)):
-        return NotApplicable("the result or the first operand does not lie in memory row by row")
+        raise NotApplicable("the result or the first operand does not lie in memory row by row")
     if _is_read_at(block, loads, second, (batch * steps + step) * columns + column):
         return _Operands(first, second, False)
     if _is_read_at(block, loads, second, (batch * columns + column) * steps + step):
         return _Operands(first, second, True)
-    return NotApplicable("the second operand does not lie in memory row by row")
+    raise NotApplicable("the second operand does not lie in memory row by row")
 
 
 def _fused(block: s_tir.SBlock, positions: tuple[int, ...]) -> Any:
@@ -314,21 +301,21 @@ def _is_read_at(
 
 def _following(
     func: tirx.PrimFunc, sch: s_tir.Schedule, main: SBlockRV, columns: int
-) -> _Following | NotApplicable:
+) -> _Following:
     """The epilogue, in one assignment."""
     copy = sch.cache_write(main, 0, "local")
     inline_consumers(sch, copy)
     last, product = sch.get(copy), sch.get(main).writes[0].source
     plain = flattened(last.body, FlatViews()) if isinstance(last.body, tirx.BufferStore) else None
     if len(kernel_blocks(sch)) != 2 or plain is None:
-        return NotApplicable("what follows is not one assignment")
+        raise NotApplicable("what follows is not one assignment")
     store, result = last.body, last.body.buffer
     if not among(result, func.params):
-        return NotApplicable("the result is needed inside of the kernel")
+        raise NotApplicable("the result is needed inside of the kernel")
     own = [load for load in _loads(store) if load.source.same_as(product)]
     same = [flattened(tirx.BufferStore(product, one, one.indices), FlatViews()) for one in own]
     if not all(one is not None and _is_at(one.indices[0], plain.indices[0], last) for one in same):
-        return NotApplicable("the result is written in another order")
+        raise NotApplicable("the result is written in another order")
     value = _uncast(store.value)
     name: Epilogue = "bias"
     if isinstance(value, tirx.Max):
@@ -341,7 +328,7 @@ def _following(
         load = _uncast(other)
         if is_load(_uncast(summand), product) and _is_bias(func, load, columns, plain, last):
             return _Following(name, load.source, result)
-    return NotApplicable("what follows is no epilogue of cuBLAS")
+    raise NotApplicable("what follows is no epilogue of cuBLAS")
 
 
 def _is_bias(

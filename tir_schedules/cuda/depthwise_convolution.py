@@ -10,12 +10,10 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import access_of
-from tvm_ext.tir_schedules.analysis.contraction import only_reduction
+from tvm_ext.tir_schedules.analysis.buffer_access import access_of, only_reduction, schedule_of
 from tvm_ext.tir_schedules.analysis.sliding_window import window_kernel
 from tvm_ext.tir_schedules.cuda.strip_code import schedule_strips
 from tvm_ext.tir_schedules.cuda.strip_window import StripWindow, strip_window
-from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.template import Decisions
 
 # Products of one result up to which tensor cores would be fed with little but padding: two steps
@@ -31,16 +29,14 @@ class CudaDepthwiseConvolution:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. Decisions: those of ``schedule_strips``."""
         window = read_convolution(func)
-        if isinstance(window, NotApplicable):
-            return window
         several = any(slide.position.extent > 1 for slide in window.planes)
         if several and (window.shares_inputs() or not window.has_weights_by_channel()):
-            return NotApplicable("it adds up several channels that results share")
+            raise NotApplicable("it adds up several channels that results share")
         if window.shares_inputs() and window.taps > MAX_SHARED_TAPS:
-            return NotApplicable("results share a channel under a large window")
+            raise NotApplicable("results share a channel under a large window")
         return schedule_strips(window, func, machine, decisions)
 
 
@@ -56,28 +52,21 @@ class DirectConvolution:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. Decisions: those of ``schedule_strips``."""
         window = read_convolution(func)
-        if isinstance(window, NotApplicable):
-            return window
         if window.taps == 1:
-            return NotApplicable("a window of one tap slides over nothing: it is a matmul")
+            raise NotApplicable("a window of one tap slides over nothing: it is a matmul")
         if window.lanes is None and not window.reads_columns():
-            return NotApplicable(
-                "threads would read channels, which come last, one after the other"
-            )
+            raise NotApplicable("threads would read channels, which come last, one after the other")
         return schedule_strips(window, func, machine, decisions)
 
 
-def read_convolution(func: tirx.PrimFunc) -> StripWindow | NotApplicable:
-    """The window of products that slides over the kernel's input."""
+def read_convolution(func: tirx.PrimFunc) -> StripWindow:
+    """The window of products that slides over the kernel's input. Raises NotApplicable."""
     sch = schedule_of(func)
     anchor = only_reduction(sch)
-    if isinstance(anchor, NotApplicable):
-        return anchor
     access = access_of(sch, anchor)
     if access is None or len(access.read_strides) != 2 or not access.trip_count():
-        return NotApplicable("it is not one sum over known extents of products of two operands")
-    kernel = window_kernel(func, weighted=True)
-    return kernel if isinstance(kernel, NotApplicable) else strip_window(kernel, weighted=True)
+        raise NotApplicable("it is not one sum over known extents of products of two operands")
+    return strip_window(window_kernel(func, weighted=True), weighted=True)

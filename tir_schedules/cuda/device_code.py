@@ -14,15 +14,14 @@ from tvm_ffi import structural_map
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     depends,
     element_bytes,
-    nodes,
-    static_extent,
-)
-from tvm_ext.tir_schedules.inlining import (
-    inlined_schedule,
     is_data_parallel,
     kernel_blocks,
+    nodes,
     reduction_blocks,
+    static_extent,
+    static_product,
 )
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.statements import sequence
 
 # Bytes of an array that a thread keeps for itself; larger ones are the host's to allocate.
@@ -260,5 +259,4 @@ def _reduce_where_used(sch: s_tir.Schedule, block: SBlockRV) -> None:
 
 
 def _count(iter_vars: Any) -> int | None:
-    extents = [static_extent(v.dom.extent) for v in iter_vars]
-    return None if None in extents else math.prod(n for n in extents if n is not None)
+    return static_product(v.dom.extent for v in iter_vars)

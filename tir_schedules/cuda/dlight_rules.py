@@ -37,19 +37,19 @@ class TvmRule:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         target = machine.tvm_target()
         try:
             with target:
                 found = self.rule().apply(func, target, False)
         except _RULE_ERRORS:
-            return NotApplicable("the rule fails on it")
+            raise NotApplicable("the rule fails on it") from None
         if found is None:
-            return NotApplicable("not of its pattern")
+            raise NotApplicable("not of its pattern")
         sch = found[0] if isinstance(found, list) else found
         if not is_bound(sch.mod["main"]):
-            return NotApplicable("it leaves loops that no thread runs")
+            raise NotApplicable("it leaves loops that no thread runs")
         return sch
 
 

@@ -10,7 +10,14 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, among, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    is_data_parallel,
+    kernel_blocks,
+    nodes,
+    schedule_of,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
@@ -30,13 +37,8 @@ from tvm_ext.tir_schedules.cuda.elementwise_decision import (
 from tvm_ext.tir_schedules.cuda.index_width import in_32_bits
 from tvm_ext.tir_schedules.cuda.launch import Arrays, ThreadArray, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes
-from tvm_ext.tir_schedules.inlining import (
-    inlined_schedule,
-    is_data_parallel,
-    kernel_blocks,
-    schedule_of,
-)
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.inlining import inlined_schedule
+from tvm_ext.tir_schedules.statements import FlatViews, sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
 
 # Elementwise kernels with more than an assignment for an element: one thread for each.
@@ -47,7 +49,7 @@ _THREADS = (64, 128, 256, 512, 1024)
 
 def element_blocks(
     sch: s_tir.Schedule, machine: CudaDescription, decisions: Decisions
-) -> s_tir.Schedule | NotApplicable:
+) -> s_tir.Schedule:
     """One thread for each element, whatever is computed for it.
 
     ``sch`` holds data-parallel blocks only; it is scheduled in place.
@@ -55,9 +57,9 @@ def element_blocks(
     blocks = kernel_blocks(sch)
     for number, block in enumerate(blocks):
         if any(static_extent(v.dom.extent) == 0 for v in sch.get(block).iter_vars):
-            return NotApplicable("a loop has no iterations")
+            raise NotApplicable("a loop has no iterations")
         if not sch.get(block).iter_vars or _deals_with_threads(sch.get(block)):
-            return NotApplicable("a block brings loops of its own that are not over elements")
+            raise NotApplicable("a block brings loops of its own that are not over elements")
         asked = decisions if number == 0 and len(blocks) == 1 else DEFAULT_DECISIONS
         _schedule(sch, block, machine, asked)
     return sch
@@ -223,11 +225,9 @@ class CudaElementwise:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         read = read_nests(func)
-        if isinstance(read, NotApplicable):
-            return read
         if read.nests is None:
             return element_blocks(read.schedule, machine, decisions)
         arrays = Arrays(read.index_dtype)
@@ -265,11 +265,11 @@ class KernelNests:
         return str(axes[0].var.ty) if axes else "int32"
 
 
-def read_nests(func: tirx.PrimFunc) -> KernelNests | NotApplicable:
-    """The nests of a kernel without reductions."""
+def read_nests(func: tirx.PrimFunc) -> KernelNests:
+    """The nests of a kernel without reductions. Raises NotApplicable for any other."""
     sch = schedule_of(func)
     if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
-        return NotApplicable("the kernel reduces or scans")
+        raise NotApplicable("the kernel reduces or scans")
     sch = inlined_schedule(func, repeat=True)
     views = FlatViews(symbolic_sizes=True)
     nests: list[Nest] = []

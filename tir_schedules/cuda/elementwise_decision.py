@@ -23,12 +23,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     nodes,
     slope,
 )
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    Nest,
-    simplified,
-    store_strides,
-    substitute,
-)
+from tvm_ext.tir_schedules.analysis.loop_nest import Nest, simplified, store_strides, substitute
 from tvm_ext.tir_schedules.cuda.launch import nominal_extent
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes, is_vector_type, powers_down
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions

@@ -10,7 +10,7 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
-from tvm_ext.tir_schedules.cuda.launch import with_launch_bounds
+from tvm_ext.tir_schedules.cuda.launch import ALL_REGISTERS
 from tvm_ext.tir_schedules.statements import changed_block, changed_loop
 
 # Indices of vectorised copies written so that TVM sees what holds for a whole vector.
@@ -95,13 +95,31 @@ def _in_two_steps(body: tirx.Stmt, variable: tirx.Var, lanes: int) -> tirx.Stmt:
     return body
 
 
+# What TVM writes into ``__launch_bounds__``: how many blocks have to fit on a multiprocessor.
+_MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
+
+
+def _with_launch_bounds(body: tirx.Stmt) -> tirx.Stmt:
+    """``body`` with the annotation ``ALL_REGISTERS`` as TVM wants to have it said."""
+    return structural_map(body, (tirx.For, _bounded))
+
+
+def _bounded(loop: tirx.For) -> tirx.For:
+    if ALL_REGISTERS not in loop.annotations:
+        return loop
+    one = tirx.const(1, "int32")
+    rest = {key: value for key, value in loop.annotations.items() if key != ALL_REGISTERS}
+    body = tirx.AttrStmt(one, _MIN_BLOCKS, one, loop.body)
+    return changed_loop(loop, body=body, annotations=rest)
+
+
 # IEEE 754's infinity, with the exponent of bfloat16.
 _INFINITY, _SIGN, _NAN = 0x7F80, 0x8000, 0x7FC0
 
 
 def finished_for_cuda(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``func`` with constants and bounds that CUDA code can spell."""
-    body = with_launch_bounds(tvm_ffi.structural_map(func.body, (tirx.FloatImm, _spelled)))
+    body = _with_launch_bounds(tvm_ffi.structural_map(func.body, (tirx.FloatImm, _spelled)))
     body = with_whole_vectors(body)
     return func if body.same_as(func.body) else func.with_body(body)
 

@@ -5,7 +5,6 @@ independent, or that are parallel, are dealt to threads, everything inside of th
 series. What no loop can be dealt of runs on one thread.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,13 @@ from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import depends, linear_form, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    depends,
+    linear_form,
+    nodes,
+    static_extent,
+    static_product,
+)
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cuda.device_code import (
     ThreadStatements,
@@ -155,25 +160,22 @@ class Generic:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         call = host_call(func.body)
         if call is not None:
-            return NotApplicable(f"the kernel calls {call}, which runs on a CPU only")
+            raise NotApplicable(f"the kernel calls {call}, which runs on a CPU only")
         func = without_offsets(func)
         plain = as_loops(in_few_launches(func))
         if binds_threads(plain.body):
-            return NotApplicable("the kernel binds some of its loops to threads itself")
+            raise NotApplicable("the kernel binds some of its loops to threads itself")
         return launched(func, plain)
 
 
-def launched(func: tirx.PrimFunc, plain: tirx.PrimFunc) -> s_tir.Schedule | NotApplicable:
+def launched(func: tirx.PrimFunc, plain: tirx.PrimFunc) -> s_tir.Schedule:
     """``func`` with the loops of ``plain``, which has no blocks, as launches."""
-    try:
-        launches = _Launches(ThreadStatements())
-        body = launches.of(plain.body)
-    except NotApplicable as refusal:
-        return NotApplicable(str(refusal))
+    launches = _Launches(ThreadStatements())
+    body = launches.of(plain.body)
     # As statements: what a block allocates, TVM moves to where it is used.
     allocated = [tirx.AllocBuffer(buffer) for buffer in launches.device.workspace]
     return s_tir.Schedule(func.with_body(in_root_block(sequence([*allocated, body]))))
@@ -284,11 +286,10 @@ class _Launches:
         """``body`` for every iteration of the loops in ``dealt``, one a thread."""
         dtype = str(dealt[0].loop_var.ty) if dealt else "int64"
         extents = [loop.extent.astype(dtype) for loop in dealt]
-        known = [n for n in map(static_extent, extents) if n is not None]
         total: Any = tirx.const(1, dtype)
         for extent in extents:
             total = total * extent
-        count = math.prod(known) if len(known) == len(dealt) else None
+        count = static_product(extents)
         if count == 0:
             return _nothing()
         if count is not None:

@@ -14,11 +14,8 @@ from tvm import tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_mutate
 
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, elements
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    Nest,
-)
-from tvm_ext.tir_schedules.statements import is_conditional
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, elements, is_conditional
+from tvm_ext.tir_schedules.analysis.loop_nest import Nest
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
 _ARITHMETIC = (

@@ -23,9 +23,6 @@ ALL_REGISTERS = "tvm_ext.all_registers"
 Without it the assembler weighs occupancy as well, and may spill a few registers for it.
 """
 
-# What TVM writes into ``__launch_bounds__``: how many blocks have to fit on a multiprocessor.
-_MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
-
 
 def alone(loop: tirx.For) -> tirx.For:
     """A loop over blocks with the annotation ``ALL_REGISTERS``.
@@ -34,20 +31,6 @@ def alone(loop: tirx.For) -> tirx.For:
     know how many there are at first, and leaves the changes out.
     """
     return changed_loop(loop, annotations={**loop.annotations, ALL_REGISTERS: 1})
-
-
-def with_launch_bounds(body: tirx.Stmt) -> tirx.Stmt:
-    """``body`` with the annotation ``ALL_REGISTERS`` as TVM wants to have it said."""
-    return structural_map(body, (tirx.For, _bounded))
-
-
-def _bounded(loop: tirx.For) -> tirx.For:
-    if ALL_REGISTERS not in loop.annotations:
-        return loop
-    one = tirx.const(1, "int32")
-    rest = {key: value for key, value in loop.annotations.items() if key != ALL_REGISTERS}
-    body = tirx.AttrStmt(one, _MIN_BLOCKS, one, loop.body)
-    return changed_loop(loop, body=body, annotations=rest)
 
 
 def bound(tag: str, extent: Any, dtype: str, body: Body) -> tirx.Stmt:
@@ -266,7 +249,7 @@ def nominal_extent(extent: tirx.Expr | int) -> int:
     return static_extent(Analyzer().simplify(structural_map(extent, (tvm.ir.Var, size)))) or 1
 
 
-def with_nominal_sizes(func: tirx.PrimFunc) -> tirx.PrimFunc | NotApplicable:
+def with_nominal_sizes(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The kernel for nominal sizes: ``func`` itself when all of its sizes are known.
 
     TVM 0.27 specialises sizes that are one variable, none that is computed of others.
@@ -277,7 +260,7 @@ def with_nominal_sizes(func: tirx.PrimFunc) -> tirx.PrimFunc | NotApplicable:
             continue
         if any(static_extent(size) is None for size in parameter.shape):
             if any(not isinstance(size, tirx.IntImm | tvm.ir.Var) for size in parameter.shape):
-                return NotApplicable("a size is computed of others in the run")
+                raise NotApplicable("a size is computed of others in the run")
             shape = [tirx.IntImm("int64", nominal_extent(size)) for size in parameter.shape]
             known[parameter] = tirx.decl_buffer(shape, str(parameter.dtype), parameter.name)
     return func.specialize(known) if known else func

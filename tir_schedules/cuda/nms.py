@@ -15,7 +15,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, is_compact, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import is_compact, static_extent
 from tvm_ext.tir_schedules.cuda.device_code import without_offsets
 from tvm_ext.tir_schedules.cuda.launch import (
     Arrays,
@@ -32,7 +32,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
     without_added_barriers,
 )
 from tvm_ext.tir_schedules.operators.non_max_suppression import corners, nms_of, overlap
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import FlatViews, sequence
 from tvm_ext.tir_schedules.template import Decisions
 
 # The threads of a thread block of NMS, what they share, and where boxes are.
@@ -363,19 +363,19 @@ class NMS:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         func = without_offsets(func)
         found = nms_of(func)
         if found is None:
-            return NotApplicable("the kernel is no NMS")
+            raise NotApplicable("the kernel is no NMS")
         named, centered = found
         if not all(is_compact(param) for param in named.values()):
-            return NotApplicable("a number of boxes is known in the run only")
+            raise NotApplicable("a number of boxes is known in the run only")
         batches, classes, count = (static_extent(size) or 0 for size in named["scores"].shape)
         most = static_extent(named["kept"].shape[-1]) or 0
         if not batches * classes * count * most:
-            return NotApplicable("there are no boxes, or none may stay")
+            raise NotApplicable("there are no boxes, or none may stay")
         views = FlatViews()
         buffers = {name: views.of(param) for name, param in named.items()}
         boxes = NMSProblem(buffers, classes, count, most, batches * classes, centered)

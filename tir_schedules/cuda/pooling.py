@@ -5,7 +5,6 @@ share come from L1, padding is nowhere in memory, and the limit is to read the i
 the result once. Any other reduction of windows has a thread for each window.
 """
 
-import math
 from typing import Any
 
 import tvm
@@ -13,18 +12,21 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import among, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    kernel_blocks,
+    nodes,
+    reduction_blocks,
+    scans,
+    schedule_of,
+    static_product,
+)
 from tvm_ext.tir_schedules.analysis.sliding_window import window_kernel
 from tvm_ext.tir_schedules.cuda.device_code import as_loops, in_few_launches
 from tvm_ext.tir_schedules.cuda.generic import launched
 from tvm_ext.tir_schedules.cuda.strip_code import schedule_strips
 from tvm_ext.tir_schedules.cuda.strip_window import strip_window
-from tvm_ext.tir_schedules.inlining import (
-    inlined_schedule,
-    kernel_blocks,
-    reduction_blocks,
-    schedule_of,
-)
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.template import Decisions
 
 
@@ -36,17 +38,13 @@ class CudaPooling:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. Decisions: those of ``schedule_strips``."""
         sch = schedule_of(func)
         if len(reduction_blocks(sch)) != 1:
-            return NotApplicable("it is not one reduction")
+            raise NotApplicable("it is not one reduction")
         kernel = window_kernel(func)
-        if isinstance(kernel, NotApplicable):
-            return kernel
         window = strip_window(kernel, weighted=False)
-        if isinstance(window, NotApplicable):
-            return window
         return schedule_strips(window, func, machine, decisions)
 
 
@@ -68,31 +66,29 @@ class WindowReduction:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         sch = inlined_schedule(func, repeat=True)
-        refusal = _refused([sch.get(block) for block in kernel_blocks(sch)])
-        if refusal is not None:
-            return refusal
+        _refuse([sch.get(block) for block in kernel_blocks(sch)])
         return launched(func, as_loops(in_few_launches(func)))
 
 
-def _refused(blocks: list[s_tir.SBlock]) -> NotApplicable | None:
-    known = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+def _refuse(blocks: list[s_tir.SBlock]) -> None:
     reductions = 0
     for block in blocks:
-        if any(v.iter_type not in known for v in block.iter_vars):
-            return NotApplicable("a loop is neither data-parallel nor a reduction")
+        if scans(block):
+            raise NotApplicable("a loop is neither data-parallel nor a reduction")
         steps = [v.dom.extent for v in block.iter_vars if v.iter_type == tirx.IterVar.CommReduce]
         if not steps:
             continue
         reductions += 1
-        extents = [static_extent(extent) for extent in steps]
-        if None in extents or math.prod(n for n in extents if n is not None) > _LONG:
-            return NotApplicable("a reduction is too long for one thread, or of unknown length")
+        length = static_product(steps)
+        if length is None or length > _LONG:
+            raise NotApplicable("a reduction is too long for one thread, or of unknown length")
         if len(_operands(block)) > 1:
-            return NotApplicable("a reduction multiplies, as products do")
-    return None if reductions else NotApplicable("the kernel has no reduction")
+            raise NotApplicable("a reduction multiplies, as products do")
+    if not reductions:
+        raise NotApplicable("the kernel has no reduction")
 
 
 def _operands(block: s_tir.SBlock) -> list[tirx.Buffer]:

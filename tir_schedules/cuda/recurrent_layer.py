@@ -223,17 +223,15 @@ class CudaRecurrentLayer:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         func = without_offsets(func)
         operands = recurrence_of(func)
         if operands is None:
-            return NotApplicable("the kernel is no recurrent layer")
+            raise NotApplicable("the kernel is no recurrent layer")
         if operands.recurrence.quantized_state:
-            return NotApplicable("the state is quantised in every step")
+            raise NotApplicable("the state is quantised in every step")
         launch = decide_recurrence(operands, machine, decisions)
-        if isinstance(launch, NotApplicable):
-            return launch
         code = steps_code if launch.blocks > 1 else recurrence_code
         body, arrays = code(operands, launch)
         return s_tir.Schedule(func.with_body(in_root_block(body, arrays)))
@@ -241,7 +239,7 @@ class CudaRecurrentLayer:
 
 def decide_recurrence(
     operands: RecurrenceOperands, machine: CudaDescription, decisions: Decisions = DEFAULT_DECISIONS
-) -> RecurrenceLaunch | NotApplicable:
+) -> RecurrenceLaunch:
     """One sequence a block until all multiprocessors have one; threads enough to hide latency.
 
     Asks for ``rows``, ``ways`` and ``held``, and for ``blocks`` where each step may be a launch.
@@ -253,7 +251,7 @@ def decide_recurrence(
     rows = [n for n in _ROWS if n == 1 or (batch is not None and n <= batch)]
     rows = [n for n in rows if _bytes(operands, n, 1) <= machine.shared_memory_bytes]
     if not rows:
-        return NotApplicable("the state of a sequence does not fit in shared memory")
+        raise NotApplicable("the state of a sequence does not fit in shared memory")
     shared = 1 if batch is None else batch * recurrence.directions // machine.sms
     row = decisions.pick("rows", rows, max(n for n in rows if n <= max(1, shared)))
     ways = [
@@ -264,7 +262,7 @@ def decide_recurrence(
         and _bytes(operands, row, n) <= machine.shared_memory_bytes
     ]
     if not ways:
-        return NotApplicable("the sums of a step do not fit in shared memory")
+        raise NotApplicable("the sums of a step do not fit in shared memory")
     enough = [n for n in ways if units * n <= _ENOUGH_THREADS]
     way = decisions.pick("ways", ways, max(enough, default=ways[0]))
     launch = RecurrenceLaunch(row, units, way, False)

@@ -67,7 +67,7 @@ class RowLaunch:
 
 def decide_launch(
     kernel: RowKernel, fits: Any, machine: CudaDescription, decisions: Decisions
-) -> RowLaunch | NotApplicable:
+) -> RowLaunch:
     """How ``kernel`` is launched; ``fits`` says whether a width of vectors suits all blocks."""
     across = runs_across(kernel)
     widths = [1] if across else [w for w in powers_down(_widest(kernel, machine)) if fits(w)]
@@ -84,7 +84,7 @@ def decide_launch(
         and row_registers(kernel, parts, vector) <= ROW_REGISTERS
     ]
     if not options:
-        return NotApplicable("a row does not fit in the registers of a block's threads")
+        raise NotApplicable("a row does not fit in the registers of a block's threads")
     wanted = _wanted_parts(kernel, vectors, across, machine)
     default = min(options, key=lambda parts: (abs(parts.bit_length() - wanted.bit_length()), parts))
     parts = decisions.pick("parts", options, default)

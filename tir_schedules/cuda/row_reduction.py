@@ -16,12 +16,13 @@ from tvm_ffi import structural_equal
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
     LoopAxis,
     among,
     element_bytes,
     is_compact,
+    kernel_blocks,
     nodes,
+    schedule_of,
 )
 from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
 from tvm_ext.tir_schedules.analysis.loop_nest import fresh
@@ -53,7 +54,8 @@ from tvm_ext.tir_schedules.cuda.row_decision import (
 from tvm_ext.tir_schedules.cuda.row_symbolic import has_symbolic_length, symbolic_length_rows
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
 from tvm_ext.tir_schedules.cuda.vector_group import powers_up
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, schedule_of
+from tvm_ext.tir_schedules.inlining import inlined_schedule
+from tvm_ext.tir_schedules.statements import FlatViews
 from tvm_ext.tir_schedules.template import Decisions, NumberedDecisions
 
 # Keeps in registers what several passes over a row read from memory.
@@ -231,11 +233,9 @@ class _RowParts:
         return RowBlock((column,), stores, block.starts, limit)
 
 
-def split_rows(kernel: RowKernel, splits: int) -> list[RowKernel] | NotApplicable:
-    """The launches of ``kernel`` with its rows in ``splits`` parts, or why they cannot be cut."""
-    refusal = _refusal(kernel)
-    if refusal is not None:
-        return refusal
+def split_rows(kernel: RowKernel, splits: int) -> list[RowKernel]:
+    """The launches of ``kernel`` with its rows in ``splits`` parts. Raises NotApplicable."""
+    _refuse(kernel)
     parts = _RowParts(kernel, splits, LoopAxis(tirx.Var("part", kernel.index_dtype), splits))
     launches: list[RowKernel] = []
     known: list[RowBlock] = []
@@ -254,17 +254,16 @@ def split_rows(kernel: RowKernel, splits: int) -> list[RowKernel] | NotApplicabl
     return launches
 
 
-def _refusal(kernel: RowKernel) -> NotApplicable | None:
+def _refuse(kernel: RowKernel) -> None:
     written = {buffer_key(s.buffer) for b in kernel.blocks for s in b.stores}
     outside = written - set(kernel.inner)
     if any(buffer_key(load.source) in outside for b in kernel.blocks for load in _other_loads(b)):
-        return NotApplicable("what the kernel returns is read by the kernel as well")
+        raise NotApplicable("what the kernel returns is read by the kernel as well")
     for block in kernel.blocks:
         if block.columns and not block.starts and _is_inner(kernel, block):
-            return NotApplicable("a whole row waits between two passes")
+            raise NotApplicable("a whole row waits between two passes")
         if len({_is_inner(kernel, replace(block, stores=(s,))) for s in block.stores}) > 1:
-            return NotApplicable("some results of a block leave the kernel, some do not")
-    return None
+            raise NotApplicable("some results of a block leave the kernel, some do not")
 
 
 def _other_loads(block: RowBlock) -> list[tirx.Expr]:
@@ -349,8 +348,9 @@ def decide_splits(kernel: RowKernel, machine: CudaDescription, decisions: Decisi
     options = powers_up(most)
     if len(options) == 1 or not isinstance(kernel.count, int):
         return 1
-    launches = split_rows(kernel, options[-1])
-    if isinstance(launches, NotApplicable):
+    try:
+        launches = split_rows(kernel, options[-1])
+    except NotApplicable:
         return 1
     # A block takes as many rows as a warp has threads where these are neighbours.
     rows = machine.warp_size if runs_across(kernel) else 1
@@ -388,73 +388,65 @@ class RowReduction:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
-        refusal = refuse_early(schedule_of(func))
-        if refusal is not None:
-            return refusal
+        refuse_early(schedule_of(func))
         parted = _in_parts(func, machine, decisions)
         if parted is not None:
             return parted
-        launch: RowLaunch | NotApplicable = NotApplicable(
-            "no version of the kernel fits in registers"
-        )
+        reason = NotApplicable()
         # Rows in registers first; where they are too long, reading and computing again.
         for repeat, stage in ((False, True), (False, False), (True, True), (True, False)):
-            kernel = _read(func, repeat)
-            if isinstance(kernel, NotApplicable):
-                launch = kernel
+            try:
+                kernel = staged(_read(func, repeat)) if stage else _read(func, repeat)
+                launch = _launch(kernel, machine, decisions)
+            except NotApplicable as refusal:
+                reason = refusal
                 continue
-            kernel = staged(kernel) if stage else kernel
-            launch = _launch(kernel, machine, decisions)
-            if isinstance(launch, RowLaunch):
-                views = FlatViews(symbolic_sizes=True)
-                writer = ThreadRows(kernel, launch, views)
-                code = writer.write()
-                return s_tir.Schedule(views.kernel(func, [code], writer.arrays.buffers))
-        return (
-            symbolic_length_rows(func, machine, decisions) if has_symbolic_length(func) else launch
-        )
+            views = FlatViews(symbolic_sizes=True)
+            writer = ThreadRows(kernel, launch, views)
+            code = writer.write()
+            return s_tir.Schedule(views.kernel(func, [code], writer.arrays.buffers))
+        if has_symbolic_length(func):
+            return symbolic_length_rows(func, machine, decisions)
+        raise reason
 
 
 def _in_parts(
     func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
 ) -> s_tir.Schedule | None:
     """The kernel with each row shared by several blocks, where that is the better way."""
-    kernel = _read(func, repeat=True)
-    splits = 1 if isinstance(kernel, NotApplicable) else decide_splits(kernel, machine, decisions)
-    if isinstance(kernel, NotApplicable) or splits == 1:
-        return None
-    launches = split_rows(kernel, splits)
-    if isinstance(launches, NotApplicable):
+    try:
+        kernel = _read(func, repeat=True)
+        splits = decide_splits(kernel, machine, decisions)
+        if splits == 1:
+            return None
+        launches = [
+            (part, _launch(part, machine, NumberedDecisions(decisions, number)))
+            for number, part in enumerate(split_rows(kernel, splits))
+        ]
+    except NotApplicable:
         return None
     views, arrays, code = FlatViews(), Arrays(kernel.index_dtype), []
-    for number, part in enumerate(launches):
-        launch = _launch(part, machine, NumberedDecisions(decisions, number))
-        if isinstance(launch, NotApplicable):
-            return None
+    for part, launch in launches:
         writer = ThreadRows(part, launch, views)
         code.append(writer.write())
         arrays.buffers += writer.arrays.buffers
     return s_tir.Schedule(views.kernel(func, code, arrays.buffers))
 
 
-def _read(func: tirx.PrimFunc, repeat: bool) -> RowKernel | NotApplicable:
+def _read(func: tirx.PrimFunc, repeat: bool) -> RowKernel:
     sch = inlined_schedule(func, repeat=repeat)
     blocks = [sch.get(block) for block in kernel_blocks(sch)]
     kernel = read_rows(blocks, func.params, symbolic_rows=True)
-    if isinstance(kernel, NotApplicable):
-        return kernel
     if any(not is_compact(load.source, symbolic_sizes=True) for load in kernel.loads()):
-        return NotApplicable("a buffer is not laid out row by row")
-    refusal = refuse_rows(kernel)
-    return hoisted(kernel) if refusal is None else refusal
+        raise NotApplicable("a buffer is not laid out row by row")
+    refuse_rows(kernel)
+    return hoisted(kernel)
 
 
-def _launch(
-    kernel: RowKernel, machine: CudaDescription, decisions: Decisions
-) -> RowLaunch | NotApplicable:
+def _launch(kernel: RowKernel, machine: CudaDescription, decisions: Decisions) -> RowLaunch:
     probe = ThreadRows(kernel, RowLaunch(False, machine.warp_size, 1, 1), FlatViews(True))
     if not probe.keeps_rows_in_place():
-        return NotApplicable("a thread would read elements of a row that another one computes")
+        raise NotApplicable("a thread would read elements of a row that another one computes")
     return decide_launch(kernel, probe.fits, machine, decisions)

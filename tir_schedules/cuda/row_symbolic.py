@@ -15,7 +15,12 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, is_compact, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    is_compact,
+    kernel_blocks,
+    schedule_of,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
     RowKernel,
@@ -31,7 +36,8 @@ from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded, repeated
 from tvm_ext.tir_schedules.cuda.row_decision import RowLaunch, along_and_beside, step_axis
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes, powers_down
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, schedule_of
+from tvm_ext.tir_schedules.inlining import inlined_schedule
+from tvm_ext.tir_schedules.statements import FlatViews
 from tvm_ext.tir_schedules.template import Decisions
 
 # Elements of the longest row that one warp walks along: 64 for each of its threads.
@@ -71,15 +77,13 @@ def has_symbolic_length(func: tirx.PrimFunc) -> bool:
 
 def symbolic_length_rows(
     func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-) -> s_tir.Schedule | NotApplicable:
+) -> s_tir.Schedule:
     """``func`` in versions for short and long rows, with and without vectors.
 
     Decisions: ``vector``, ``rows`` of a block of warps, ``parts`` (threads of a long row), or
     ``parts_across``.
     """
     kernel = _read(func)
-    if isinstance(kernel, NotApplicable):
-        return kernel
     views = FlatViews(symbolic_sizes=True)
     total = Arrays(kernel.index_dtype)
     code = []
@@ -90,19 +94,17 @@ def symbolic_length_rows(
     return s_tir.Schedule(views.kernel(func, code, total.buffers))
 
 
-def _read(func: tirx.PrimFunc) -> RowKernel | NotApplicable:
+def _read(func: tirx.PrimFunc) -> RowKernel:
     # Computed again in every pass: nothing of a row waits.
     sch = inlined_schedule(func, repeat=True)
     blocks = [sch.get(block) for block in kernel_blocks(sch)]
     kernel = read_rows(blocks, func.params, symbolic_rows=True, symbolic_columns=True)
-    if isinstance(kernel, NotApplicable):
-        return kernel
     if any(not is_compact(load.source, symbolic_sizes=True) for load in kernel.loads()):
-        return NotApplicable("a buffer is not laid out row by row")
+        raise NotApplicable("a buffer is not laid out row by row")
     if has_waiting_rows(kernel):
-        return NotApplicable("a row of unknown length waits between two passes")
-    refusal = refuse_rows(kernel)
-    return hoisted(with_joined_loops(kernel)) if refusal is None else refusal
+        raise NotApplicable("a row of unknown length waits between two passes")
+    refuse_rows(kernel)
+    return hoisted(with_joined_loops(kernel))
 
 
 def _versions(kernel: RowKernel, machine: CudaDescription, decisions: Decisions) -> list[Version]:

@@ -10,7 +10,6 @@ from typing import Any
 import tvm
 from tvm import sym, tirx
 
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, with_flat_memory
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     Combine,
     RowBlock,
@@ -28,7 +27,7 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
 from tvm_ext.tir_schedules.cuda.launch import ThreadPlane, bound, guarded, repeated, warp_barrier
 from tvm_ext.tir_schedules.cuda.row_decision import RowLaunch, inner_buffers, step_axis
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import FlatViews, sequence, with_flat_memory
 
 # Where the threads of a row kernel stand, and where its values are: in registers or memory.
 

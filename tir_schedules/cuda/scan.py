@@ -12,13 +12,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
-    LoopAxis,
-    is_compact,
-    nodes,
-    with_flat_memory,
-)
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, is_compact, nodes
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
     RowKernel,
@@ -43,7 +37,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
     block_barrier,
     without_added_barriers,
 )
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import FlatViews, sequence, with_flat_memory
 from tvm_ext.tir_schedules.template import Decisions, NumberedDecisions
 
 # Where the threads of a scan stand, and its expressions at their places.
@@ -491,19 +485,16 @@ class CudaScan:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         if host_call(func.body) is not None:
-            return NotApplicable("the kernel is no scan: it calls a function of the host")
+            raise NotApplicable("the kernel is no scan: it calls a function of the host")
         func = without_offsets(func)
         kernel = scan_of(as_loops(in_few_launches(func)).body)
-        if isinstance(kernel, NotApplicable):
-            return kernel
         if any(not is_compact(p) for p in func.params if isinstance(p.ty, tirx.BufferType)):
-            return NotApplicable("a tensor of the scan is not laid out row by row")
+            raise NotApplicable("a tensor of the scan is not laid out row by row")
         launch = decide_scan(kernel, _widest(kernel, machine), machine, decisions)
-        written = _written(func, kernel, launch, machine, decisions)
-        return written if isinstance(written, NotApplicable) else s_tir.Schedule(written)
+        return s_tir.Schedule(_written(func, kernel, launch, machine, decisions))
 
 
 def _widest(kernel: ScanKernel, machine: CudaDescription) -> int:
@@ -539,7 +530,7 @@ def _written(
     launch: ScanLaunch,
     machine: CudaDescription,
     decisions: Decisions,
-) -> tirx.PrimFunc | NotApplicable:
+) -> tirx.PrimFunc:
     """The kernel, with one that sums up the chunks in front where there are several."""
     views = FlatViews()
     code = ScanCode(kernel, launch, views)
@@ -550,8 +541,6 @@ def _written(
         sums = _sums_of_chunks(kernel, launch, totals)
         probe = ThreadRows(sums, RowLaunch(False, machine.warp_size, 1, 1), FlatViews())
         found = decide_launch(sums, probe.fits, machine, NumberedDecisions(decisions, 1))
-        if isinstance(found, NotApplicable):
-            return found
         rows = ThreadRows(sums, found, views)
         statements.append(rows.write())
         code.arrays.buffers += rows.arrays.buffers

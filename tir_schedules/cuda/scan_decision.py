@@ -10,15 +10,8 @@ from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import (
-    LoopAxis,
-    is_load,
-    nodes,
-    static_extent,
-)
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    substitute,
-)
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, is_load, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.analysis.row_reader import result_strides, simplifier
 from tvm_ext.tir_schedules.cuda.vector_group import powers_down, powers_up
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -101,11 +94,11 @@ class ScanKernel:
         return tirx.const(1 if self.operation is tirx.Mul else 0, self.dtype)
 
 
-def scan_of(body: tirx.Stmt) -> ScanKernel | NotApplicable:
-    """The scan that ``body``, loops without blocks, computes; or why it is none."""
+def scan_of(body: tirx.Stmt) -> ScanKernel:
+    """The scan that ``body``, loops without blocks, computes. Raises NotApplicable for others."""
     rows, inner = _nest(body)
     if not isinstance(inner, tirx.SeqStmt) or len(inner.seq) != 3:
-        return NotApplicable("the kernel is no scan: it carries no value along a loop")
+        raise NotApplicable("the kernel is no scan: it carries no value along a loop")
     alloc, first, loop = inner.seq
     if (
         not isinstance(alloc, tirx.AllocBuffer)
@@ -113,10 +106,10 @@ def scan_of(body: tirx.Stmt) -> ScanKernel | NotApplicable:
         or not isinstance(loop, tirx.For)
         or not first.buffer.same_as(alloc.buffer)
     ):
-        return NotApplicable("the kernel is no scan: it carries no value along a loop")
+        raise NotApplicable("the kernel is no scan: it carries no value along a loop")
     axes = [_axis(one) for one in (*rows, loop)]
     if math.prod(static_extent(size) or 0 for size in alloc.buffer.shape) != 1 or None in axes:
-        return NotApplicable("the sizes of the scan are known in the run only, or nothing")
+        raise NotApplicable("the sizes of the scan are known in the run only, or nothing")
     *outer, position = [axis for axis in axes if axis is not None]
     return _of_steps(tuple(outer), position, alloc.buffer, first, loop.body)
 
@@ -127,26 +120,26 @@ def _of_steps(
     carried: tirx.Buffer,
     first: tirx.BufferStore,
     body: tirx.Stmt,
-) -> ScanKernel | NotApplicable:
+) -> ScanKernel:
     steps = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
     if not all(isinstance(step, tirx.BufferStore) for step in steps):
-        return NotApplicable("a step of the scan holds more than stores")
+        raise NotApplicable("a step of the scan holds more than stores")
     places = [i for i, step in enumerate(steps) if step.buffer.same_as(carried)]
     if len(places) != 1 or len(steps) < 2:
-        return NotApplicable("the carried value changes several times in a step")
+        raise NotApplicable("the carried value changes several times in a step")
     (at,) = places
     update = steps[at].value
     sides = (update.a, update.b) if isinstance(update, _OPERATIONS) else ()
     terms = [side for side in sides if not _loads(side, carried)]
     if len(terms) != 1 or not all(is_load(s, carried) or s.same_as(terms[0]) for s in sides):
-        return NotApplicable("the carried value is not combined by one operator of any order")
+        raise NotApplicable("the carried value is not combined by one operator of any order")
     stores = [*steps[:at], *steps[at + 1 :]]
     written = [store.buffer for store in stores]
     if any(_loads(part, buffer) for part in (terms[0], first.value) for buffer in written):
-        return NotApplicable("the scan reads what it writes")
+        raise NotApplicable("the scan reads what it writes")
     found = [result_strides(store, [*rows, position]) for store in stores]
     if any(not _one_to_one(strides, [*rows, position]) for strides in found):
-        return NotApplicable("results of the scan are not one element for each step")
+        raise NotApplicable("results of the scan are not one element for each step")
     simplify = simplifier([*rows, position])
     return ScanKernel(
         rows,

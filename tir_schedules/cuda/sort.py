@@ -13,9 +13,7 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.cuda.launch import (
     Arrays,
     ThreadArray,
@@ -34,7 +32,7 @@ from tvm_ext.tir_schedules.cuda.sort_decision import (
     sort_of,
 )
 from tvm_ext.tir_schedules.cuda.warp_instructions import block_barrier, without_added_barriers
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import FlatViews, sequence
 from tvm_ext.tir_schedules.template import Decisions
 
 # Runs of a row merged by pairs: every element looks up its place in the other run of its pair.
@@ -344,11 +342,9 @@ class Sort:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         problem = sort_of(func)
-        if isinstance(problem, NotApplicable):
-            return problem
         words = Words(problem.dtype, problem.ascending)
         plan = decide_sort(problem, words, machine, decisions)
         views = FlatViews()

@@ -151,14 +151,14 @@ def can_sort(shape: Sequence[Any], axis: int, dtype: str) -> bool:
     return (sizes[axis % len(sizes)] or 0) <= _LONGEST
 
 
-def sort_of(func: tirx.PrimFunc) -> SortProblem | NotApplicable:
-    """What ``func`` sorts, or why it is no sort."""
+def sort_of(func: tirx.PrimFunc) -> SortProblem:
+    """What ``func`` sorts. Raises NotApplicable where it is no sort."""
     call = _sorting_call(func)
     if call is None:
-        return NotApplicable("the kernel sorts nothing")
+        raise NotApplicable("the kernel sorts nothing")
     params = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
     if len(params) != len(func.params) or not all(is_compact(param) for param in params):
-        return NotApplicable("a tensor of the sort has a size of the run, or gaps")
+        raise NotApplicable("a tensor of the sort has a size of the run, or gaps")
     source, *results = params
     options = list(call.args[1 + len(params) :])
     numbers = [static_extent(option) for option in options]
@@ -166,7 +166,7 @@ def sort_of(func: tirx.PrimFunc) -> SortProblem | NotApplicable:
     axis, ascending = numbers[1 if what == "topk" else 0], numbers[-1]
     sizes = [static_extent(size) or 0 for size in source.shape]
     if axis is None or ascending is None or not can_sort(sizes, axis, str(source.dtype)):
-        return NotApplicable("the sort is of a type or a shape that it is not written for")
+        raise NotApplicable("the sort is of a type or a shape that it is not written for")
     axis %= len(sizes)
     values, indices = _results(what, results)
     return SortProblem(

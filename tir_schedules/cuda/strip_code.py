@@ -11,7 +11,6 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, element_bytes
 from tvm_ext.tir_schedules.analysis.loop_nest import (
@@ -327,15 +326,13 @@ _REGISTER_BITS = 32
 
 def schedule_strips(
     window: StripWindow, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-) -> s_tir.Schedule | NotApplicable:
+) -> s_tir.Schedule:
     """``func`` with threads for the window, and for the blocks after it grids of their own.
 
     Decisions: ``vector``, those of ``decide_strips``, and numbered those of the later blocks.
     """
     kernel = window.kernel
     later = kernel.later_nests()
-    if isinstance(later, NotApplicable):
-        return later
     dtype = str(window.columns.output.var.ty)
     possible = {loads.width: loads for loads in strip_loads(window, machine, dtype)}
     width = decisions.pick("vector", possible, max(possible))

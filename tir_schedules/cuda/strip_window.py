@@ -12,10 +12,7 @@ from tvm import tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, depends, nodes, slope
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    index_of,
-    substitute,
-)
+from tvm_ext.tir_schedules.analysis.loop_nest import index_of, substitute
 from tvm_ext.tir_schedules.analysis.sliding_window import Slide, WindowKernel, at_position
 from tvm_ext.tir_schedules.cuda.launch import Arrays, ThreadArray, repeated
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes, vector_widths
@@ -136,30 +133,30 @@ def plane_position(slide: Slide, number: tvm.ir.Expr) -> tvm.ir.Expr:
     return first + number * slide.spread
 
 
-def strip_window(kernel: WindowKernel, weighted: bool) -> StripWindow | NotApplicable:
-    """The window of ``kernel`` in rows, columns and what is next to each other."""
+def strip_window(kernel: WindowKernel, weighted: bool) -> StripWindow:
+    """The window of ``kernel`` in rows, columns and neighbours. Raises NotApplicable."""
     window = kernel.window
     data, weight = window.store.value, None
     if weighted:
         if window.combine is not tirx.Add or not isinstance(data, tirx.Mul):
-            return NotApplicable("it is no contraction")
+            raise NotApplicable("it is no contraction")
         data, weight = data.a, data.b
         if widened(weight) is None:
-            return NotApplicable("weights are computed")
+            raise NotApplicable("weights are computed")
     single = [slide for slide in window.slides if _is_single_input(slide, weight)]
     slides = [slide for slide in window.slides if not any(slide is one for one in single)]
     zero = {slide.position.var: index_of(0, slide.position.var) for slide in single}
     data, weight = (None if e is None else substitute(e, zero) for e in (data, weight))
     moving = [slide for slide in slides if slide.output.extent > 1]
     if not moving:
-        return NotApplicable("the window covers all of its input and does not slide")
+        raise NotApplicable("the window covers all of its input and does not slide")
     loads = nodes(data, tvm.ir.TensorLoad)
     if not all(_is_linear(load, slide) for load in loads for slide in slides):
-        return NotApplicable("an address is not linear in the position of the window")
+        raise NotApplicable("an address is not linear in the position of the window")
     moving.sort(key=lambda slide: -abs(_stride(kernel, slide.output)))
     columns, rows = moving[-1], moving[-2] if len(moving) > 1 else None
     if weighted and any(slope(_flat(weight), slide.output.var) != 0 for slide in moving):
-        return NotApplicable("weights depend on the place in the result")
+        raise NotApplicable("weights depend on the place in the result")
     sliding = (rows, columns)
     planes = tuple(slide for slide in slides if not any(slide is s for s in sliding))
     outputs = [slide.output for slide in sliding if slide is not None]

@@ -26,11 +26,7 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
     with_own_variables,
     without_divisions,
 )
-from tvm_ext.tir_schedules.cuda.elementwise import (
-    asked_by_block,
-    flat_code,
-    read_nests,
-)
+from tvm_ext.tir_schedules.cuda.elementwise import asked_by_block, flat_code, read_nests
 from tvm_ext.tir_schedules.cuda.elementwise_decision import decide_flat
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.vector_group import same_load
@@ -72,17 +68,15 @@ class CudaTranspose:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         read = read_nests(func)
-        if isinstance(read, NotApplicable):
-            return read
         if read.nests is None or any(nest.is_symbolic for nest in read.nests):
-            return NotApplicable("a block is not one assignment with known extents")
+            raise NotApplicable("a block is not one assignment with known extents")
         split = [_in_digits(nest) for nest in read.nests]
         turns = [shared_transpose_of(nest) for nest in split]
         if not any(turns):
-            return NotApplicable(
+            raise NotApplicable(
                 "every buffer is read along the axis along which the result is written"
             )
         arrays = Arrays(read.index_dtype)

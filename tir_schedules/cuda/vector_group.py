@@ -17,6 +17,7 @@ from tvm.sym import Analyzer
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     depends,
+    is_conditional,
     linear_form,
     nodes,
     slope,
@@ -24,7 +25,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 )
 from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
 from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded, repeated
-from tvm_ext.tir_schedules.statements import is_conditional, sequence
+from tvm_ext.tir_schedules.statements import sequence
 
 # Types of which CUDA code can move several in one instruction.
 _VECTOR_TYPES = frozenset(

@@ -117,10 +117,7 @@ def load_matrices(
 
 
 def multiply_matrices(
-    instruction: MatrixInstruction,
-    a: tuple[Any, Any],
-    b: tuple[Any, Any],
-    results: tuple[Any, Any],
+    instruction: MatrixInstruction, a: tuple[Any, Any], b: tuple[Any, Any], results: tuple[Any, Any]
 ) -> tirx.Stmt:
     """``mma.sync``: adds the product of 16 rows of A and 8 columns of B to the results.
 

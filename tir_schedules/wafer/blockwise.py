@@ -7,9 +7,9 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import read_position, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import kernel_blocks, read_position, static_extent
 from tvm_ext.tir_schedules.analysis.dimensions import plain_block_refusal
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COMMUNICATION, HOME
 from tvm_ext.tir_schedules.wafer.block_statements import (
@@ -39,10 +39,7 @@ def schedule_tiles(sch: s_tir.Schedule, plan: TilePlan) -> s_tir.Schedule:
 
 
 def _schedule_block(
-    sch: s_tir.Schedule,
-    block: SBlockRV,
-    plan: WaferBlockPlan,
-    tiles: Sequence[SBlockRV],
+    sch: s_tir.Schedule, block: SBlockRV, plan: WaferBlockPlan, tiles: Sequence[SBlockRV]
 ) -> None:
     stmt = sch.get(block)
     loops = list(sch.get_loops(block))
@@ -82,18 +79,18 @@ class WaferBlockwise:
 
     def apply(
         self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         if share_loops(func):
-            return NotApplicable("blocks share loops")
+            raise NotApplicable("blocks share loops")
         func = with_separate_sums(func)
         sch = inlined_schedule(func)
         stmts = [sch.get(block) for block in kernel_blocks(sch)]
         extents = [static_extent(one.dom.extent) for stmt in stmts for one in stmt.iter_vars]
         if not stmts:
-            return NotApplicable("the kernel has no blocks: its loops are written by hand")
+            raise NotApplicable("the kernel has no blocks: its loops are written by hand")
         if None in extents:
-            return NotApplicable("an extent is not known")
+            raise NotApplicable("an extent is not known")
         if 0 in extents:
-            return NotApplicable("there is nothing to compute")
+            raise NotApplicable("there is nothing to compute")
         return schedule_tiles(sch, plan_tiles(func, stmts, machine, decisions))

@@ -9,15 +9,20 @@ from tvm.ir import TensorLoad
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, operands_of
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    kernel_blocks,
+    nodes,
+    only_reduction,
+    operands_of,
+    same_block,
+)
 from tvm_ext.tir_schedules.analysis.contraction import (
     Contraction,
     contraction_of,
     loops_of_dimensions,
-    only_reduction,
     summed_product,
 )
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks, same_block
+from tvm_ext.tir_schedules.inlining import inline_blocks
 from tvm_ext.tir_schedules.wafer.annotations import WHOLE
 from tvm_ext.tir_schedules.wafer.mesh_partition import state_home
 
@@ -51,24 +56,20 @@ class WaferContraction(Contraction):
             state_home(sch, operand, words)
 
     @classmethod
-    def of(cls, sch: s_tir.Schedule) -> Self | NotApplicable:
-        """What ``sch`` holds, after everything that can be inlined was inlined."""
+    def of(cls, sch: s_tir.Schedule) -> Self:
+        """What ``sch`` holds, all inlined that can be. Raises NotApplicable for other kernels."""
         inline_blocks(sch)
         block = only_reduction(sch)
-        if isinstance(block, NotApplicable):
-            return block
         first, *following = kernel_blocks(sch)
         if not same_block(sch, first, block):
-            return NotApplicable("an operand is computed by a block of its own")
+            raise NotApplicable("an operand is computed by a block of its own")
         if len(following) > 1:
-            return NotApplicable("more than one block follows the matmul")
+            raise NotApplicable("more than one block follows the matmul")
         stmt = sch.get(block)
         found = contraction_of(stmt)
-        if isinstance(found, NotApplicable):
-            return found
         product = summed_product(stmt)
         if product is None or len(nodes(product, TensorLoad)) != 2:
-            return NotApplicable("it adds up something other than products of two operands")
+            raise NotApplicable("it adds up something other than products of two operands")
         regions = operands_of(stmt)
         return cls(
             **vars(found),

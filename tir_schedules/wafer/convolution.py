@@ -9,8 +9,8 @@ from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import schedule_of
 from tvm_ext.tir_schedules.analysis.window_sum import WindowOperand, WindowSum, window_sum_of
-from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, PIPELINE, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options, state_home
@@ -362,14 +362,12 @@ class WaferConvolution:
 
     def apply(
         self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``; the decisions are those of ``decide_convolution``."""
         sch = schedule_of(func)
         kernel = window_sum_of(sch)
-        if isinstance(kernel, NotApplicable):
-            return kernel
         if len(kernel.extents) < 2:
-            return NotApplicable("its result has one dimension")
+            raise NotApplicable("its result has one dimension")
         mapping = decide_convolution(kernel, machine, decisions)
         _schedule(sch, kernel, mapping, ConvolutionLayout(kernel, mapping, machine))
         return sch

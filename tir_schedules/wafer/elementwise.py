@@ -6,10 +6,14 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import constant_parameter, operands_of
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    constant_parameter,
+    kernel_blocks,
+    operands_of,
+)
 from tvm_ext.tir_schedules.analysis.dimensions import Dimensions, dimensions_of, volume
 from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans
 from tvm_ext.tir_schedules.wafer.mesh_partition import (
@@ -34,36 +38,31 @@ class WaferElementwise:
 
     def apply(
         self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         if reduces_or_scans(func):
-            return NotApplicable("the kernel reduces or scans")
+            raise NotApplicable("the kernel reduces or scans")
         sch = inlined_schedule(func)
         stmts = [sch.get(block) for block in kernel_blocks(sch)]
         found = dimensions_of(stmts)
-        if isinstance(found, NotApplicable):
-            return found
         largest = max(range(len(stmts)), key=lambda i: volume(stmts[i]))
         over = found.spatial(largest)
         if any(set(found.spatial(i)) - set(over) for i in range(len(stmts))):
-            return NotApplicable("its results have different dimensions")
+            raise NotApplicable("its results have different dimensions")
         cut = decide_cut([(one, found.extents[one]) for one in over], machine, decisions)
-        refusal = transposed(func, stmts, found, cut)
-        if refusal is not None:
-            return refusal
+        refuse_transposed(func, stmts, found, cut)
         _schedule(sch, found, cut)
         return sch
 
 
-def transposed(
+def refuse_transposed(
     func: tirx.PrimFunc, stmts: Sequence[s_tir.SBlock], dimensions: Dimensions, cut: MeshPartition
-) -> NotApplicable | None:
-    """A refusal where an operand would lie with the dimension of the columns before the rows'."""
+) -> None:
+    """Raises NotApplicable for an operand with the dimension of the columns before the rows'."""
     for region in (one for stmt in stmts for one in operands_of(stmt)):
         axes = dimensions.axes[buffer_key(region.source)]
         if constant_parameter(func, region.source) is None and cut.transposes(axes):
-            return NotApplicable(f"{region.source.name} is read transposed")
-    return None
+            raise NotApplicable(f"{region.source.name} is read transposed")
 
 
 def _schedule(sch: s_tir.Schedule, dimensions: Dimensions, cut: MeshPartition) -> None:

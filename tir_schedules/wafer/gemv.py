@@ -8,8 +8,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import among
-from tvm_ext.tir_schedules.inlining import schedule_of
+from tvm_ext.tir_schedules.analysis.buffer_access import among, schedule_of
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,
@@ -42,21 +41,19 @@ class WaferGemv:
 
     def apply(
         self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         sch = schedule_of(func)
         found = WaferContraction.of(sch)
-        if isinstance(found, NotApplicable):
-            return found
         left, right = found.longest(found.m), found.longest(found.n)
         summed = found.longest(found.k)
         if found.size(found.batch) > 1:
-            return NotApplicable("it is a batch of matmuls")
+            raise NotApplicable("it is a batch of matmuls")
         if (left is None) == (right is None) or summed is None:
-            return NotApplicable("neither operand is a vector, or nothing is summed")
+            raise NotApplicable("neither operand is a vector, or nothing is summed")
         cut = (dim for dims in found.dims for dim in dims if dim is None or found.extents[dim] > 1)
         if None in cut:
-            return NotApplicable("an operand is read by windows")
+            raise NotApplicable("an operand is read by windows")
         result = left if left is not None else right
         _schedule(sch, found, result or 0, summed, int(left is not None), machine, decisions)
         return sch

@@ -9,8 +9,11 @@ from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import constant_parameter, element_bytes
-from tvm_ext.tir_schedules.inlining import schedule_of
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    constant_parameter,
+    element_bytes,
+    schedule_of,
+)
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,
@@ -308,17 +311,15 @@ class WaferMatmul:
 
     def apply(
         self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         sch = schedule_of(func)
         found = WaferContraction.of(sch)
-        if isinstance(found, NotApplicable):
-            return found
         loops = [found.longest(group) for group in (found.m, found.n, found.k)]
         if None in loops:
-            return NotApplicable("an operand is a vector, or nothing is summed")
+            raise NotApplicable("an operand is a vector, or nothing is summed")
         if any(None in dims for dims in found.dims):
-            return NotApplicable("an operand is read by windows")
+            raise NotApplicable("an operand is read by windows")
         left, right, summed = (loop for loop in loops if loop is not None)
         batch = found.longest(found.batch)
         sizes = MatmulSizes(

@@ -12,7 +12,13 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer import reduces
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, operands_of, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    kernel_blocks,
+    nodes,
+    operands_of,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.dimensions import Dimensions, dimensions_of
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
@@ -22,7 +28,7 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
     substituted,
 )
 from tvm_ext.tir_schedules.analysis.row_reader import hoisted
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.reducers import rfactor
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, GROUP, ROW, Pattern
@@ -34,7 +40,7 @@ from tvm_ext.tir_schedules.wafer.block_statements import (
     with_changes,
     with_separate_sums,
 )
-from tvm_ext.tir_schedules.wafer.elementwise import transposed
+from tvm_ext.tir_schedules.wafer.elementwise import refuse_transposed
 from tvm_ext.tir_schedules.wafer.mesh_partition import (
     Broadcasts,
     LoopShare,
@@ -53,10 +59,7 @@ from tvm_ext.tir_schedules.wafer.mesh_partition import (
 
 
 def with_row_values(
-    func: tirx.PrimFunc,
-    stmts: Sequence[s_tir.SBlock],
-    dimensions: Dimensions,
-    along: set[int],
+    func: tirx.PrimFunc, stmts: Sequence[s_tir.SBlock], dimensions: Dimensions, along: set[int]
 ) -> tirx.PrimFunc:
     """``func`` with roots and divisions that only depend on the row in blocks of their own.
 
@@ -254,60 +257,49 @@ class WaferReduction:
 
     def apply(
         self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         if not reduces_or_scans(func):
-            return NotApplicable("nothing is reduced")
+            raise NotApplicable("nothing is reduced")
         if share_loops(func):
-            return NotApplicable("blocks share loops")
+            raise NotApplicable("blocks share loops")
         func = with_separate_sums(func)
         sch = inlined_schedule(func)
-        read = _read(sch)
-        if isinstance(read, NotApplicable):
-            return read
-        stmts, found, rows = read
+        stmts, found, rows = _read(sch)
         along = {dimension for dimension, _ in rows.along}
         changed = with_row_values(sch.mod["main"], stmts, found, along)
         if not changed.same_as(sch.mod["main"]):
             sch = s_tir.Schedule(changed)
-            read = _read(sch)
-            if isinstance(read, NotApplicable):
-                return read
-            stmts, found, rows = read
+            stmts, found, rows = _read(sch)
         split = decide_rows(rows, machine, decisions)
-        refusal = transposed(func, stmts, found, split.cut)
-        if refusal is not None:
-            return refusal
+        refuse_transposed(func, stmts, found, split.cut)
         _schedule(sch, found, split)
         return sch
 
 
-def _read(sch: s_tir.Schedule) -> tuple[list[s_tir.SBlock], Dimensions, Rows] | NotApplicable:
+def _read(sch: s_tir.Schedule) -> tuple[list[s_tir.SBlock], Dimensions, Rows]:
     """The kernel's blocks, their dimensions and its rows."""
     stmts = [sch.get(block) for block in kernel_blocks(sch)]
     found = dimensions_of(stmts)
-    if isinstance(found, NotApplicable):
-        return found
-    rows = _rows(stmts, found)
-    return rows if isinstance(rows, NotApplicable) else (stmts, found, rows)
+    return stmts, found, _rows(stmts, found)
 
 
-def _rows(stmts: Sequence[s_tir.SBlock], dimensions: Dimensions) -> Rows | NotApplicable:
+def _rows(stmts: Sequence[s_tir.SBlock], dimensions: Dimensions) -> Rows:
     """What the rows are, and what goes along them, if that is the same for all reductions."""
     reducing = [i for i in range(len(stmts)) if any(dimensions.reduces[i])]
     if not reducing:
-        return NotApplicable("every reduction is over one element")
+        raise NotApplicable("every reduction is over one element")
     first = reducing[0]
     across, along = set(dimensions.spatial(first)), set(dimensions.reduced(first))
     for number, stmt in enumerate(stmts):
         if number not in reducing:
             if set(dimensions.spatial(number)) - across - along:
-                return NotApplicable("a block works on more than the rows that are reduced")
+                raise NotApplicable("a block works on more than the rows that are reduced")
             continue
         if set(dimensions.spatial(number)) != across or set(dimensions.reduced(number)) != along:
-            return NotApplicable("its reductions are over different rows")
+            raise NotApplicable("its reductions are over different rows")
         if _multiplies_rows(stmt):
-            return NotApplicable("it is a matmul")
+            raise NotApplicable("it is a matmul")
     order = _order(stmts[first], dimensions)
     bits = tvm.DataType(str(stmts[first].writes[0].source.dtype)).bits
     return Rows(

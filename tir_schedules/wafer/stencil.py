@@ -11,16 +11,9 @@ from tvm.ir import Range
 from tvm.s_tir.schedule import LoopRV
 from tvm_ffi import structural_map
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.stencil import (
-    Grid,
-    Offsets,
-    Stencil,
-    load_offsets,
-    stencil_of,
-)
-from tvm_ext.tir_schedules.inlining import schedule_of
+from tvm_ext.tir_schedules.analysis.buffer_access import schedule_of
+from tvm_ext.tir_schedules.analysis.stencil import Grid, Offsets, Stencil, load_offsets, stencil_of
 from tvm_ext.tir_schedules.statements import changed_block, in_root_block
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, ROW, Pattern
@@ -202,7 +195,7 @@ class WaferStencil:
 
     def apply(
         self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``.
 
         Decisions: ``axes``, which loops are cut, by number in ``axis_pairs``; ``rows`` and
@@ -210,8 +203,6 @@ class WaferStencil:
         """
         sch = schedule_of(func)
         stencil = stencil_of(sch)
-        if isinstance(stencil, NotApplicable):
-            return stencil
         cuts, vector = _decide(stencil, machine, decisions)
         return _schedule(sch, stencil, cuts, vector)
 
@@ -317,10 +308,7 @@ def _bring(
 
 
 def _state(
-    sch: s_tir.Schedule,
-    grid: Grid,
-    cuts: Sequence[PartitionedLoop],
-    tiles: Sequence[int],
+    sch: s_tir.Schedule, grid: Grid, cuts: Sequence[PartitionedLoop], tiles: Sequence[int]
 ) -> None:
     shape = [int(size) for size in grid.parameter.shape]
     pieces = {

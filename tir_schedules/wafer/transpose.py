@@ -7,11 +7,14 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    is_conditional,
+    kernel_blocks,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.dimensions import loop_index, plain_block_refusal
 from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
-from tvm_ext.tir_schedules.statements import is_conditional
+from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans, share_loops
 from tvm_ext.tir_schedules.wafer.blockwise import schedule_tiles
@@ -30,33 +33,32 @@ class WaferTranspose:
 
     def apply(
         self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         if reduces_or_scans(func):
-            return NotApplicable("the kernel reduces or scans")
+            raise NotApplicable("the kernel reduces or scans")
         if share_loops(func):
-            return NotApplicable("blocks share loops")
+            raise NotApplicable("blocks share loops")
         sch = inlined_schedule(func)
         stmts = [sch.get(block) for block in kernel_blocks(sch)]
-        refusal = _refuse(stmts)
-        if refusal is not None:
-            return refusal
+        _refuse(stmts)
         return schedule_tiles(sch, plan_tiles(func, stmts, machine, decisions))
 
 
-def _refuse(stmts: Sequence[s_tir.SBlock]) -> NotApplicable | None:
+def _refuse(stmts: Sequence[s_tir.SBlock]) -> None:
     elsewhere = False
     for stmt in stmts:
         reason = plain_block_refusal(stmt)
         if reason is not None:
-            return NotApplicable(reason)
+            raise NotApplicable(reason)
         if not _only_moves(stmt.body.value):
-            return NotApplicable("it computes values")
+            raise NotApplicable("it computes values")
         loads = guarded_loads(stmt.body.value)
         if not all(one.is_known() for one in loads):
-            return NotApplicable("an index depends on data")
+            raise NotApplicable("an index depends on data")
         elsewhere |= any(_is_elsewhere(stmt, one.load) for one in loads)
-    return None if elsewhere else NotApplicable("every element stays at its index")
+    if not elsewhere:
+        raise NotApplicable("every element stays at its index")
 
 
 def _only_moves(value: tvm.ir.Expr) -> bool:

@@ -5,11 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.cpu.register_blocking import (
-    L1_PERIOD,
-    L1_WAYS,
-    vector_registers,
-)
+from tvm_ext.tir_schedules.cpu.register_blocking import L1_PERIOD, L1_WAYS, vector_registers
 from tvm_ext.tuning.cpu.loop_tree import (
     Array,
     ArrayAccess,

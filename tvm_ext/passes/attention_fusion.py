@@ -47,7 +47,6 @@ class _Fuser(BindingRewriter):
     pass_name = "AttentionFusion"
 
     def __init__(self, machine: CudaDescription) -> None:
-        super().__init__()
         self.machine = machine
 
     def start_function(self, func: relax.Function) -> None:

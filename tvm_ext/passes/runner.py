@@ -12,6 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_equal
 
 from tvm_ext.compiler.graph_analysis import ModuleCounter
+from tvm_ext.configs.decision import Decision
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import (
     REPORT_IT,
@@ -24,9 +25,9 @@ from tvm_ext.errors import (
 from tvm_ext.passes import registry
 from tvm_ext.passes.pipeline import PassStep
 from tvm_ext.passes.registry import Level, PassEntry, users_words
-from tvm_ext.relay_passes.graph_pass import PassDecision, raised_in_pass, recording
+from tvm_ext.relay_passes.graph_pass import raised_in_pass, recording
 from tvm_ext.relay_passes.spans import bindings_of, origins_of, relax_functions
-from tvm_ext.report.records import Decision, ModuleCounts, PassRecord
+from tvm_ext.report.records import ModuleCounts, PassRecord
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, listed
 
 # TVM's block builder and its tags of operators keep what they are building in one place of the
@@ -268,11 +269,9 @@ def _record(
     step: PassStep,
     seconds: float,
     changed: bool,
-    decided: Sequence[PassDecision],
+    decisions: list[Decision],
     counts: ModuleCounts,
 ) -> PassRecord:
-    # A pass speaks for itself only; a nested one has its own name in the log.
-    decisions = [Decision(d.pass_name, d.applied, d.where, d.reason) for d in decided]
     applied = sum(d.applied for d in decisions)
     return PassRecord(
         step.entry.name,

@@ -7,34 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from tvm_ext.configs.decision import Decision
+
 # ONNX operators that multiply matrices: the work that other operators are fused into.
 _ANCHOR_OPERATORS = (
     *("Conv", "ConvInteger", "ConvTranspose", "FusedConv", "QLinearConv"),
     *("Einsum", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul"),
 )
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One match of a pass: taken, or looked at and left alone.
-
-    Attributes
-    ----------
-    pass_name : str
-        The pass that decided.
-    applied : bool
-        Whether the pass changed this place.
-    where : str
-        Names of the original ONNX nodes, joined by " + ".
-    reason : str
-        What was gained, or why it was refused.
-    """
-
-    pass_name: str
-    applied: bool
-    where: str
-    reason: str
 
 
 @dataclass(frozen=True)

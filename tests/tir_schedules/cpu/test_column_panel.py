@@ -14,6 +14,8 @@ from tvm_ext.relay_passes.gemm_epilogue import GemmCompute
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     CONSTANTS_ATTRIBUTE,
     access_of,
+    is_data_parallel,
+    kernel_blocks,
     static_extent,
 )
 from tvm_ext.tir_schedules.cpu.register_blocking import (
@@ -23,7 +25,7 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     column_panel,
     decide_tile,
 )
-from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inline_blocks
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 op = relax.op

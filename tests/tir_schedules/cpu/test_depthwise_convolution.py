@@ -14,8 +14,9 @@ from tvm.relax.op import nn
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
 applied = partial(scheduled, CpuDepthwiseConvolution())
@@ -81,7 +82,7 @@ def test_numbers(
         return
     attrs = {"strides": strides, "dilation": dilation, "padding": padding}
     func = convolution(shape, window, layout, epilogue, **attrs)
-    found = CpuDepthwiseConvolution().apply(func, MACHINE, DEFAULT_DECISIONS)
+    found = apply_template(CpuDepthwiseConvolution(), func, MACHINE)
     if isinstance(found, NotApplicable):
         # Of a single result a channel, weights move with the results as the input does.
         single = all(rest < stride for rest, stride in zip(left, strides, strict=True))

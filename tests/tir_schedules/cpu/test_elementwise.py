@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from cpu_kernels import scheduled
+from cpu_kernels import refusal_of, scheduled
 from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,11 +13,10 @@ from machines import MACHINE, NARROW
 from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
 applied = partial(scheduled, CpuElementwise())
@@ -98,10 +97,8 @@ def test_no_scalar_moves(name: str) -> None:
 
 
 def test_not_applicable_to_a_reduction() -> None:
-    found = CpuElementwise().apply(
-        kernel_of(op.matmul, f32(3, 5), f32(5, 7)), MACHINE, DEFAULT_DECISIONS
-    )
-    assert found == NotApplicable("the kernel reduces or scans")
+    func = kernel_of(op.matmul, f32(3, 5), f32(5, 7))
+    assert refusal_of(CpuElementwise(), func) == "the kernel reduces or scans"
 
 
 @pytest.mark.parametrize("size", [71, 2704, 2705, 2711])

@@ -5,7 +5,7 @@ from lowering import f32, kernel_of
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import kernel_blocks, nodes
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
@@ -18,7 +18,8 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
 from tvm_ext.tir_schedules.cpu.data_parallel import LoopPartition, cut, leaves, sharing_loops
 from tvm_ext.tir_schedules.cpu.nest_code import vector_chunk, vector_pieces
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import MAX_PIECES, branch_comparisons
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inline_blocks
+from tvm_ext.tir_schedules.statements import FlatViews
 
 op = relax.op
 

@@ -8,10 +8,10 @@ from machines import MACHINE
 from tvm import s_tir, te, tirx, topi
 
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.tir_schedules.analysis.buffer_access import access_of
+from tvm_ext.tir_schedules.analysis.buffer_access import access_of, is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.cpu.register_blocking import OperandStage
 from tvm_ext.tir_schedules.cpu.register_tile import padding_stage
-from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inline_blocks
 
 CORES = MACHINE.with_cores(2)
 

@@ -21,7 +21,7 @@ from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.cpu.pooling import CpuPooling
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
 applied = partial(scheduled, CpuPooling())
@@ -69,7 +69,7 @@ def test_numbers(
         return nn.avg_pool2d(x, window, strides, padding, count_include_pad=include, **common)
 
     func = kernel_of(pool, inputs)
-    if isinstance(CpuPooling().apply(func, MACHINE, DEFAULT_DECISIONS), NotApplicable):
+    if isinstance(apply_template(CpuPooling(), func, MACHINE), NotApplicable):
         return
     found = {"plain": func, "pool": applied(func), "threads": applied(func, MACHINE.with_cores(4))}
     results = run(found)

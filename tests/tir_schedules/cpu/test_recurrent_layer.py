@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import tvm
-from cpu_kernels import scheduled
+from cpu_kernels import refusal_of, scheduled
 from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from lowering import f32, kernel_of, loops_of
 from machines import MACHINE, NARROW, _cpu
 from recurrent_kernels import recurrence, recurrent_kernel
 from tvm import relax, s_tir, tirx
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer, decide_recurrence
 from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_vector_math
@@ -132,6 +131,4 @@ def test_every_decision_has_a_choice() -> None:
 
 def test_leaves_other_kernels() -> None:
     func = kernel_of(relax.op.exp, f32(16))
-    assert CpuRecurrentLayer().apply(func, MACHINE, DEFAULT_DECISIONS) == NotApplicable(
-        "the kernel is no recurrent layer"
-    )
+    assert refusal_of(CpuRecurrentLayer(), func) == "the kernel is no recurrent layer"

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 from kernel_cases import REDUCTIONS
 from lowering import f32, kernel_of, kernels_of, loops_of, lowered, run, statements
 from machines import MACHINE
-from tvm import relax, s_tir, tirx
+from tvm import relax, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.cpu.reduction import CpuReduction
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
 
@@ -110,8 +109,6 @@ def test_any_axes(name: str, shape: list[int], axes: set[int], keepdims: bool) -
     chosen = sorted({axis % len(shape) for axis in axes})
     expression, reference = FUNCTIONS[name]
     func = kernel_of(lambda x: expression(x, axis=chosen, keepdims=keepdims), f32(*shape))
-    if not isinstance(CpuReduction().apply(func, MACHINE, DEFAULT_DECISIONS), s_tir.Schedule):
-        pytest.fail(str(CpuReduction().apply(func, MACHINE, DEFAULT_DECISIONS)))
     x, found = run({"f": reduced(func)})["f"]
     wanted = reference(x.astype("float64"), axis=tuple(chosen), keepdims=keepdims)
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-6)
@@ -203,12 +200,9 @@ def test_a_prime_length_is_not_cut() -> None:
 def test_products_only_when_asked() -> None:
     func = kernel_of(op.matmul, f32(17, 40), f32(40, 1))
     reason = "a reduction multiplies with something that other rows need as well"
-    assert CpuReduction().apply(func, MACHINE, DEFAULT_DECISIONS) == NotApplicable(reason)
-    asked = CpuReduction(products=True, name="matrix times vector").apply(
-        func, MACHINE, DEFAULT_DECISIONS
-    )
-    assert isinstance(asked, s_tir.Schedule)
-    a, b, found = run({"f": asked.mod["main"]})["f"]
+    assert refusal_of(CpuReduction(), func) == reason
+    asked = scheduled(CpuReduction(products=True, name="matrix times vector"), func)
+    a, b, found = run({"f": asked})["f"]
     np.testing.assert_allclose(found, a @ b, rtol=2e-5)
 
 
@@ -225,16 +219,14 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_leaves_other_kernels(name: str) -> None:
     expression, reason = REFUSED[name]
-    assert CpuReduction().apply(
-        kernel_of(expression, f32(24, 24)), MACHINE, DEFAULT_DECISIONS
-    ) == NotApplicable(reason)
+    assert refusal_of(CpuReduction(), kernel_of(expression, f32(24, 24))) == reason
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_leaves_windows(layout: str) -> None:
     func = kernel_of(lambda x: nn.max_pool2d(x, (2, 2), (2, 2), layout=layout), f32(1, 8, 8, 8))
     reason = "a reduction reads its input for several rows, as windows do"
-    assert CpuReduction().apply(func, MACHINE, DEFAULT_DECISIONS) == NotApplicable(reason)
+    assert refusal_of(CpuReduction(), func) == reason
 
 
 def test_leaves_nothing() -> None:

@@ -10,7 +10,6 @@ from machines import MACHINE, NARROW
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.analysis.buffer_access import access_of
@@ -22,7 +21,6 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     vector_registers,
 )
 from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS
 
 op = relax.op
 applied = partial(scheduled, RegisterTile())
@@ -181,5 +179,4 @@ def test_an_operand_in_the_wrong_order_is_transposed_once() -> None:
     results = run({"plain": func, "scheduled": scheduled})
     assert_same(results["plain"], results["scheduled"], "transposed")
     once = te.compute((2, 33), lambda i, j: te.sum(x[i, k] * y[j, k], axis=k), "product")
-    refusal = RegisterTile().apply(te.create_prim_func([x, y, once]), MACHINE, DEFAULT_DECISIONS)
-    assert isinstance(refusal, NotApplicable)
+    assert refusal_of(RegisterTile(), te.create_prim_func([x, y, once]))

@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from cpu_kernels import scheduled
+from cpu_kernels import refusal_of, scheduled
 from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,11 +13,10 @@ from machines import MACHINE
 from tvm import IRModule, relax, te, tirx, topi
 from tvm.relax.op import nn
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.cpu.scan import CpuScan
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 
 def scan_kernel(
@@ -116,11 +115,11 @@ def test_is_chosen_for_scans() -> None:
 
 
 def test_leaves_other_kernels() -> None:
-    reason = NotApplicable("the kernel is no scan as TVM writes it, of a known shape")
+    reason = "the kernel is no scan as TVM writes it, of a known shape"
     for func in (
         kernel_of(relax.op.exp, f32(16)),
         kernel_of(lambda x: nn.softmax(x, 1), f32(5, 7)),
         scan_kernel((5, 1), 1),
         scan_kernel((te.var("n", "int64"), 5), 1),
     ):
-        assert CpuScan().apply(func, MACHINE, DEFAULT_DECISIONS) == reason
+        assert refusal_of(CpuScan(), func) == reason

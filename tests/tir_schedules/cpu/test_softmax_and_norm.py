@@ -22,21 +22,21 @@ from tvm import relax, s_tir, te, tirx, topi
 from tvm.relax.op import nn
 from unoptimised import built
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.analysis.buffer_access import kernel_blocks
 from tvm_ext.tir_schedules.analysis.row_reader import read_rows
 from tvm_ext.tir_schedules.cpu.row_decision import RowDecision, decide_rows
 from tvm_ext.tir_schedules.cpu.softmax_and_norm import SoftmaxAndNorm
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
+from tvm_ext.tir_schedules.inlining import inline_blocks
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
 
 # One for each way to walk: along odd rows, across them, over several axes, in groups.
 WALKS = ("softmax prime", "softmax middle", "log softmax", "layer norm", "group norm")
 
-NORMALISATIONS = [name for name, case in REDUCTIONS.items() if case.template == "row stitch"]
+NORMALISATIONS = [name for name, case in REDUCTIONS.items() if case.template == "softmax and norm"]
 stitched = partial(scheduled, SoftmaxAndNorm())
 
 
@@ -219,7 +219,6 @@ def decision_for(
     inline_blocks(sch)
     func = sch.mod["main"]
     kernel = read_rows([sch.get(block) for block in kernel_blocks(sch)], func.params)
-    assert not isinstance(kernel, NotApplicable)
     return decide_rows(kernel, machine)
 
 
@@ -247,9 +246,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_leaves_other_kernels(name: str) -> None:
     expression, reason = REFUSED[name]
-    assert SoftmaxAndNorm().apply(
-        kernel_of(expression, f32(24, 24)), MACHINE, DEFAULT_DECISIONS
-    ) == NotApplicable(reason)
+    assert refusal_of(SoftmaxAndNorm(), kernel_of(expression, f32(24, 24))) == reason
 
 
 def test_leaves_rows_that_differ() -> None:

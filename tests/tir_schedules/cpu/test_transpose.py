@@ -17,11 +17,12 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tir_schedules import inlining
+from tvm_ext.tir_schedules.analysis import buffer_access
+from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cpu.data_parallel import KernelPlan, plan_blocks
 from tvm_ext.tir_schedules.cpu.register_transpose import TransposeTileDecision
 from tvm_ext.tir_schedules.cpu.transpose import CpuTranspose
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
 MACHINES = [MACHINE, NARROW]
@@ -168,11 +169,11 @@ def test_short_rows_longer_than_a_vector(target: str, dtype: str, shape: tuple[i
     """Five rows do not fit into vectors of four lanes: they are not interleaved."""
     machine = resolve_target(target)
     func = kernel_of(op.permute_dims, (shape, dtype))
-    found = CpuTranspose().apply(func, machine, DEFAULT_DECISIONS)
+    found = apply_template(CpuTranspose(), func, machine)
     if isinstance(found, NotApplicable):
         assert "contiguous along one other axis" in found.reason
         return
-    results = run({"plain": func, "scheduled": found.mod["main"]})
+    results = run({"plain": func, "scheduled": found.func})
     assert_same(results["plain"], results["scheduled"], "scheduled")
 
 
@@ -182,7 +183,7 @@ def test_no_tile_laps_over_in_the_place_of_what_it_reads(
 ) -> None:
     """TVM may put ``two`` in the place of ``one``, of which nothing may be read twice then."""
     # As if the expressions were long.
-    monkeypatch.setattr(inlining, "MAX_NODES", 1)
+    monkeypatch.setattr(buffer_access, "MAX_NODES", 1)
     x = te.placeholder((size, size), name="x")
     one = te.compute(x.shape, lambda i, j: x[i, j] * 0.5, name="one")
     two = te.compute(x.shape, lambda i, j: one[i, j] * 0.5 + x[j, i], name="two")

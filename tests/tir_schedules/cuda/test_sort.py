@@ -112,7 +112,6 @@ def test_order() -> None:
 def test_launches_of_large_sorts() -> None:
     def launches(case: Any) -> int:
         problem = sort_of(case[0])
-        assert not isinstance(problem, NotApplicable)
         plan = decide_sort(problem, Words(problem.dtype, problem.ascending), GPU)
         assert all(8 * t.rows * t.tile <= GPU.shared_memory_bytes for t in plan.tilings)
         return len(plan.tilings) + len(plan.merges)

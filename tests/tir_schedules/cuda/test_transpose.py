@@ -10,8 +10,8 @@ from tvm import relax
 from tvm.relax.op import nn
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.transpose import CudaTranspose
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS
 
 op = relax.op
 TEMPLATE = CudaTranspose()
@@ -75,6 +75,6 @@ def test_both_sides_are_contiguous() -> None:
     ],
 )
 def test_refusals(expression: object, inputs: tuple, reason: str) -> None:
-    found = TEMPLATE.apply(kernel_of(expression, *inputs), GPU, DEFAULT_DECISIONS)  # type: ignore[arg-type]
+    found = apply_template(TEMPLATE, kernel_of(expression, *inputs), GPU)  # type: ignore[arg-type]
     assert isinstance(found, NotApplicable)
     assert reason in found.reason

@@ -10,16 +10,17 @@ from gemm_modules import module, operators_of, tensor
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
+from tvm_ext.configs.decision import Decision
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.passes.attention_fusion import AttentionFusion
-from tvm_ext.relay_passes.graph_pass import PassDecision, recording
+from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.tir_schedules.operators.attention import ATTRIBUTE, AttentionCompute, Mask
 
 op = relax.op
 LOWEST = float(np.finfo("float32").min)
 
 
-def fused(mod: tvm.IRModule, target: str = "nvidia-a100") -> tuple[tvm.IRModule, PassDecision]:
+def fused(mod: tvm.IRModule, target: str = "nvidia-a100") -> tuple[tvm.IRModule, Decision]:
     with compiling_for(resolve_target(target)), recording() as decisions:
         changed = AttentionFusion()(mod)
     return changed, decisions[-1] if decisions else None

@@ -8,7 +8,6 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import WARP_INSTRUCTIONS
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.cuda.attention.attention_decision import (
     WARP,
     AttentionTiles,
@@ -34,7 +33,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
     multiply_matrices,
     per_thread,
 )
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import FlatViews, sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Attention of float32 on CUDA cores: a thread multiplies a tile of rows and columns.
@@ -330,15 +329,11 @@ class Attention:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. Decisions: those of ``decide_attention``."""
         views = FlatViews()
         problem = read_problem(func, views)
-        if isinstance(problem, NotApplicable):
-            return problem
         tiles = decide_attention(problem, machine, decisions)
-        if isinstance(tiles, NotApplicable):
-            return tiles
         arrays = Arrays("int32")
         kernel = WarpAttention if tiles.kind.on_tensor_cores else LaneAttention
         code = kernel(problem, tiles, arrays).write()
@@ -347,8 +342,8 @@ class Attention:
 
 def refusal(func: tirx.PrimFunc, machine: CudaDescription) -> str:
     """Why there is no kernel for a fused attention; empty when there is one."""
-    problem = read_problem(func, FlatViews())
-    if isinstance(problem, NotApplicable):
-        return problem.reason
-    tiles = decide_attention(problem, machine, DEFAULT_DECISIONS)
-    return tiles.reason if isinstance(tiles, NotApplicable) else ""
+    try:
+        decide_attention(read_problem(func, FlatViews()), machine, DEFAULT_DECISIONS)
+    except NotApplicable as refused:
+        return refused.reason
+    return ""

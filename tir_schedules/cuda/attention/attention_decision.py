@@ -234,14 +234,14 @@ MAX_GRID = 65_535
 
 def decide_attention(
     problem: AttentionProblem, machine: CudaDescription, decisions: Decisions
-) -> AttentionTiles | NotApplicable:
+) -> AttentionTiles:
     """The tiles. Decisions: ``warps``, ``row_tiles``, ``keys``, ``stages``, ``splits``."""
     dtype = problem.query.dtype
     if dtype not in _KINDS:
-        return NotApplicable(f"there is no kernel for {dtype}")
+        raise NotApplicable(f"there is no kernel for {dtype}")
     fitting = list(_fitting(problem, machine, _KINDS[dtype]))
     if not fitting:
-        return NotApplicable("no tile fits into the registers and the shared memory of a block")
+        raise NotApplicable("no tile fits into the registers and the shared memory of a block")
 
     def time(tiles: AttentionTiles) -> tuple[float, ...]:
         return _seconds(TileLayout(problem, tiles), machine)

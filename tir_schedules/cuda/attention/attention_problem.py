@@ -8,13 +8,9 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
-    element_bytes,
-    is_compact,
-    static_extent,
-)
+from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, is_compact, static_extent
 from tvm_ext.tir_schedules.operators.attention import ATTRIBUTE, AttentionCompute
+from tvm_ext.tir_schedules.statements import FlatViews
 
 # Addresses are numbers of 32 bits.
 _MAX_ELEMENTS = 2**31 - 1
@@ -114,34 +110,34 @@ class AttentionProblem:
         return self.compute.group
 
 
-def read_problem(func: tirx.PrimFunc, views: FlatViews) -> AttentionProblem | NotApplicable:
-    """The attention that a function computes, by its attribute; why not, else."""
+def read_problem(func: tirx.PrimFunc, views: FlatViews) -> AttentionProblem:
+    """The attention that a function computes, by its attribute. Raises NotApplicable for others."""
     if func.attrs is None or ATTRIBUTE not in func.attrs:
-        return NotApplicable("it is not a fused attention")
+        raise NotApplicable("it is not a fused attention")
     compute = AttentionCompute.from_attribute(str(func.attrs[ATTRIBUTE]))
     if len(func.params) != 4 + len(compute.masks):
-        return NotApplicable("its parameters are not those of a fused attention")
+        raise NotApplicable("its parameters are not those of a fused attention")
     if not all(isinstance(p.ty, tirx.BufferType) and is_compact(p) for p in func.params):
-        return NotApplicable("a size is symbolic")
+        raise NotApplicable("a size is symbolic")
     axes = [compute.query, compute.key, compute.value, *(m.axes for m in compute.masks)]
     tensors = []
     for param, letters in zip(func.params, [*axes, compute.output], strict=True):
         shape = tuple(static_extent(size) or 0 for size in param.shape)
         if math.prod(shape) > _MAX_ELEMENTS or 0 in shape:
-            return NotApplicable("a tensor is empty or has more than 2^31 elements")
+            raise NotApplicable("a tensor is empty or has more than 2^31 elements")
         tensors.append(NamedTensor(views.of(param), letters, shape))
     query, key, value, *masks, output = tensors
     problem = AttentionProblem(compute, query, key, value, tuple(masks), output)
-    return _refusal(problem) or problem
+    _refuse(problem)
+    return problem
 
 
-def _refusal(problem: AttentionProblem) -> NotApplicable | None:
+def _refuse(problem: AttentionProblem) -> None:
     operands = (problem.query, problem.key, problem.value)
     if len({operand.dtype for operand in operands}) > 1:
-        return NotApplicable("query, key and value are of different types")
+        raise NotApplicable("query, key and value are of different types")
     if any(operand.axes[-1] != "d" for operand in (*operands, problem.output)):
-        return NotApplicable("the elements of a head are not neighbours in memory")
+        raise NotApplicable("the elements of a head are not neighbours in memory")
     heads = problem.key.size("h")
     if heads * problem.group not in (problem.heads, problem.group):
-        return NotApplicable(f"{problem.heads} heads do not share {heads} heads of keys evenly")
-    return None
+        raise NotApplicable(f"{problem.heads} heads do not share {heads} heads of keys evenly")

@@ -24,18 +24,17 @@ from tvm_ext.hardware.matrix_instructions import (
     MatrixInstruction,
 )
 from tvm_ext.tir_schedules.analysis.buffer_access import (
+    access_of_reduction,
     buffer_bytes,
     constant_parameter,
     element_bytes,
     nodes,
     operands_of,
+    schedule_of,
     static_extent,
+    writer_of,
 )
-from tvm_ext.tir_schedules.analysis.contraction import (
-    access_of_reduction,
-    factors_of,
-    loops_of_dimensions,
-)
+from tvm_ext.tir_schedules.analysis.contraction import factors_of, loops_of_dimensions
 from tvm_ext.tir_schedules.cuda.launch import with_nominal_sizes
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
     MAX_BATCH,
@@ -61,7 +60,6 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     schedule_following,
     widest_copy,
 )
-from tvm_ext.tir_schedules.inlining import schedule_of, writer_of
 from tvm_ext.tir_schedules.packing import PaddedOperand
 from tvm_ext.tir_schedules.statements import in_root_block, sequence
 from tvm_ext.tir_schedules.template import Decisions
@@ -396,25 +394,19 @@ class CudaContraction:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. Decisions: those of ``decide_tiles``."""
         nominal = with_nominal_sizes(func)
-        if isinstance(nominal, NotApplicable):
-            return nominal
         sch = s_tir.Schedule(nominal)
         found = self._match(sch, machine.tf32 or self.tf32)
-        if isinstance(found, NotApplicable):
-            return found
         tiles = decide_tiles(found.product, machine, decisions)
-        if isinstance(tiles, NotApplicable):
-            return tiles
         main = found.main
         if nominal is not func:
             sch = schedule_of(func)
             main = sch.get_sblock(found.name)
             loops = sch.get(main).iter_vars
             if any(static_extent(loops[axis].dom.extent) is None for axis in found.axes.k):
-                return NotApplicable("the number of steps is known in the run only")
+                raise NotApplicable("the number of steps is known in the run only")
             tiles = replace(tiles, splits=1, group=1)
         constants = constant_operands(sch.mod["main"], sch.get(main), found.axes)
         sch, main = as_matmul(sch, main, found.axes, found.instruction.accumulator)
@@ -428,18 +420,12 @@ class CudaContraction:
                     stage_operand(sch, main, operand)
         return self._scheduled(sch, main, found, tiles)
 
-    def _match(self, sch: s_tir.Schedule, tf32: bool) -> "MatmulMatch | NotApplicable":
+    def _match(self, sch: s_tir.Schedule, tf32: bool) -> "MatmulMatch":
         """The kernel's matmul, if it is one that the template takes."""
         access = access_of_reduction(sch)
-        if isinstance(access, NotApplicable):
-            return access
         main = access.block
         axes = matmul_axes(access, sch.get(main))
-        if isinstance(axes, NotApplicable):
-            return axes
         instruction = _instruction(sch.get(main), tf32)
-        if isinstance(instruction, NotApplicable):
-            return instruction
         by_warps = instruction.held == "warp"
         product = MatmulProblem(
             batch=axes.size(axes.batch),
@@ -453,7 +439,7 @@ class CudaContraction:
             own=0 if by_warps else OWN,
         )
         if min(product.m, product.n, product.k) < 2 or product.batch > MAX_BATCH:
-            return NotApplicable("M, N or K is 1, or the batch is too large")
+            raise NotApplicable("M, N or K is 1, or the batch is too large")
         return MatmulMatch(main, access.name, axes, instruction, product)
 
     def _scheduled(
@@ -484,19 +470,19 @@ class MatmulMatch:
     product: MatmulProblem
 
 
-def _instruction(block: s_tir.SBlock, tf32: bool) -> MatrixInstruction | NotApplicable:
+def _instruction(block: s_tir.SBlock, tf32: bool) -> MatrixInstruction:
     """How the products that a block adds up are computed."""
     loads = factors_of(block)
     if not loads:
-        return NotApplicable("it adds up something other than products of two operands")
+        raise NotApplicable("it adds up something other than products of two operands")
     dtypes = {str(load.source.dtype) for load in loads}
     dtype = dtypes.pop()
     if dtypes or dtype not in WARP_INSTRUCTIONS:
-        return NotApplicable(f"there is no instruction for {', '.join(sorted({dtype, *dtypes}))}")
+        raise NotApplicable(f"there is no instruction for {', '.join(sorted({dtype, *dtypes}))}")
     table = WARP_INSTRUCTIONS if dtype != "float32" or tf32 else THREAD_INSTRUCTIONS
     accumulator, written = table[dtype].accumulator, str(block.writes[0].source.dtype)
     if written not in (accumulator, dtype):
-        return NotApplicable(f"it adds up products of {dtype} in {written}")
+        raise NotApplicable(f"it adds up products of {dtype} in {written}")
     if accumulator == "int32" and written != accumulator:
-        return NotApplicable(f"it adds up products of {dtype} in {written}, which wraps around")
+        raise NotApplicable(f"it adds up products of {dtype} in {written}, which wraps around")
     return table[dtype]

@@ -15,11 +15,13 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import WARP_INSTRUCTIONS
-from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, element_bytes
-from tvm_ext.tir_schedules.analysis.contraction import (
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    BlockAccess,
     access_of_reduction,
-    factors_of,
+    element_bytes,
+    schedule_of,
 )
+from tvm_ext.tir_schedules.analysis.contraction import factors_of
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MAX_BATCH
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, as_matmul, matmul_axes
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
@@ -29,7 +31,6 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     widest_copy,
 )
 from tvm_ext.tir_schedules.cuda.vector_group import power_above, powers_up
-from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.template import Decisions
 
 # How the threads of a block share the rows and steps of a matrix times a vector.
@@ -173,19 +174,13 @@ class Gemv:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. Decisions: those of ``decide_shares``."""
         sch = schedule_of(func)
         access = access_of_reduction(sch)
-        if isinstance(access, NotApplicable):
-            return access
         main = access.block
         axes = _matrix_first(access, sch.get(main))
-        if isinstance(axes, NotApplicable):
-            return axes
         accumulator = _accumulator(sch.get(main))
-        if isinstance(accumulator, NotApplicable):
-            return accumulator
         product = GemvProblem(
             batch=axes.size(axes.batch),
             m=axes.size(axes.m),
@@ -194,44 +189,42 @@ class Gemv:
             depth_last=axes.depth_last[0],
         )
         if product.batch > MAX_BATCH:
-            return NotApplicable(f"its batch is {product.batch}; expected at most {MAX_BATCH}")
+            raise NotApplicable(f"its batch is {product.batch}; expected at most {MAX_BATCH}")
         if product.batch * product.m == 1:
-            return NotApplicable("it is one contraction, a row to reduce")
+            raise NotApplicable("it is one contraction, a row to reduce")
         sch, main = as_matmul(sch, main, axes, accumulator)
         shares = decide_shares(product, _vector(sch, main), machine, decisions)
         return _scheduled(sch, main, shares)
 
 
-def _matrix_first(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes | NotApplicable:
+def _matrix_first(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes:
     """The axes with the matrix as first operand, whose rows are those of the result."""
     axes = matmul_axes(access, block)
-    if isinstance(axes, NotApplicable):
-        return axes
     if min(axes.size(axes.m), axes.size(axes.n)) > 1:
-        return NotApplicable("it has several rows and several columns")
+        raise NotApplicable("it has several rows and several columns")
     if axes.size(axes.k) < 2:
-        return NotApplicable("it has a single step")
+        raise NotApplicable("it has a single step")
     if axes.size(axes.n) > 1:
         axes = axes.swapped()
     strides = access.read_strides[axes.operands[0]]
     neighbours = [a for a, stride in enumerate(strides) if stride == 1 and access.extents[a] > 1]
     if any(axis in axes.batch for axis in neighbours):
-        return NotApplicable("neighbours of an operand belong to different matmuls of the batch")
+        raise NotApplicable("neighbours of an operand belong to different matmuls of the batch")
     steps = sorted(axes.k, key=lambda axis: -abs(strides[axis] or 1 << 60))
     return replace(axes, k=tuple(steps))
 
 
-def _accumulator(block: s_tir.SBlock) -> str | NotApplicable:
+def _accumulator(block: s_tir.SBlock) -> str:
     """The type in which the products of a block are added up."""
     loads = factors_of(block)
     if not loads:
-        return NotApplicable("it adds up something other than products of two operands")
+        raise NotApplicable("it adds up something other than products of two operands")
     dtypes = sorted({str(load.source.dtype) for load in loads})
     accumulator, written = _ACCUMULATORS.get(dtypes[0]), str(block.writes[0].source.dtype)
     if len(dtypes) > 1 or accumulator is None:
-        return NotApplicable(f"it multiplies {', '.join(dtypes)}")
+        raise NotApplicable(f"it multiplies {', '.join(dtypes)}")
     if written not in (accumulator, dtypes[0]) or (written != accumulator == "int32"):
-        return NotApplicable(f"it adds up products of {dtypes[0]} in {written}")
+        raise NotApplicable(f"it adds up products of {dtypes[0]} in {written}")
     return accumulator
 
 

@@ -119,7 +119,7 @@ class MatmulTileSizes:
 
 def decide_tiles(
     product: MatmulProblem, machine: CudaDescription, decisions: Decisions
-) -> MatmulTileSizes | NotApplicable:
+) -> MatmulTileSizes:
     """The tiles of a matmul.
 
     Decisions: ``tile_rows``, ``tile_columns``, ``tile_depth``, ``warp_rows``, ``warp_columns``,
@@ -128,7 +128,7 @@ def decide_tiles(
     """
     fitting = list(_fitting(product, machine))
     if not fitting:
-        return NotApplicable(f"no tile fits into {machine.dynamic_shared_memory_bytes} bytes")
+        raise NotApplicable(f"no tile fits into {machine.dynamic_shared_memory_bytes} bytes")
     names = {f"tile_{name}": name for name in ("rows", "columns", "depth")}
     names |= {name: name for name in ("warp_rows", "warp_columns", "stages")}
     tiles = pick_each(fitting, names, lambda tile: _seconds(tile, product, machine), decisions)

@@ -9,7 +9,6 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 from tvm_ffi import structural_map
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     BlockAccess,
     nodes,
@@ -50,11 +49,9 @@ class MatmulAxes(Contraction):
         return (self.batch, self.k, selecting)
 
 
-def matmul_axes(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes | NotApplicable:
+def matmul_axes(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes:
     """The axes of a reduction; ``access`` and ``block`` are of the same block."""
     found = contraction_of(block)
-    if isinstance(found, NotApplicable):
-        return found
     if any(access.write_strides[axis] == 1 for axis in found.m):
         found = found.swapped()
     k = _in_order(found.k, access.read_strides[found.operands[0]])

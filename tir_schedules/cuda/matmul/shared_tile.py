@@ -17,8 +17,12 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     among,
     depends,
     element_bytes,
+    is_data_parallel,
+    kernel_blocks,
     nodes,
+    same_block,
     static_extent,
+    would_bloat,
 )
 from tvm_ext.tir_schedules.cuda.launch import ALL_REGISTERS, nominal_extent
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
@@ -26,7 +30,6 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
     ROW_PADDING_BYTES,
     MatmulTileSizes,
 )
-from tvm_ext.tir_schedules.inlining import is_data_parallel, kernel_blocks, same_block, would_bloat
 
 VECTOR_BYTES = 16
 """The widest access of a thread."""

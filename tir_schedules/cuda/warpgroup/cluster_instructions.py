@@ -29,7 +29,7 @@ def meet(*, barriers_are_new: bool = False) -> tirx.Stmt:
 
 
 def barrier_wait(address: tvm.ir.Expr, parity: tvm.ir.Expr) -> tirx.Stmt:
-    """As ``warp_group_instructions.barrier_wait``, for arrivals of all blocks of the cluster."""
+    """As ``warpgroup_instructions.barrier_wait``, for arrivals of all blocks of the cluster."""
     asm = (
         "unsigned done = 0;\n"
         "  do {\n"

@@ -10,10 +10,7 @@ from tvm import tirx
 from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import (
-    element_bytes,
-    linear_numbers,
-)
+from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, linear_numbers
 
 # The steps of a convolution's reduction: channels of one tap of the window after the other.
 
@@ -167,7 +164,7 @@ def operand_tensor(
     axes: tuple[Sequence[int], Sequence[int], Sequence[int]],
     taps: Sequence[int] = (),
     depth: int = 0,
-) -> OperandTensor | NotApplicable:
+) -> OperandTensor:
     """The tensor that ``load`` reads, if TMA copies can bring it, or would from aligned rows.
 
     Parameters
@@ -185,14 +182,14 @@ def operand_tensor(
     """
     linear = linear_numbers(index, variables)
     if linear is None:
-        return NotApplicable(f"{load.source.name} is not read at regular distances")
+        raise NotApplicable(f"{load.source.name} is not read at regular distances")
     strides, start = linear
     if start != 0:
-        return NotApplicable(f"{load.source.name} is read from another place than its start")
+        raise NotApplicable(f"{load.source.name} is read from another place than its start")
     walked = [_joined(group, extents, strides) for group in axes]
     batch, selecting, steps = walked
     if len(selecting) != 1 or len(steps) != 1:
-        return NotApplicable(f"the rows or steps of {load.source.name} are not evenly spaced")
+        raise NotApplicable(f"the rows or steps of {load.source.name} are not evenly spaced")
     outer = tuple(TensorMapDimension(extents[at], strides[at]) for at in taps)
     tensor = OperandTensor(load.source, selecting[0], steps[0], tuple(batch), outer, depth)
     return _accepted(tensor)
@@ -211,14 +208,14 @@ def _joined(
     return found
 
 
-def _accepted(tensor: OperandTensor) -> OperandTensor | NotApplicable:
+def _accepted(tensor: OperandTensor) -> OperandTensor:
     name, dims = tensor.buffer.name, tensor.dimensions
     if dims[0].stride != 1:
-        return NotApplicable(f"no neighbours in {name} are neighbouring rows, columns or steps")
+        raise NotApplicable(f"no neighbours in {name} are neighbouring rows, columns or steps")
     if len(dims) > MAX_RANK or max(dim.extent for dim in dims) > MAX_EXTENT:
-        return NotApplicable(f"{name} has more dimensions, or longer ones, than a TMA copy takes")
+        raise NotApplicable(f"{name} has more dimensions, or longer ones, than a TMA copy takes")
     if any(dim.stride < 1 for dim in dims):
-        return NotApplicable(f"{name} is read backwards")
+        raise NotApplicable(f"{name} is read backwards")
     return tensor
 
 

@@ -7,7 +7,6 @@ from tvm.tirx.buffer import buffer_data
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem, read_problem
 from tvm_ext.tir_schedules.cuda.attention.online_softmax import INDEX, number
 from tvm_ext.tir_schedules.cuda.launch import Arrays, alone, bound, guarded
@@ -27,7 +26,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention_mainloop import (
     WarpgroupAttentionPipeline,
 )
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ACROSS
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import FlatViews, sequence
 from tvm_ext.tir_schedules.template import Decisions
 
 # The kernel of attention by warpgroups: one brings keys and values, the others multiply.
@@ -89,34 +88,27 @@ class WarpgroupAttention:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. Decisions: those of ``decide_group_attention``."""
         if machine.arch != WARPGROUP_ARCHITECTURE:
-            return NotApplicable(f"{machine.arch} has no instructions of warpgroups")
+            raise NotApplicable(f"{machine.arch} has no instructions of warpgroups")
         views = FlatViews()
         problem = read_problem(func, views)
-        if isinstance(problem, NotApplicable):
-            return problem
-        obstacle = _obstacle(problem)
-        if obstacle is not None:
-            return obstacle
+        _refuse(problem)
         tiles = decide_group_attention(problem, machine, decisions)
-        if isinstance(tiles, NotApplicable):
-            return tiles
         arrays = Arrays("int32")
         kernel = WarpgroupAttentionKernel(problem, tiles, machine.sms, arrays)
         return s_tir.Schedule(views.kernel(func, kernel.statements(), arrays.buffers))
 
 
-def _obstacle(problem: AttentionProblem) -> NotApplicable | None:
-    """What the instructions cannot do."""
+def _refuse(problem: AttentionProblem) -> None:
+    """Raises NotApplicable for what the instructions cannot do."""
     dtype = problem.query.dtype
     if dtype not in ACROSS:
-        return NotApplicable(f"operands are of {dtype}, not of a type of 16 bits")
+        raise NotApplicable(f"operands are of {dtype}, not of a type of 16 bits")
     if problem.key.size("h") != problem.value.size("h"):
-        return NotApplicable("keys and values have different numbers of heads")
+        raise NotApplicable("keys and values have different numbers of heads")
     for tensor in (problem.query, problem.key, problem.value):
         if not HeadBoxes.of(tensor).operand.is_aligned:
             name = tensor.buffer.name
-            return NotApplicable(f"rows of {name} do not begin at multiples of {ALIGNMENT} bytes")
-    return None
+            raise NotApplicable(f"rows of {name} do not begin at multiples of {ALIGNMENT} bytes")

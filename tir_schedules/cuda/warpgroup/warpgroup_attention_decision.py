@@ -281,16 +281,16 @@ _TILE_CYCLES, _START_CYCLES = 1200, 1800
 
 def decide_group_attention(
     problem: AttentionProblem, machine: CudaDescription, decisions: Decisions
-) -> WarpgroupAttentionTiles | NotApplicable:
-    """The tiles, or why instructions of single warps are not slower.
+) -> WarpgroupAttentionTiles:
+    """The tiles. Raises NotApplicable where instructions of single warps are not slower.
 
     Decisions: ``groups``, ``keys``, ``stages``, ``lasting``, ``turns``.
     """
     if problem.width > _MAX_WIDTH:
-        return NotApplicable(f"values have {problem.width} elements, more than {_MAX_WIDTH}")
+        raise NotApplicable(f"values have {problem.width} elements, more than {_MAX_WIDTH}")
     fitting = list(_fitting(problem, machine))
     if not fitting:
-        return NotApplicable("no tile fits into the registers and the shared memory of a block")
+        raise NotApplicable("no tile fits into the registers and the shared memory of a block")
 
     def time(tiles: WarpgroupAttentionTiles) -> tuple[float, ...]:
         return (
@@ -300,7 +300,7 @@ def decide_group_attention(
         )
 
     if min(map(time, fitting))[0] >= best_seconds(problem, machine):
-        return NotApplicable("instructions of single warps are as fast for so few rows or keys")
+        raise NotApplicable("instructions of single warps are as fast for so few rows or keys")
     names = {name: name for name in ("groups", "keys", "stages")}
     chosen = pick_each(fitting, names, time, decisions)
     layout = WarpgroupAttentionLayout(problem, chosen)

@@ -15,12 +15,14 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, element_bytes
-from tvm_ext.tir_schedules.analysis.contraction import (
+from tvm_ext.tir_schedules.analysis.buffer_access import (
     access_of_reduction,
-    loops_of_dimensions,
+    element_bytes,
+    kernel_blocks,
     only_reduction,
+    schedule_of,
 )
+from tvm_ext.tir_schedules.analysis.contraction import loops_of_dimensions
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MatmulProblem
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, fused_map, matmul_axes
@@ -37,9 +39,8 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_operands import (
     group_operands,
     order_steps_last,
 )
-from tvm_ext.tir_schedules.inlining import kernel_blocks, schedule_of
 from tvm_ext.tir_schedules.packing import packed_annotations, packed_operand
-from tvm_ext.tir_schedules.statements import in_root_block, sequence
+from tvm_ext.tir_schedules.statements import FlatViews, in_root_block, sequence
 from tvm_ext.tir_schedules.template import Decisions
 
 # Operands whose rows begin between multiples of 16 bytes, copied to rows that do not.
@@ -152,28 +153,20 @@ class WarpgroupContraction:
 
     def apply(
         self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         """See ``Template.apply``. Decisions: those of ``decide_group_tiles``."""
         if machine.arch != WARPGROUP_ARCHITECTURE:
-            return NotApplicable(f"{machine.arch} has no instructions of warpgroups")
+            raise NotApplicable(f"{machine.arch} has no instructions of warpgroups")
         sch = schedule_of(func)
         main = only_reduction(sch)
-        if isinstance(main, NotApplicable):
-            return main
         _inline_copies(sch, main)
         access = access_of_reduction(sch)
-        if isinstance(access, NotApplicable):
-            return access
         axes = matmul_axes(access, sch.get(main))
-        if isinstance(axes, NotApplicable):
-            return axes
         sizes = [axes.size(group) for group in (axes.m, axes.n, axes.k)]
         if min(sizes) < 2 or axes.size(axes.batch) > MAX_BATCH:
-            return NotApplicable("M, N or K is 1, or the batch is too large")
+            raise NotApplicable("M, N or K is 1, or the batch is too large")
         order_steps_last(sch, main, axes)
         operands = group_operands(sch, main, axes, machine.tf32)
-        if isinstance(operands, NotApplicable):
-            return operands
         return self._scheduled(sch, main, axes, operands, machine, decisions)
 
     def _scheduled(
@@ -184,7 +177,7 @@ class WarpgroupContraction:
         operands: WarpgroupGemmOperands,
         machine: CudaDescription,
         decisions: Decisions,
-    ) -> s_tir.Schedule | NotApplicable:
+    ) -> s_tir.Schedule:
         func, row, packed = sch.mod["main"], operands.instruction, packed_operand(sch)
         sizes = [axes.size(group) for group in (axes.batch, axes.m, axes.n, axes.k)]
         batch, rows, columns, steps = sizes
@@ -198,17 +191,11 @@ class WarpgroupContraction:
             row_bytes=operands.row_bytes,
             across=operands.tensors[1].across,
         )
-        if isinstance(tiles, NotApplicable):
-            return tiles
         written = _written(sch, main, axes)
-        if isinstance(written, NotApplicable):
-            return written
         views = FlatViews()
         tile = (tiles.rows, tiles.columns)
         sizes = [batch, rows, columns]
         epilogue = WarpgroupEpilogue.of(written, sizes, tile, machine, views, operands.pixels)
-        if isinstance(epilogue, NotApplicable):
-            return epilogue
         arrays = Arrays(str(written.variables[0].ty))
         first, copy_a = staged(operands.tensors[0], "aligned_a", arrays, views)
         second, copy_b = staged(operands.tensors[1], "aligned_b", arrays, views)
@@ -241,9 +228,7 @@ def _is_copy(block: s_tir.SBlock) -> bool:
     return isinstance(body, tirx.BufferStore) and isinstance(body.value, tvm.ir.TensorLoad)
 
 
-def _written(
-    sch: s_tir.Schedule, main: SBlockRV, axes: MatmulAxes
-) -> EpilogueStore | NotApplicable:
+def _written(sch: s_tir.Schedule, main: SBlockRV, axes: MatmulAxes) -> EpilogueStore:
     """Everything after the matmul in one assignment, by batch, row and column."""
     for padding in sch.get_producers(main):
         sch.compute_inline(padding)
@@ -255,9 +240,9 @@ def _written(
     copy = sch.cache_write(main, 0, "local")
     inline_consumers(sch, copy)
     if len(kernel_blocks(sch)) != 2:
-        return NotApplicable("the epilogue cannot be applied to one tile of the result")
+        raise NotApplicable("the epilogue cannot be applied to one tile of the result")
     last = sch.get(copy)
     if not isinstance(last.body, tirx.BufferStore):
-        return NotApplicable("the epilogue is not one assignment")
+        raise NotApplicable("the epilogue is not one assignment")
     variables = tuple(iter_var.var for iter_var in last.iter_vars)
     return EpilogueStore(last.body, variables, sch.get(main).writes[0].source)

@@ -249,8 +249,8 @@ def decide_group_tiles(
     wanted: MatmulProblem | None = None,
     row_bytes: int = SWIZZLED_ROW_BYTES,
     across: bool = False,
-) -> WarpgroupGemmTiles | NotApplicable:
-    """The tiles, or why instructions of single warps are not slower.
+) -> WarpgroupGemmTiles:
+    """The tiles. Raises NotApplicable where instructions of single warps are not slower.
 
     ``copied_bytes``: what is read and written to align operands first. ``wanted``: the matmul
     without rows and steps that only fill boxes. ``row_bytes``: see ``WarpgroupGemmTiles``.
@@ -262,14 +262,14 @@ def decide_group_tiles(
     offered = [tiles for size in sizes for tiles in _splits(size, product, machine)]
     offered = [tiles for tiles in offered if tiles.most_stages(machine) >= 2]
     if not offered:
-        return NotApplicable("shared memory has no room for two stages")
+        raise NotApplicable("shared memory has no room for two stages")
 
     def cost(tiles: WarpgroupGemmTiles) -> tuple[float, int]:
         return cycles(tiles, product, machine), -tiles.columns
 
     needed = min(map(cost, offered))[0] + copying(copied_bytes, machine)
     if needed >= cycles_of_warps(wanted or product, machine):
-        return NotApplicable(
+        raise NotApplicable(
             "its tiles would be so empty that instructions of single warps are as fast"
         )
     names = {"tile_rows": "rows", "tile_columns": "columns", "split_blocks": "split_blocks"}

@@ -10,11 +10,11 @@ from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, flattened, nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes, vector_widths
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_operands import PixelBoxes
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import FlatViews, flattened, sequence
 
 COLUMNS = 8
 """Neighbouring columns of a thread, of every 32."""
@@ -94,17 +94,17 @@ class WarpgroupEpilogue:
         machine: CudaDescription,
         views: FlatViews,
         pixels: PixelBoxes | None = None,
-    ) -> "WarpgroupEpilogue | NotApplicable":
-        """The widest that the buffers' addresses allow, or why there is none.
+    ) -> "WarpgroupEpilogue":
+        """The widest that the buffers' addresses allow. Raises NotApplicable for none.
 
         ``sizes``: products, rows and columns.
         """
         batch, rows, columns = sizes
         plain = flattened(written.store, views)
         if plain is None:
-            return NotApplicable("the layout of what is written is not plain")
+            raise NotApplicable("the layout of what is written is not plain")
         if len(nodes(plain.value, tvm.ir.Expr)) > MAX_NODES:
-            return NotApplicable("the epilogue is too long to be written out")
+            raise NotApplicable("the epilogue is too long to be written out")
         product = views.of(written.product)
         without = tirx.BufferStore(
             plain.buffer, _replaced(plain.value, product, None), plain.indices
@@ -117,7 +117,7 @@ class WarpgroupEpilogue:
             lanes, _ = found._lanes(lambda *_: tirx.const(0, str(product.dtype)), 0, 0, 0)
             if lanes.fits():
                 return found
-        return NotApplicable("the epilogue branches in a way that no vector can")
+        raise NotApplicable("the epilogue branches in a way that no vector can")
 
     def code(
         self, at: ResultPosition, result: Result, arrays: Arrays, threads: Sequence[tuple[Any, int]]

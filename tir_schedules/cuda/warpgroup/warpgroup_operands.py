@@ -17,17 +17,17 @@ from tvm.sym import Analyzer
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.matrix_instructions import WARPGROUP_INSTRUCTIONS, MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import (
-    FlatViews,
     among,
     constant_parameter,
     depends,
     element_bytes,
-    flattened,
     is_compact,
+    is_conditional,
     linear_numbers,
     nodes,
     operands_of,
     static_extent,
+    writer_of,
 )
 from tvm_ext.tir_schedules.analysis.contraction import factors_of
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes
@@ -42,13 +42,9 @@ from tvm_ext.tir_schedules.cuda.warpgroup.tma import (
     encoded_map,
     operand_tensor,
 )
-from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import (
-    ACROSS,
-    ROWS,
-)
-from tvm_ext.tir_schedules.inlining import writer_of
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ACROSS, ROWS
 from tvm_ext.tir_schedules.packing import move_outermost
-from tvm_ext.tir_schedules.statements import is_conditional
+from tvm_ext.tir_schedules.statements import FlatViews, flattened
 
 # A block that surrounds an array with zeros, as TMA copies do for places outside of a tensor.
 
@@ -164,9 +160,7 @@ class PixelBoxes:
         return number, inside
 
 
-def pixel_boxes(
-    extents: Sequence[int], strides: Sequence[int], rows: int
-) -> PixelBoxes | NotApplicable:
+def pixel_boxes(extents: Sequence[int], strides: Sequence[int], rows: int) -> PixelBoxes:
     """The boxes of ``rows`` rows, a power of two, of which the fewest cover all output pixels.
 
     ``strides``: places of the image between neighbouring output pixels along each dimension. Of as
@@ -178,7 +172,7 @@ def pixel_boxes(
         if all(s * n <= MAX_BOX for s, n in zip(strides, sides, strict=True))
     ]
     if not found:
-        return NotApplicable("the strides are too long for boxes of TMA copies")
+        raise NotApplicable("the strides are too long for boxes of TMA copies")
     return min(found, key=lambda boxes: (boxes.rows, boxes.sides))
 
 
@@ -294,7 +288,7 @@ def image_tensor(
     axes: MatmulAxes,
     rows: int,
     depth: int,
-) -> ImageTensor | NotApplicable:
+) -> ImageTensor:
     """The image that ``load`` reads, or would read were it not padded.
 
     Parameters
@@ -312,31 +306,29 @@ def image_tensor(
     before = padding.before if padding is not None else (0,) * len(load.indices)
     name = buffer.name
     if not is_compact(buffer) or not 2 <= len(load.indices) <= MAX_RANK:
-        return NotApplicable(
+        raise NotApplicable(
             f"the layout of {name} is not plain, or of more dimensions than a copy's"
         )
     moved = [_moved(index, variables, axes) for index in load.indices]
     if any(found is None for found in moved):
-        return NotApplicable(f"{name} is not read at regular distances")
+        raise NotApplicable(f"{name} is not read at regular distances")
     *outer, last = [found for found in moved if found is not None]
     if axes.batch or len(last) != 2 or last.get(axes.k[-1]) != 1 or last[-1] != before[-1]:
-        return NotApplicable(
+        raise NotApplicable(
             f"neighbours in {name} are not neighbouring channels of one convolution"
         )
     taps = axes.k[:-1]
     walks = [_walk(m, shift, axes, taps) for m, shift in zip(outer, before[:-1], strict=True)]
     *extents, channels = [static_extent(size) or 0 for size in buffer.shape]
     if channels * element_bytes(buffer) % ALIGNMENT:
-        return NotApplicable(f"the channels of {name} are not whole pieces of {ALIGNMENT} bytes")
+        raise NotApplicable(f"the channels of {name} are not whole pieces of {ALIGNMENT} bytes")
     if not _covers(walks, len(axes.m), len(taps)) or max(extents) > MAX_EXTENT:
-        return NotApplicable(f"{name} is not walked as the image of a convolution is")
+        raise NotApplicable(f"{name} is not walked as the image of a convolution is")
     strides = {w.pixel: w.stride for w in walks if w is not None}
     if max(strides.values()) > MAX_STRIDE:
-        return NotApplicable(f"{name} is read with a stride of more than {MAX_STRIDE}")
+        raise NotApplicable(f"{name} is read with a stride of more than {MAX_STRIDE}")
     pixels = [axes.extents[axis] for axis in axes.m]
     boxes = pixel_boxes(pixels, [strides[n] for n in range(len(pixels))], rows)
-    if isinstance(boxes, NotApplicable):
-        return boxes
     steps = TapSteps(tuple(axes.extents[axis] for axis in taps), channels, depth)
     known = tuple(walk for walk in walks if walk is not None)
     return ImageTensor(buffer, tuple(extents), known, steps, boxes)
@@ -433,41 +425,37 @@ def order_steps_last(sch: s_tir.Schedule, main: SBlockRV, axes: MatmulAxes) -> N
 
 def group_operands(
     sch: s_tir.Schedule, main: SBlockRV, axes: MatmulAxes, tf32: bool
-) -> WarpgroupGemmOperands | NotApplicable:
-    """The operands of the block ``main``; ``tf32``: whether float32 may be rounded to it."""
+) -> WarpgroupGemmOperands:
+    """The operands of ``main``, of float32 with ``tf32`` only. Raises NotApplicable for others."""
     block = sch.get(main)
     loads = factors_of(block)
     if not loads:
-        return NotApplicable("it adds up something other than products of two operands")
-    refused = _wrong_types(loads, str(block.writes[0].source.dtype), tf32)
-    if refused is not None:
-        return refused
+        raise NotApplicable("it adds up something other than products of two operands")
+    _refuse_types(loads, str(block.writes[0].source.dtype), tf32)
     if loads[0].source.same_as(loads[1].source):
-        return NotApplicable("both operands are the same array")
+        raise NotApplicable("both operands are the same array")
     reads = operands_of(block)
     a, b = (next(x for x in loads if x.source.same_as(reads[n].source)) for n in axes.operands)
     padding = _padding(sch, main, a)
     params = sch.mod["main"].params
     sources = [a.source if padding is None else padding.source, b.source]
     if not all(among(source, params) for source in sources):
-        return NotApplicable("an operand is computed in the kernel")
+        raise NotApplicable("an operand is computed in the kernel")
     plain = flattened(block.body, FlatViews())
     if plain is None:
-        return NotApplicable("an operand's layout is not plain")
+        raise NotApplicable("an operand's layout is not plain")
     addresses = [_address_of(plain, loads, load) for load in (a, b)]
-    found = _tensors(block, (a, b), addresses, axes, padding)
-    return found if isinstance(found, NotApplicable) else _by_depth(found)
+    return _by_depth(_tensors(block, (a, b), addresses, axes, padding))
 
 
-def _wrong_types(loads: list[tvm.ir.TensorLoad], total: str, tf32: bool) -> NotApplicable | None:
+def _refuse_types(loads: list[tvm.ir.TensorLoad], total: str, tf32: bool) -> None:
     dtypes = sorted({str(load.source.dtype) for load in loads})
     instruction = WARPGROUP_INSTRUCTIONS.get((dtypes[0], dtypes[-1]))
     if instruction is None or (instruction.rate == "tf32" and not tf32):
-        return NotApplicable(f"operands are of {', '.join(dtypes)}, which has no instructions here")
+        raise NotApplicable(f"operands are of {', '.join(dtypes)}, which has no instructions here")
     own = () if instruction.accumulator == "int32" else (dtypes[0],)
     if total not in (instruction.accumulator, *own):
-        return NotApplicable(f"it adds up products of {dtypes[0]} in {total}")
-    return None
+        raise NotApplicable(f"it adds up products of {dtypes[0]} in {total}")
 
 
 def _padding(sch: s_tir.Schedule, main: SBlockRV, load: tvm.ir.TensorLoad) -> Padding | None:
@@ -482,33 +470,34 @@ def _tensors(
     addresses: list[tvm.ir.Expr],
     axes: MatmulAxes,
     padding: Padding | None,
-) -> WarpgroupGemmOperands | NotApplicable:
+) -> WarpgroupGemmOperands:
     variables = [iter_var.var for iter_var in block.iter_vars]
     a = loads[0]
 
-    def matrix(at: int, taps: int = 0, depth: int = 0) -> OperandTensor | NotApplicable:
+    def matrix(at: int, taps: int = 0, depth: int = 0) -> OperandTensor:
         groups = (axes.batch, axes.n if at else axes.m, axes.k[taps:])
         return operand_tensor(
             *(loads[at], addresses[at], variables, axes.extents, groups),
             *(axes.k[:taps], depth),
         )
 
-    first = matrix(0)
-    if padding is None and not isinstance(first, NotApplicable):
-        second = matrix(1)
-        if isinstance(second, NotApplicable):
-            return second
-        return WarpgroupGemmOperands((first, second), axes.size(axes.m), axes.size(axes.k))
+    no_matrix: NotApplicable | None = None
+    try:
+        first = matrix(0)
+    except NotApplicable as refused:
+        no_matrix = refused
+    if padding is None and no_matrix is None:
+        return WarpgroupGemmOperands((first, matrix(1)), axes.size(axes.m), axes.size(axes.k))
     source = a.source if padding is None else padding.source
     row_bytes = _row_bytes((static_extent(source.shape[-1]) or 0) * element_bytes(source))
     depth = row_bytes // element_bytes(source)
-    image = image_tensor(a, padding, variables, axes, ROWS, depth)
-    if isinstance(image, NotApplicable):
-        single = len(axes.m) == len(axes.k) == 1
-        return first if single and isinstance(first, NotApplicable) else image
+    try:
+        image = image_tensor(a, padding, variables, axes, ROWS, depth)
+    except NotApplicable:
+        if no_matrix is not None and len(axes.m) == len(axes.k) == 1:
+            raise no_matrix from None
+        raise
     second = matrix(1, len(axes.k) - 1, depth)
-    if isinstance(second, NotApplicable):
-        return second
     return WarpgroupGemmOperands(
         (image, second), image.pixels.rows, image.steps.count, image.pixels, row_bytes
     )
@@ -523,12 +512,12 @@ def _row_bytes(channels: int) -> int:
     return min(ROW_BYTES, key=lambda row: (cost(row), -row))
 
 
-def _by_depth(operands: WarpgroupGemmOperands) -> WarpgroupGemmOperands | NotApplicable:
+def _by_depth(operands: WarpgroupGemmOperands) -> WarpgroupGemmOperands:
     """``operands`` if its types have instructions for how they lie in memory."""
     for tensor in operands.tensors:
         dtype = str(tensor.buffer.dtype)
         if tensor.across and dtype not in ACROSS:
-            return NotApplicable(
+            raise NotApplicable(
                 f"{tensor.buffer.name} of {dtype} has no neighbouring steps in memory"
             )
     return operands

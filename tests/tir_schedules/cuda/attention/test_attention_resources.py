@@ -5,9 +5,9 @@ from attention_cases import AttentionCase
 from cuda_kernels import needs_nvcc, resources, whole_source
 
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.cuda.attention.attention_decision import TileLayout, decide_attention
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import read_problem
+from tvm_ext.tir_schedules.statements import FlatViews
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS
 
 MACHINES = [("nvidia-a100", "sm_80"), ("nvidia-h100", "sm_90")]

@@ -19,7 +19,6 @@ from tvm_ext.hardware.cuda.compilers import find_nvcc
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.resources import parse_report
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import read_problem
 from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_attention_decision as group_decision
@@ -29,6 +28,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention_decision import (
     decide_group_attention,
 )
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.statements import FlatViews
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions, SampledDecisions
 
 H200 = resolve_target("nvidia-h200")

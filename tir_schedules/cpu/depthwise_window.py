@@ -1,0 +1,131 @@
+"""What a depthwise convolution reads and writes, by rows, columns and channels."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, slope
+from tvm_ext.tir_schedules.analysis.loop_nest import index_of, substitute
+from tvm_ext.tir_schedules.analysis.sliding_window import Slide, Window, at_position, position_step
+
+
+@dataclass(frozen=True)
+class DepthwiseWindow:
+    """A window over rows and columns, with a weight for each of its positions and each channel.
+
+    Attributes
+    ----------
+    rows : Slide or None
+        The slower axis; None for a convolution over one axis.
+    columns : Slide
+        The faster one.
+    outer : tuple[LoopAxis, ...]
+        Loops over results along which the window does not slide, without the channels last.
+    channels : LoopAxis or None
+        Channels when they are next to each other in memory; None with channels first.
+    data, weight : TensorLoad
+        An element of the input, and what it is multiplied by.
+    """
+
+    rows: Slide | None
+    columns: Slide
+    outer: tuple[LoopAxis, ...]
+    channels: LoopAxis | None
+    data: Any
+    weight: Any
+
+    @property
+    def dtype(self) -> str:
+        """Of the input, the weights and the sums."""
+        return str(self.data.ty)
+
+    @property
+    def taps(self) -> int:
+        """Positions of the window."""
+        down = self.rows.position.extent if self.rows is not None else 1
+        return down * self.columns.position.extent
+
+    def results(self) -> int:
+        """How many elements the result has."""
+        slides = [slide for slide in (self.rows, self.columns) if slide is not None]
+        axes = [*self.outer, *(slide.output for slide in slides)]
+        axes += [self.channels] if self.channels is not None else []
+        return math.prod(axis.extent for axis in axes)
+
+    def data_at(self, row: Any, column: Any) -> tvm.ir.Expr:
+        """Address of the input at a row and a column, both counted from the padding's start."""
+        data = self.data if self.rows is None else at_position(self.data, self.rows, row)
+        return at_position(data, self.columns, column).indices[0]
+
+    def weight_at(self, row: Any, column: Any) -> tvm.ir.Expr:
+        """Address of the weight for a row and a column of the window."""
+        values = {self.columns.position.var: index_of(column, self.columns.position.var)}
+        if self.rows is not None:
+            values[self.rows.position.var] = index_of(row, self.rows.position.var)
+        return substitute(self.weight.indices[0], values)
+
+    def column_steps(self) -> tuple[int, int]:
+        """Elements of the input from a column to the next, and of the weights from tap to tap."""
+        position = self.columns.position.var
+        return position_step(self.data, self.columns) or 0, slope(
+            self.weight.indices[0], position
+        ) or 0
+
+
+def depthwise_window(window: Window) -> DepthwiseWindow:
+    """``window``, of products, as rows and columns. Raises NotApplicable where it is not one."""
+    loads = nodes(window.store.value, tvm.ir.TensorLoad)
+    if window.combine is not tirx.Add or len(loads) != 2:
+        raise NotApplicable("it is no contraction")
+    # The only input channel of a group is counted as well: a window of one position.
+    single = [s for s in window.slides if _is_single_input(s, loads[1])]
+    slides = [slide for slide in window.slides if not any(slide is one for one in single)]
+    if not 1 <= len(slides) <= 2 or any(slide.position.extent > 1 for slide in single):
+        raise NotApplicable("the window does not slide along one or two axes")
+    zero = {slide.position.var: index_of(0, slide.position.var) for slide in single}
+    data, weight = nodes(substitute(window.store.value, zero), tvm.ir.TensorLoad)
+    if {str(data.ty), str(weight.ty)} != {str(window.start.ty)}:
+        raise NotApplicable("sums have another type than the input and the weights")
+    steps = [position_step(data, slide) for slide in slides]
+    if any(step is None for step in steps):
+        raise NotApplicable("an address is not linear in the position of the window")
+    slides.sort(key=lambda slide: -(position_step(data, slide) or 0))
+    *rows, columns = slides
+    sliding = [slide.output for slide in slides]
+    others = [a for a in window.outputs if not any(a is s for s in sliding) and a.extent > 1]
+    channels = [axis for axis in others if slope(data.indices[0], axis.var) == 1]
+    outer = tuple(axis for axis in others if not any(axis is c for c in channels))
+    found = DepthwiseWindow(
+        rows[0] if rows else None, columns, outer, channels[0] if channels else None, data, weight
+    )
+    return _checked(found, window)
+
+
+def _checked(depthwise: DepthwiseWindow, window: Window) -> DepthwiseWindow:
+    address, weight = depthwise.data.indices[0], depthwise.weight.indices[0]
+    axes = [*depthwise.outer, *([depthwise.channels] if depthwise.channels is not None else [])]
+    moving = [slide.output for slide in (depthwise.rows, depthwise.columns) if slide is not None]
+    if any(slope(weight, axis.var) != 0 for axis in moving):
+        raise NotApplicable("weights depend on the place in the result")
+    if any(not slope(address, axis.var) for axis in axes):
+        raise NotApplicable("results share an input, as those of a whole convolution do")
+    inner = depthwise.channels or depthwise.columns.output
+    stored = slope(window.store.indices[0], inner.var)
+    if stored != 1 and inner.extent > 1:
+        raise NotApplicable("results are not next to each other along the vectors")
+    if depthwise.channels is not None and slope(weight, depthwise.channels.var) != 1:
+        raise NotApplicable("weights of neighbouring channels are not next to each other")
+    if depthwise.channels is None and position_step(depthwise.data, depthwise.columns) != 1:
+        raise NotApplicable("neither channels nor columns are next to each other")
+    return depthwise
+
+
+def _is_single_input(slide: Slide, weight: tvm.ir.TensorLoad) -> bool:
+    """Whether it is the loop over the input channels of a group, of which there is one."""
+    alone = slide.position.extent == 1 and slide.output.extent == 1
+    unpadded = (slide.first, slide.last) == (0, slide.length)
+    return (alone and unpadded) or slope(weight.indices[0], slide.output.var) != 0
