@@ -211,3 +211,11 @@ def verified_parts(verified: "list[Verified]", verbose: bool = False) -> "list[R
         )
     happened = reasons("!", ((computes(one.best), one.message) for one in verified if one.message))
     return [table, *happened]
+
+
+def pruned_table(gone: "Sequence[Mapping[str, Any]]") -> Table:
+    """Kernels, named as JSON names them, whose slower records went."""
+    table = FlexibleTable("Records that were slower than the rest", "~Kernel", "Target", ">Records")
+    for one in gone:
+        table.add_row(ShortName(one["name"]), plain(one["target"]), f"{one['records']:,}")
+    return table
