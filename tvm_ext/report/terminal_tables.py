@@ -18,6 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tvm_ext.report.records import NamedKernel, computes
 from tvm_ext.report.units import format_count, plain
 
 _LEAST_NAME = 12
@@ -140,6 +141,16 @@ class FlexibleTable(Table):
         # rich goes by a column's place, which is another one without those left out.
         fitting.columns = [replace(column, _index=i) for i, column in enumerate(columns)]
         return super(FlexibleTable, fitting).__rich_console__(console, options)
+
+
+def names_table(kernels: Iterable[tuple[NamedKernel, str]], hashes: Sequence[str] = ()) -> Table:
+    """Return the names of kernels, which other tables leave out, with their whole schedules."""
+    columns = ("~Computes", "~Kernel", *(["Hash"] if hashes else []), "=Schedule")
+    table = FlexibleTable("Names of the kernels, and their schedules", *columns)
+    for place, (kernel, schedule) in enumerate(kernels):
+        names = (ShortName(computes(kernel)), ShortName(kernel.name))
+        table.add_row(*names, *hashes[place : place + 1], Text(plain(schedule)))
+    return table
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:

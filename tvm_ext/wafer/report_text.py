@@ -12,7 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tvm_ext.report.records import computes
-from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, facts_table, marked_lines
+from tvm_ext.report.terminal_tables import (
+    FlexibleTable,
+    ShortName,
+    facts_table,
+    marked_lines,
+    names_table,
+)
 from tvm_ext.report.units import (
     ABSENT,
     bytes_scale,
@@ -54,8 +60,9 @@ def wafer_summary(
         _title(cost),
         _key_figures(cost),
         Text(),
-        _schedules(cost, kernels, verbose),
-        _costs(kernels, verbose),
+        _schedules(cost, kernels),
+        _costs(kernels),
+        names_table((one, schedule_text(one)) for one in kernels) if verbose else None,
         _placements(cost),
         marked_lines("Does not run on this mesh", refusal_lines(cost)),
         marked_lines("Notes", note_lines(cost)),
@@ -86,18 +93,17 @@ def _key_figures(cost: "ModelCost") -> Table:
     )
 
 
-def _schedules(cost: "ModelCost", kernels: "Sequence[KernelCost]", verbose: bool) -> Table:
+def _schedules(cost: "ModelCost", kernels: "Sequence[KernelCost]") -> Table:
     """Schedule and time."""
     scale = seconds_scale(max((cost.mesh.seconds(one.cycles) for one in kernels), default=0.0))
-    names, schedule = (["~Kernel"], "=Schedule") if verbose else ([], "~Schedule")
     numbers = (">Calls", ">Grid", ">Cycles", ">Time", ">Share")
     title = "Kernels by time of one run, with cycles of one call (modelled)"
-    table = FlexibleTable(title, *names, "~Computes", schedule, *numbers)
+    table = FlexibleTable(title, "~Computes", "~Schedule", *numbers)
     for kernel in kernels:
         known = kernel.cost is not None
         table.add_row(
-            *_named(kernel, verbose),
-            Text(plain(schedule_text(kernel))) if verbose else ShortName(kernel.schedule),
+            ShortName(computes(kernel)),
+            ShortName(kernel.schedule),
             f"{kernel.calls:,}",
             grid_text(kernel.cost, ABSENT),
             f"{kernel.cost.cycles:,.0f}" if kernel.cost is not None else ABSENT,
@@ -107,25 +113,19 @@ def _schedules(cost: "ModelCost", kernels: "Sequence[KernelCost]", verbose: bool
     return table
 
 
-def _named(kernel: "KernelCost", verbose: bool) -> list[ShortName]:
-    names = [kernel.name] if verbose else []
-    return [ShortName(name) for name in (*names, computes(kernel))]
-
-
-def _costs(kernels: "Sequence[KernelCost]", verbose: bool) -> Table | None:
+def _costs(kernels: "Sequence[KernelCost]") -> Table | None:
     """What the PEs do in one call."""
     found = [(kernel, kernel.cost) for kernel in kernels if kernel.cost is not None]
     if not found:
         return None
     sizes = bytes_scale(max(one.bytes_per_pe for _, one in found))
-    names = ["~Kernel"] if verbose else []
     shares = (">Comp.", ">Mem.", ">Comm.", ">Start", ">Idle")
     more = (">Eff.", ">Imbal.", ">SRAM", ">Col.@100", ">Hops@100", ">Word-hops@100")
     title = "One call: parts of the time, and what it takes (modelled)"
-    table = FlexibleTable(title, *names, "~Computes", *shares, *more)
+    table = FlexibleTable(title, "~Computes", *shares, *more)
     for kernel, one in found:
         table.add_row(
-            *_named(kernel, verbose),
+            ShortName(computes(kernel)),
             *(f"{100 * share:.0f} %" for share in one.shares.values()),
             format_percent(one.efficiency),
             f"{one.imbalance:.2f}",
