@@ -200,8 +200,9 @@ def explanation_parts(explanation: dict[str, Any], verbose: bool = False) -> lis
     passes, kernels = explanation["passes"], explanation["kernels"]
     parts: list[RenderableType] = [title]
     for record in passes:
-        if verbose or record["applied"] or record["refused"]:
-            parts += [Text(), *_pass_parts(record, verbose)]
+        has_decisions = record["applied"] or record["refused"]
+        if verbose or has_decisions:
+            parts += [*([Text()] if has_decisions else []), *_pass_parts(record, verbose)]
     if not verbose:
         parts += _without_decisions(passes)
     if kernels:
