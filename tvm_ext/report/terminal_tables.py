@@ -107,8 +107,8 @@ class FlexibleTable(Table):
     """A table that fills the terminal; of narrow ones it leaves columns out.
 
     Columns are titles with marks: in front, ">" for numbers, "~" for names and "=" for sentences,
-    which go on in further lines; names and sentences share what the others leave. Behind, "@100"
-    for a column that only a terminal of so many characters gets.
+    which go on in further lines; names and sentences share by need what the others leave. Behind,
+    "@100" for a column that only a terminal of so many characters gets.
     """
 
     def __init__(self, title: str, *columns: str) -> None:
@@ -140,6 +140,10 @@ class FlexibleTable(Table):
         columns = [column for column, least in least_widths if options.max_width >= least]
         # rich goes by a column's place, which is another one without those left out.
         fitting.columns = [replace(column, _index=i) for i, column in enumerate(columns)]
+        for column in fitting.columns:
+            if column.ratio is not None:
+                cells = (Measurement.get(console, options, cell) for cell in column.cells)
+                column.ratio = max(_LEAST_NAME, *(cell.maximum for cell in cells), 0)
         return super(FlexibleTable, fitting).__rich_console__(console, options)
 
 

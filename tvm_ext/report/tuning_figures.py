@@ -98,8 +98,8 @@ def is_searched(kernel: "KernelProgress") -> bool:
 
 
 def has_news(kernel: "KernelProgress") -> bool:
-    """Whether there is more to say of it than that its default schedule was measured."""
-    return kernel.state != "skipped" and result(kernel) != "default only"
+    """Whether anything was compared with its default schedule, or failed."""
+    return result(kernel) in ("faster", "default kept", "no time")
 
 
 def result(kernel: "KernelProgress") -> str:

@@ -180,7 +180,8 @@ def _trial_tile(progress: "SessionProgress") -> KeyFigure:
     notes = [trials_planned(progress)]
     if counts.all_trials > progress.trials_done:
         notes.append(f"{counts.all_trials:,} in all sessions")
-    notes.append(f"{counts.failed:,} failed, {counts.pruned:,} dismissed unbuilt")
+    if counts.failed or counts.pruned:
+        notes.append(f"{counts.failed:,} failed, {counts.pruned:,} dismissed unbuilt")
     return KeyFigure("Trials", f"{progress.trials_done:,}", "; ".join(notes))
 
 

@@ -261,7 +261,7 @@ def test_page_has_no_curve_for_kernels_that_were_not_searched():
     assert " /searched/Conv + /searched/Relu faster " in text
     assert " /measured/Conv + /measured/Relu 1 500 µs " in text
     assert " /failed/Conv + /failed/Relu no time " in text
-    assert " unknown not reached " in text
+    assert "unknown" not in text
 
 
 @pytest.mark.parametrize("make", SESSIONS.values(), ids=SESSIONS)
