@@ -278,7 +278,7 @@ def test_every_session_has_a_page_that_loads_nothing(make):
 
 def test_page_without_kernels_says_so():
     page = page_of(session(0, kernels=[]))
-    assert "No kernel was tuned." in page.text
+    assert "No kernel was searched." in page.text
     assert "No candidate was tried." in page.text
 
 
