@@ -40,7 +40,7 @@ def export_library_bytes(executable: Any) -> bytes:
     ArtifactError
         There is no compiler, linking failed, or the temporary folder is full.
     """
-    tell("linking")
+    tell("shared library")
     linker = Linker(find_compiler())
     try:
         with tempfile.TemporaryDirectory(prefix="tvmx-") as folder:

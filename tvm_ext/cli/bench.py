@@ -161,7 +161,8 @@ def bench_parts(rows: list[BenchRow], title: str) -> "list[RenderableType]":
 
     first = rows[0]
     percentiles = [f">p{share}" for share in _PERCENTILES]
-    numbers = (*percentiles, ">Runs/s", ">First run@90", ">Loading", ">Memory", ">Ratio")
+    numbers = [*percentiles, ">Runs/s", ">First run@90", ">Loading", ">Memory"]
+    numbers += [">Ratio"] if len(rows) > 1 else []
     table = FlexibleTable(title, "~Program", *numbers)
     for row in rows:
         seen = row.latencies
@@ -174,10 +175,10 @@ def bench_parts(rows: list[BenchRow], title: str) -> "list[RenderableType]":
             format_seconds(seen.first_seconds),
             format_seconds(row.program.load_seconds),
             format_bytes(row.program.load_bytes),
-            f"{seen.percentile(50) / first.latencies.percentile(50):.2f}",
+            *[f"{seen.percentile(50) / first.latencies.percentile(50):.2f}"][: len(rows) - 1],
         )
-    notes = [
-        "Loading and memory: until a model can run; of other programs with a first run.",
-        f"Ratio: p50 by that of {first.program.name}.",
-    ]
-    return [table, *(Text(note, style="dim") for note in notes[: len(rows)])]
+    note = "Loading and memory: until a model can run"
+    if len(rows) > 1:
+        note += "; of other programs with a first run.\n"
+        note += f"Ratio: p50 by that of {first.program.name}"
+    return [table, Text(f"{note}.", style="dim")]

@@ -74,6 +74,21 @@ def describe_pass(entry: registry.PassEntry) -> dict[str, Any]:
     }
 
 
+def unbroken(doc: str) -> str:
+    """A documentation with its long lines whole again, for a terminal to break them elsewhere."""
+    whole = ""
+    before = 0
+    for line in doc.splitlines():
+        is_rest = before + len(line.split(maxsplit=1)[0]) >= _BROKEN_AT if line.strip() else False
+        whole += f" {line.strip()}" if is_rest else f"\n{line}"
+        before = len(line)
+    return whole.strip()
+
+
+# Columns of a docstring's line in our sources, less its indentation.
+_BROKEN_AT = 95
+
+
 def _plain(default: Any) -> Any:
     """A default as JSON holds it; a function or an object, which has no such form, by its name."""
     if default is None or isinstance(default, (bool, int, float, str)):
@@ -83,18 +98,19 @@ def _plain(default: Any) -> Any:
     return getattr(default, "__name__", type(default).__name__)
 
 
-def catalogue_parts(listed: dict[str, Any]) -> list[RenderableType]:
-    """What ``catalogue`` returned, for the terminal."""
+def catalogue_parts(listed: dict[str, Any], verbose: bool = False) -> list[RenderableType]:
+    """What ``catalogue`` returned, for the terminal; options, and all words, where ``verbose``."""
     parts: list[RenderableType] = []
     for name, level in listed["levels"].items():
         parts.append(Text(f"{name}: {level['summary']}", style="bold"))
         for stage, passes in level.items():
             if stage != "summary" and passes:
                 parts.append(Padding(Text(f"{stage}: {', '.join(passes)}"), (0, 0, 0, 2)))
-    table = FlexibleTable("Registered passes", "Pass", "Level", "From@100", "=What it does")
+    does = "=What it does" if verbose else "~What it does"
+    table = FlexibleTable("Registered passes", "Pass", "Level", "From@100", does)
     for entry in listed["passes"]:
         table.add_row(*(Text(plain(entry[key])) for key in ("name", "level", "source", "summary")))
-        for key, value in entry["options"].items():
+        for key, value in entry["options"].items() if verbose else ():
             table.add_row("", "", "", Text(plain(f"  {key}={value!r}"), style="dim"))
     return [*parts, Text(), table]
 
@@ -184,8 +200,9 @@ def explanation_parts(explanation: dict[str, Any], verbose: bool = False) -> lis
     passes, kernels = explanation["passes"], explanation["kernels"]
     parts: list[RenderableType] = [title]
     for record in passes:
-        if verbose or record["applied"] or record["refused"]:
-            parts += [Text(), *_pass_parts(record, verbose)]
+        has_decisions = record["applied"] or record["refused"]
+        if verbose or has_decisions:
+            parts += [*([Text()] if has_decisions else []), *_pass_parts(record, verbose)]
     if not verbose:
         parts += _without_decisions(passes)
     if kernels:

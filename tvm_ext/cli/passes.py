@@ -21,6 +21,7 @@ def list_command(
         str | None, typer.Option("--opt-level", "-O", help="The same.", show_default="all")
     ] = None,
     pipeline: options.OwnPipeline = None,
+    verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
     """List the optimisation levels with their passes in order, and every registered pass.
@@ -34,7 +35,7 @@ def list_command(
     if json_output:
         out.print_json(found)
     else:
-        out.print_rich(*catalogue_parts(found))
+        out.print_rich(*catalogue_parts(found, verbose))
 
 
 @app.command("explain", epilog="Example: tvm-ext passes explain model.onnx --refused-only")
@@ -86,8 +87,10 @@ def explain_command(
 
 def _explain_pass(name: str, json_output: bool) -> None:
     """Prints the documentation of a registered pass; raises ModelError when it is not one."""
+    from rich.text import Text
+
     from tvm_ext.cli import output as out
-    from tvm_ext.cli.pass_tables import describe_pass, find_pass
+    from tvm_ext.cli.pass_tables import describe_pass, find_pass, unbroken
     from tvm_ext.errors import PassError
 
     try:
@@ -102,6 +105,8 @@ def _explain_pass(name: str, json_output: bool) -> None:
         out.print_json(described)
         return
     defaults = ", ".join(f"{key}={value!r}" for key, value in described["options"].items())
-    out.print_text(f"{entry.name} ({entry.source}, level {entry.level})")
-    out.print_text(f"Options: {defaults or 'none'}\n")
-    out.print_text(described["doc"] or "It has no documentation.")
+    out.print_rich(
+        Text(f"{entry.name} ({entry.source}, level {entry.level})", style="bold"),
+        Text(f"Options: {defaults or 'none'}\n"),
+        Text(unbroken(described["doc"]) or "It has no documentation."),
+    )

@@ -1,6 +1,8 @@
 """``tvm-ext tune``: finds faster schedules for a model's kernels, and keeps them."""
 
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -192,6 +194,7 @@ def tune_command(
     if not model.is_file():
         raise InputError(f"there is no file {model}; expected an ONNX model: check the path")
 
+    from tvm_ext.artifact import VersionsRecord
     from tvm_ext.cli import output as out
     from tvm_ext.cli.tune_view import TuneView
     from tvm_ext.configs.atomic_file import write_text
@@ -228,25 +231,27 @@ def tune_command(
             **chosen.keywords(),
         )
     facts = session_facts(chosen.machine(), effort, seed)
+    versions = {name: str(v) for name, v in VersionsRecord.installed().model_dump().items()}
     if json_output:
-        out.print_json({**tuning_json(progress, facts), "report_file": str(page)})
+        out.print_json({**tuning_json(progress, facts, versions), "report_file": str(page)})
     else:
         out.print_rich(tuning_summary(progress, page, _compile_arguments(chosen), model=str(model)))
-    write_text(page, render_tuning_html(progress, facts))
+    write_text(page, render_tuning_html(progress, facts, versions))
     if progress.was_interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
 def session_facts(machine: "MachineDescription", effort: str, seed: int) -> dict[str, str]:
     """What the report says of the circumstances."""
-    from tvm_ext.artifact import VersionsRecord
+    from tvm_ext.hardware.cpu.host import host_cpu_name, usable_cores
+    from tvm_ext.report.units import format_count
 
-    versions = VersionsRecord.installed().model_dump()
     return {
+        "command": shlex.join(["tvm-ext", *sys.argv[1:]]),
         "target": machine.summary,
+        "CPU": f"{host_cpu_name()}, {format_count(usable_cores(), 'core')}",
         "effort": effort,
         "seed": str(seed),
-        **{f"version of {name}": str(found) for name, found in versions.items()},
     }
 
 

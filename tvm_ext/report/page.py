@@ -3,6 +3,7 @@
 This module lays the figures out; how they look is in the templates next to this file.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,24 @@ class KernelScales:
     bytes: Scale
     call: Scale
     total: Scale
+
+
+@dataclass(frozen=True)
+class KnownColumns:
+    """Which columns of the kernel table say something; the others are left out.
+
+    Attributes
+    ----------
+    flops, bytes, seconds : bool
+        Whether the work, the bytes moved and the modelled time of a kernel are known.
+    usual_source : str
+        Where more than half of the schedules came from: only other sources are marked.
+    """
+
+    flops: bool
+    bytes: bool
+    seconds: bool
+    usual_source: str
 
 
 @dataclass(frozen=True)
@@ -167,7 +186,8 @@ def _pass_tile(report: "CompileReport") -> KeyFigure:
     if not report.passes:
         return KeyFigure("Rewrites applied", ABSENT, "no pass was recorded")
     skipped = sum(1 for record in report.passes if record.skipped)
-    notes = [format_count(report.refused, "near match", "near matches") + " left alone"]
+    left = format_count(report.refused, "near match", "near matches")
+    notes = [f"{left} left alone" if report.refused else "no near match left alone"]
     if skipped:
         notes.append(f"{format_count(skipped, 'pass', 'passes')} skipped")
     return KeyFigure("Rewrites applied", f"{report.applied:,}", ", ".join(notes))
@@ -242,6 +262,17 @@ def kernel_scales(report: "CompileReport") -> KernelScales:
     )
 
 
+def known_columns(report: "CompileReport") -> KnownColumns:
+    kernels = report.kernels
+    counts = Counter(kernel.source for kernel in kernels)
+    return KnownColumns(
+        flops=any(kernel.flops is not None for kernel in kernels),
+        bytes=any(kernel.bytes is not None for kernel in kernels),
+        seconds=any(kernel.estimated_seconds is not None for kernel in kernels),
+        usual_source=next((name for name, n in counts.items() if 2 * n > len(kernels)), ""),
+    )
+
+
 def concentration(report: "CompileReport") -> str:
     """Return where the modelled time is: how few kernels make up 80 % of it."""
     total = report.estimated_seconds
@@ -299,6 +330,7 @@ OPERATORS_SHOWN = 10
 
 def render_html(report: "CompileReport") -> str:
     """Return the page; it names no resource outside itself and works without JavaScript."""
+    rows = pass_rows(report)
     return (
         page_environment()
         .get_template("page.html.j2")
@@ -311,9 +343,12 @@ def render_html(report: "CompileReport") -> str:
             operators_shown=OPERATORS_SHOWN,
             kernels=kernel_rows(report),
             kernel_scales=kernel_scales(report),
+            known=known_columns(report),
             concentration=concentration(report),
             sources=source_rows(report),
-            passes=pass_rows(report),
+            passes=[row for row in rows if row.changed],
+            quiet_passes=[row for row in rows if not row.changed],
+            quiet_refusals=[row.name for row in rows if row.refused and not row.changed],
             pass_scale=seconds_scale(max((p.seconds for p in report.passes), default=0.0)),
             memory=memory_parts(report),
             absent=ABSENT,

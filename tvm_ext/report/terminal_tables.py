@@ -18,6 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tvm_ext.report.records import NamedKernel, computes
 from tvm_ext.report.units import format_count, plain
 
 _LEAST_NAME = 12
@@ -106,8 +107,8 @@ class FlexibleTable(Table):
     """A table that fills the terminal; of narrow ones it leaves columns out.
 
     Columns are titles with marks: in front, ">" for numbers, "~" for names and "=" for sentences,
-    which go on in further lines; names and sentences share what the others leave. Behind, "@100"
-    for a column that only a terminal of so many characters gets.
+    which go on in further lines; names and sentences share by need what the others leave. Behind,
+    "@100" for a column that only a terminal of so many characters gets.
     """
 
     def __init__(self, title: str, *columns: str) -> None:
@@ -139,7 +140,21 @@ class FlexibleTable(Table):
         columns = [column for column, least in least_widths if options.max_width >= least]
         # rich goes by a column's place, which is another one without those left out.
         fitting.columns = [replace(column, _index=i) for i, column in enumerate(columns)]
+        for column in fitting.columns:
+            if column.ratio is not None:
+                cells = (Measurement.get(console, options, cell) for cell in column.cells)
+                column.ratio = max(_LEAST_NAME, *(cell.maximum for cell in cells), 0)
         return super(FlexibleTable, fitting).__rich_console__(console, options)
+
+
+def names_table(kernels: Iterable[tuple[NamedKernel, str]], hashes: Sequence[str] = ()) -> Table:
+    """Return the names of kernels, which other tables leave out, with their whole schedules."""
+    columns = ("~Computes", "~Kernel", *(["Hash"] if hashes else []), "=Schedule")
+    table = FlexibleTable("Names of the kernels, and their schedules", *columns)
+    for place, (kernel, schedule) in enumerate(kernels):
+        names = (ShortName(computes(kernel)), ShortName(kernel.name))
+        table.add_row(*names, *hashes[place : place + 1], Text(plain(schedule)))
+    return table
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:

@@ -98,8 +98,8 @@ def is_searched(kernel: "KernelProgress") -> bool:
 
 
 def has_news(kernel: "KernelProgress") -> bool:
-    """Whether there is more to say of it than that its default schedule was measured."""
-    return kernel.state != "skipped" and result(kernel) != "default only"
+    """Whether anything was compared with its default schedule, or failed."""
+    return result(kernel) in ("faster", "default kept", "no time")
 
 
 def result(kernel: "KernelProgress") -> str:
@@ -113,13 +113,13 @@ def result(kernel: "KernelProgress") -> str:
     return "default kept" if is_searched(kernel) else "default only"
 
 
-def left_out(progress: "SessionProgress") -> list[str]:
-    """A line for each kind of kernels that were not searched, with how many and why."""
-    lines = [f"skipped: {reason}" for reason in _skipped_reasons(progress)]
+def left_out(progress: "SessionProgress") -> dict[str, list[str]]:
+    """By what came of kernels that were not searched: lines with how many and why."""
+    lines = {"skipped": [f"skipped: {reason}" for reason in _skipped_reasons(progress)]}
     results = [result(kernel) for kernel in progress.kernels]
     for kind, text in _UNSEARCHED.items():
         if kind in results:
-            lines.append(f"{text}: {format_count(results.count(kind), 'kernel')}")
+            lines[kind] = [f"{text}: {format_count(results.count(kind), 'kernel')}"]
     return lines
 
 
@@ -182,7 +182,11 @@ def trials_planned(progress: "SessionProgress") -> str:
 SCHEMA = 1
 
 
-def tuning_json(progress: "SessionProgress", facts: Mapping[str, str]) -> dict[str, Any]:
+def tuning_json(
+    progress: "SessionProgress",
+    facts: Mapping[str, str],
+    versions: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Return what the page shows as JSON values; times in seconds, of one call or of one run.
 
     Parameters
@@ -190,7 +194,9 @@ def tuning_json(progress: "SessionProgress", facts: Mapping[str, str]) -> dict[s
     progress : SessionProgress
         The session, ended or not.
     facts : Mapping[str, str]
-        What else is to be known of it: seed, versions.
+        What else is to be known of it: command, CPU, seed.
+    versions : Mapping[str, str], optional
+        Of the packages that it ran with.
     """
     counts = figures(progress)
     return {
@@ -199,6 +205,7 @@ def tuning_json(progress: "SessionProgress", facts: Mapping[str, str]) -> dict[s
         "target": progress.target,
         "folder": progress.folder,
         "facts": dict(facts),
+        "versions": dict(versions or {}),
         "outcome": progress.outcome,
         "seconds": progress.seconds,
         "budget_seconds": progress.budget_seconds,

@@ -4,6 +4,7 @@ How it looks is in the templates next to this file. Names come from model files:
 escape every value.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from tvm_ext.report.tuning_figures import (
     format_clock,
     format_gain,
     format_pair,
+    has_news,
     latency_gain,
     left_out,
     result,
@@ -62,12 +64,24 @@ class TunedKernel:
     confirmation: str
 
 
-def render_tuning_html(progress: "SessionProgress", facts: Mapping[str, str]) -> str:
+def render_tuning_html(
+    progress: "SessionProgress",
+    facts: Mapping[str, str],
+    versions: Mapping[str, str] | None = None,
+) -> str:
     """Return the page; it names no resource outside itself and has no JavaScript.
 
-    ``facts`` are what else is to be known of the session, which may have ended or not.
+    Parameters
+    ----------
+    progress : SessionProgress
+        The session, which may have ended or not.
+    facts : Mapping[str, str]
+        What else is to be known of it.
+    versions : Mapping[str, str], optional
+        Of the packages that it ran with.
     """
     kernels = _kernels(progress)
+    drawn = [kernel for kernel in kernels if kernel.curve is not None]
     return (
         page_environment()
         .get_template("tuning.html.j2")
@@ -75,8 +89,13 @@ def render_tuning_html(progress: "SessionProgress", facts: Mapping[str, str]) ->
             name=file_name(progress),
             progress=progress,
             tiles=_tiles(progress),
-            kernels=[kernel for kernel in kernels if kernel.result != "skipped"],
-            curves=[kernel for kernel in kernels if kernel.curve is not None],
+            kernels=[kernel for kernel in kernels if has_news(kernel.record)],
+            measured_only=[kernel for kernel in kernels if kernel.result == "default only"],
+            known=figures(progress),
+            versions=versions or {},
+            curves=[kernel for kernel in drawn if kernel.result == "faster"],
+            flat_curves=[kernel for kernel in drawn if kernel.result != "faster"],
+            usual_reason=_usual_reason(drawn),
             drawing=tuning_curve,
             left_out=left_out(progress),
             facts=_facts(progress, facts),
@@ -103,6 +122,12 @@ def _kernels(progress: "SessionProgress") -> list[TunedKernel]:
         )
         rows.append(row)
     return rows
+
+
+def _usual_reason(kernels: list[TunedKernel]) -> str:
+    """Why most of the searches ended; empty where there is no such reason."""
+    counts = Counter(kernel.record.reason for kernel in kernels)
+    return next((reason for reason, n in counts.items() if 2 * n > len(kernels)), "")
 
 
 def _confirmation(kernel: "KernelProgress") -> str:
@@ -155,7 +180,8 @@ def _trial_tile(progress: "SessionProgress") -> KeyFigure:
     notes = [trials_planned(progress)]
     if counts.all_trials > progress.trials_done:
         notes.append(f"{counts.all_trials:,} in all sessions")
-    notes.append(f"{counts.failed:,} failed, {counts.pruned:,} dismissed unbuilt")
+    if counts.failed or counts.pruned:
+        notes.append(f"{counts.failed:,} failed, {counts.pruned:,} dismissed unbuilt")
     return KeyFigure("Trials", f"{progress.trials_done:,}", "; ".join(notes))
 
 
@@ -176,4 +202,4 @@ def _facts(progress: "SessionProgress", facts: Mapping[str, str]) -> list[tuple[
     # What is given says more than the session's own word for it.
     given = {name.lower() for name in facts}
     own = [(name, value) for name, value in known if name.lower() not in given]
-    return [(name, value or ABSENT) for name, value in (*own, *facts.items())]
+    return [(name, value) for name, value in (*own, *facts.items()) if value]

@@ -187,7 +187,9 @@ def times(kernel: "KernelProgress") -> tuple[str, str]:
 
 
 def _left_out(progress: "SessionProgress") -> Text | None:
-    lines = [f"Not searched, {plain(line)}" for line in left_out(progress)]
+    lines = [
+        f"Not searched, {plain(line)}" for kind in left_out(progress).values() for line in kind
+    ]
     return Text("\n".join(lines), style="dim") if lines else None
 
 

@@ -7,11 +7,18 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from tvm_ext.report.records import computes
-from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, facts_table, marked_lines
+from tvm_ext.report.terminal_tables import (
+    FlexibleTable,
+    ShortName,
+    facts_table,
+    marked_lines,
+    names_table,
+)
 from tvm_ext.report.units import (
     ABSENT,
     bytes_scale,
@@ -53,8 +60,9 @@ def wafer_summary(
         _title(cost),
         _key_figures(cost),
         Text(),
-        _schedules(cost, kernels, verbose),
-        _costs(kernels, verbose),
+        _schedules(cost, kernels),
+        _costs(kernels),
+        names_table((one, schedule_text(one)) for one in kernels) if verbose else None,
         _placements(cost),
         marked_lines("Does not run on this mesh", refusal_lines(cost)),
         marked_lines("Notes", note_lines(cost)),
@@ -85,18 +93,17 @@ def _key_figures(cost: "ModelCost") -> Table:
     )
 
 
-def _schedules(cost: "ModelCost", kernels: "Sequence[KernelCost]", verbose: bool) -> Table:
+def _schedules(cost: "ModelCost", kernels: "Sequence[KernelCost]") -> Table:
     """Schedule and time."""
     scale = seconds_scale(max((cost.mesh.seconds(one.cycles) for one in kernels), default=0.0))
-    names, schedule = (["~Kernel"], "=Schedule") if verbose else ([], "~Schedule")
     numbers = (">Calls", ">Grid", ">Cycles", ">Time", ">Share")
     title = "Kernels by time of one run, with cycles of one call (modelled)"
-    table = FlexibleTable(title, *names, "~Computes", schedule, *numbers)
+    table = FlexibleTable(title, "~Computes", "~Schedule", *numbers)
     for kernel in kernels:
         known = kernel.cost is not None
         table.add_row(
-            *_named(kernel, verbose),
-            Text(plain(schedule_text(kernel))) if verbose else ShortName(kernel.schedule),
+            ShortName(computes(kernel)),
+            ShortName(kernel.schedule),
             f"{kernel.calls:,}",
             grid_text(kernel.cost, ABSENT),
             f"{kernel.cost.cycles:,.0f}" if kernel.cost is not None else ABSENT,
@@ -106,25 +113,19 @@ def _schedules(cost: "ModelCost", kernels: "Sequence[KernelCost]", verbose: bool
     return table
 
 
-def _named(kernel: "KernelCost", verbose: bool) -> list[ShortName]:
-    names = [kernel.name] if verbose else []
-    return [ShortName(name) for name in (*names, computes(kernel))]
-
-
-def _costs(kernels: "Sequence[KernelCost]", verbose: bool) -> Table | None:
+def _costs(kernels: "Sequence[KernelCost]") -> Table | None:
     """What the PEs do in one call."""
     found = [(kernel, kernel.cost) for kernel in kernels if kernel.cost is not None]
     if not found:
         return None
     sizes = bytes_scale(max(one.bytes_per_pe for _, one in found))
-    names = ["~Kernel"] if verbose else []
     shares = (">Comp.", ">Mem.", ">Comm.", ">Start", ">Idle")
     more = (">Eff.", ">Imbal.", ">SRAM", ">Col.@100", ">Hops@100", ">Word-hops@100")
     title = "One call: parts of the time, and what it takes (modelled)"
-    table = FlexibleTable(title, *names, "~Computes", *shares, *more)
+    table = FlexibleTable(title, "~Computes", *shares, *more)
     for kernel, one in found:
         table.add_row(
-            *_named(kernel, verbose),
+            ShortName(computes(kernel)),
             *(f"{100 * share:.0f} %" for share in one.shares.values()),
             format_percent(one.efficiency),
             f"{one.imbalance:.2f}",
@@ -137,7 +138,7 @@ def _costs(kernels: "Sequence[KernelCost]", verbose: bool) -> Table | None:
 
 
 def _placements(cost: "ModelCost") -> Table:
-    numbers = ("Regions", "One run", "Runs/s", "Kernels", "Moves", "Weights", "SRAM")
+    numbers = ("Regions@90", "One run", "Runs/s", "Kernels", "Moves", "Weights", "SRAM")
     columns = [f">{name}" for name in numbers]
     table = FlexibleTable("Placement (modelled)", "~Where", *columns)
     scale = seconds_scale(max(cost.mesh.seconds(one.cycles) for one in cost.placements))
@@ -158,43 +159,46 @@ def _placements(cost: "ModelCost") -> Table:
 # One kernel on a mesh, step by step, for a terminal. All times are modelled.
 
 
-def program_text(cost: "ModelCost", kernel: "KernelCost") -> Text:
-    """Return what a kernel does, where its tensors lie, and what it costs."""
-    lines = list(_program_lines(cost, kernel))
-    text = Text(plain(kernel.name), style="bold")
-    text.append(f"  {format_count(kernel.calls, 'call')} of {plain(cost.model)}", "not bold dim")
-    for line in lines:
-        text.append(f"\n{plain(line)}", style="not bold")
-    return text.append("\n")
+def program_parts(
+    cost: "ModelCost", kernel: "KernelCost", verbose: bool = False
+) -> "Iterator[RenderableType]":
+    """Yield what a kernel does, where its tensors lie, and what it costs."""
+    title = Text(plain(computes(kernel)), style="bold")
+    title.append(f"  {format_count(kernel.calls, 'call')} of {plain(cost.model)}", "not bold dim")
+    yield title
+    yield facts_table({"kernel": kernel.name if verbose else "", **_kernel_facts(kernel)})
+    if kernel.program is not None:
+        yield Text("Program of one PE", style="bold")
+        for item in kernel.program.items:
+            yield from _item(item, cost.mesh, 2)
+    yield Text()
 
 
-def _program_lines(cost: "ModelCost", kernel: "KernelCost") -> Iterator[str]:
-    yield f"  computes     {kernel.origins[0] if kernel.origins else kernel.name}"
-    yield f"  schedule     {schedule_text(kernel)}, {kernel.source}: {kernel.reason}"
-    if kernel.refusal:
-        yield f"  refused      {kernel.refusal}"
+def _kernel_facts(kernel: "KernelCost") -> dict[str, str]:
+    facts = {
+        "schedule": f"{schedule_text(kernel)}, {kernel.source}: {kernel.reason}",
+        "refused": kernel.refusal,
+    }
     found = kernel.cost
     if found is not None:
-        seconds = format_seconds(found.seconds)
-        yield f"  grid         {found.rows} rows x {found.columns} columns"
-        yield f"  cycles       {found.cycles:,.0f} for 1 call, {seconds} (modelled)"
+        sent = f"{format_large(found.word_hops)} word-hops, at most {found.hops:,.0f} hops"
         parts = ", ".join(f"{name} {format_percent(part)}" for name, part in found.shares.items())
-        yield f"  of these     {parts}"
-        yield f"  efficiency   {format_percent(found.efficiency)} of the grid's peak"
-        yield f"  imbalance    {found.imbalance:.2f} (busiest by mean)"
-        hops = f"{format_large(found.word_hops)} word-hops, at most {found.hops:,.0f} hops"
-        yield f"  messages     {hops}"
-        yield f"  routes       {format_count(found.colours, 'colour')}"
-    if kernel.program is None:
-        return
-    yield f"  SRAM         {format_bytes(kernel.program.bytes_per_pe)} a PE"
-    for position, home in sorted(kernel.program.homes.items()):
-        yield f"    tensor {position}   {_home(home)}"
-    for name, nbytes in kernel.program.buffers.items():
-        yield f"    buffer     {name}: {format_bytes(nbytes)}"
-    yield "  program of one PE"
-    for item in kernel.program.items:
-        yield from _item(item, cost.mesh, "    ")
+        facts |= {
+            "grid": f"{found.rows} rows x {found.columns} columns",
+            "cycles": f"{found.cycles:,.0f} for 1 call, {format_seconds(found.seconds)} (modelled)",
+            "of these": parts,
+            "efficiency": f"{format_percent(found.efficiency)} of the grid's peak",
+            "imbalance": f"{found.imbalance:.2f} (busiest by mean)",
+            "messages": sent,
+            "routes": format_count(found.colours, "colour"),
+        }
+    if kernel.program is not None:
+        facts["SRAM"] = f"{format_bytes(kernel.program.bytes_per_pe)} a PE"
+        for position, home in sorted(kernel.program.homes.items()):
+            facts[f"tensor {position}"] = _home(home)
+        for number, (name, nbytes) in enumerate(kernel.program.buffers.items()):
+            facts[f"buffer {number}"] = f"{name}: {format_bytes(nbytes)}"
+    return facts
 
 
 def _home(home: "Layout") -> str:
@@ -205,18 +209,17 @@ def _home(home: "Layout") -> str:
     return f"{home.tensor}: [{', '.join(words)}], {shard} in each of {home.rows}x{home.columns} PEs"
 
 
-def _item(item: "Item", mesh: "WaferDescription", indent: str) -> Iterator[str]:
+def _item(item: "Item", mesh: "WaferDescription", indent: int) -> "Iterator[RenderableType]":
     from tvm_ext.hardware.wafer.program import Steps, Transfer
 
     if isinstance(item, Steps):
         how = "messages under way meanwhile" if item.overlapped else "in turn"
-        yield f"{indent}{format_count(item.times, 'step')}, {how}"
-        for one in item.items:
-            yield from _item(one, mesh, indent + "  ")
-    elif isinstance(item, Transfer):
-        yield indent + _transfer(item)
+        text = f"{format_count(item.times, 'step')}, {how}"
     else:
-        yield indent + _work(item, mesh)
+        text = _transfer(item) if isinstance(item, Transfer) else _work(item, mesh)
+    yield Padding(Text(plain(text)), (0, 0, 0, indent))
+    for one in item.items if isinstance(item, Steps) else ():
+        yield from _item(one, mesh, indent + 2)
 
 
 def _transfer(item: "Transfer") -> str:

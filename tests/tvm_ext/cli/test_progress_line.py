@@ -52,7 +52,7 @@ def test_a_terminal_shows_a_line_and_a_pipe_does_not(abs_model_path):
     stdout, _ = shown.communicate()
     assert shown.returncode == 0
     assert stdout == b""
-    assert any(word in text for word in (b"import", b"pass ", b"code for", b"linking"))
+    assert any(word in text for word in (b"import", b"pass ", b"code for", b"shared library"))
     # The line is taken back: erased, and the cursor shown again.
     assert text.rstrip().endswith((b"\x1b[2K", b"\x1b[?25h")) or b"\x1b[2K" in text[-40:]
     piped = subprocess.run(arguments, capture_output=True, check=True)

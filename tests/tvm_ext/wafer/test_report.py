@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from page_parser import Page
-from rich.console import Console
+from rich.console import Console, Group
 from small_models import mlp
 from wafer_models import layers_cost, small_mesh
 
@@ -34,7 +34,7 @@ from tvm_ext.wafer.report_figures import (
     wafer_json,
 )
 from tvm_ext.wafer.report_page import render_wafer_html
-from tvm_ext.wafer.report_text import program_text, wafer_summary
+from tvm_ext.wafer.report_text import program_parts, wafer_summary
 
 HOSTILE = '<script>alert("1")</script>'
 
@@ -78,13 +78,13 @@ def test_text_says_what_does_not_run():
 def test_a_kernel_step_by_step():
     cost = layers_cost()
     kernel = next(one for one in cost.kernels if one.schedule == "wafer matmul")
-    text = text_of(program_text(cost, kernel))
+    text = text_of(Group(*program_parts(cost, kernel)))
     assert f"{kernel.cost.rows} rows x {kernel.cost.columns} columns" in text
     for leaf, _ in kernel.program.leaves():
         assert f"{leaf.name}: " in text
-    assert re.search(r"tensor 0   .*over rows", text)
+    assert re.search(r"tensor 0  .*over rows", text)
     for name in kernel.program.buffers:
-        assert f"buffer     {name}: " in text
+        assert f"  {name}: " in text
 
 
 # JSON

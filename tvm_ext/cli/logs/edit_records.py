@@ -51,7 +51,7 @@ def merge_command(
         return
     out.print_text(
         f"{output}: {format_count(merged.trials, 'trial')}, "
-        f"{format_count(merged.workloads, 'kernel')}, {format_count(merged.records, 'record')}; "
+        f"{format_count(merged.workloads, 'kernel')}, {format_count(merged.records, 'record')}\n"
         f"left out as repeated: {format_count(merged.repeated_trials, 'trial')}, "
         f"{format_count(merged.repeated_records, 'record')}"
     )
@@ -98,7 +98,8 @@ def prune_command(
     A session that goes on in FOLDER puts records back that its trials speak for.
     """
     from tvm_ext.cli import output as out
-    from tvm_ext.report.units import format_count, plain
+    from tvm_ext.cli.logs.record_tables import pruned_table
+    from tvm_ext.report.units import format_count
     from tvm_ext.tuning.logs.prune import PruneOptions, prune_folder
     from tvm_ext.tuning.logs.summary import target_filter
 
@@ -107,15 +108,14 @@ def prune_command(
     if json_output:
         out.print_json(_json(pruned))
         return
-    for gone in _gone(pruned):
-        place = plain(f"{gone['name']} on {gone['target']}")
-        out.print_text(f"{place}: {format_count(gone['records'], 'record')} slower than the rest")
+    if pruned.records:
+        out.print_rich(pruned_table(_gone(pruned)))
     for status, count in pruned.statuses.items():
         out.print_text(f"trials that ended as '{status}': {count}")
     out.print_text(
         f"{output or folder}: "
         f"{format_count(sum(map(len, pruned.records.values())), 'record')} and "
-        f"{format_count(sum(pruned.statuses.values()), 'trial')} went; "
+        f"{format_count(sum(pruned.statuses.values()), 'trial')} went, "
         f"{format_count(pruned.records_kept, 'record')} and "
         f"{format_count(pruned.trials_kept, 'trial')} stay"
     )

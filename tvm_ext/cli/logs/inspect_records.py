@@ -39,7 +39,7 @@ def show_command(
     Times of a model are marked as modelled, and stand only where nothing was measured.
     """
     from tvm_ext.cli import output as out
-    from tvm_ext.cli.logs.record_tables import summaries_table
+    from tvm_ext.cli.logs.record_tables import names_of, summaries_table
     from tvm_ext.tuning.logs.record_folder import read_folder
     from tvm_ext.tuning.logs.summary import chosen_summaries
 
@@ -49,7 +49,8 @@ def show_command(
     if json_output:
         out.print_json([summary.to_json() for summary in found])
     elif found:
-        out.print_rich(summaries_table(found, verbose))
+        names = [(one, one.times.schedule) for one in found]
+        out.print_rich(summaries_table(found), *([names_of(names)] if verbose else []))
     else:
         out.print_text("There are no trials and no records.")
 
@@ -65,7 +66,7 @@ def best_command(
 ) -> None:
     """Show the best record of each kernel on each target; with --json, its trace too."""
     from tvm_ext.cli import output as out
-    from tvm_ext.cli.logs.record_tables import best_table
+    from tvm_ext.cli.logs.record_tables import best_table, names_of
     from tvm_ext.tuning.logs.record_folder import read_folder
     from tvm_ext.tuning.logs.summary import best_schedules
 
@@ -75,7 +76,8 @@ def best_command(
     if json_output:
         out.print_json([_json(best) for best in found])
     elif found:
-        out.print_rich(best_table(found, verbose))
+        names = [(one, one.recorded.describe()) for one in found]
+        out.print_rich(best_table(found), *([names_of(names)] if verbose else []))
     else:
         out.print_text("There are no records.")
 
@@ -146,7 +148,7 @@ def diff_command(
     lists them. Measured times are never compared with those of a model.
     """
     from tvm_ext.cli import output as out
-    from tvm_ext.cli.logs.record_tables import differences_table
+    from tvm_ext.cli.logs.record_tables import differences_table, names_of
     from tvm_ext.tuning.logs.diff import EQUAL, VERDICTS, diff_records, difference_json
     from tvm_ext.tuning.logs.record_folder import read_folder
 
@@ -159,7 +161,9 @@ def diff_command(
         counts = Counter(difference.verdict for difference in found)
         listed = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
         news = [one for one in found if verbose or one.verdict != EQUAL]
-        tables = [differences_table(news, verbose)] if news else []
+        tables = [differences_table(news)] if news else []
+        if verbose:
+            tables.append(names_of([(one.summary, one.summary.times.schedule) for one in news]))
         out.print_rich(*tables, listed or "Both are empty.")
     if fail_on_slower and any(difference.verdict == "slower" for difference in found):
         raise typer.Exit(1)
@@ -190,7 +194,7 @@ def verify_command(
     The exit code is 1 if a record for this machine does not work, or is slower than the default.
     """
     from tvm_ext.cli import output as out
-    from tvm_ext.cli.logs.record_tables import verified_parts
+    from tvm_ext.cli.logs.record_tables import names_of, verified_parts
     from tvm_ext.cli.options import CompileOptions
     from tvm_ext.passes.pipeline import build_pipeline
     from tvm_ext.tune_model import kernel_finish
@@ -208,6 +212,8 @@ def verify_command(
     else:
         counts = Counter(one.status for one in found)
         listed = ", ".join(f"{count} {status}" for status, count in counts.items())
-        out.print_rich(*verified_parts(found, verbose), listed or "There are no records.")
+        names = [(one.best, one.best.recorded.describe()) for one in found]
+        parts = [*verified_parts(found), *([names_of(names)] if verbose else [])]
+        out.print_rich(*parts, listed or "There are no records.")
     if any(one.has_failed for one in found):
         raise typer.Exit(1)

@@ -4,10 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.table import Table
-from rich.text import Text
 
 from tvm_ext.report.records import NamedKernel, computes
-from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, facts_table, reasons
+from tvm_ext.report.terminal_tables import (
+    FlexibleTable,
+    ShortName,
+    facts_table,
+    names_table,
+    reasons,
+)
 from tvm_ext.report.tuning_figures import format_gain
 from tvm_ext.report.units import ABSENT, format_percent, format_seconds, plain
 from tvm_ext.tuning.logs.database_files import target_text
@@ -21,13 +26,12 @@ if TYPE_CHECKING:
     from tvm_ext.tuning.logs.verify import Verified
 
 
-def summaries_table(summaries: "list[KernelSummary]", verbose: bool = False) -> Table:
-    """What was reached for each kernel on each target; names of kernels where ``verbose``."""
-    rows = _Rows(summaries, [one.is_modelled for one in summaries], verbose)
+def summaries_table(summaries: "list[KernelSummary]") -> Table:
+    """What was reached for each kernel on each target."""
+    rows = _Rows(summaries, [one.is_modelled for one in summaries])
     numbers = (">Default", ">Best", ">Gain", *rows.mark_columns)
-    schedule = "=Schedule" if verbose else "~Schedule@100"
-    more = (">Trials", ">Failed", ">Spread@90", "Confirmed@90")
-    table = FlexibleTable(rows.title("Kernels"), *rows.columns, *numbers, *more, schedule)
+    more = (">Trials", ">Failed", ">Spread@90", "Confirmed@90", "~Schedule@100")
+    table = FlexibleTable(rows.title("Kernels"), *rows.columns, *numbers, *more)
     for summary in summaries:
         times = summary.times
         table.add_row(
@@ -40,7 +44,7 @@ def summaries_table(summaries: "list[KernelSummary]", verbose: bool = False) -> 
             f"{sum(summary.failed.values()):,}",
             _spread_cell(times.spread),
             _confirmed(summary),
-            _schedule(times.schedule, verbose),
+            _template(times.schedule),
         )
     return table
 
@@ -55,18 +59,13 @@ class _KernelOnTarget(NamedKernel, Protocol):
 class _Rows:
     """Columns that say what a row is about, no more than tell the rows apart.
 
-    Names of kernels and their hashes where ``verbose``, targets where there are several, and a mark
-    for times of a model where there are any.
+    Targets where there are several, and a mark for times of a model where there are any.
     """
 
-    def __init__(
-        self, kernels: Sequence[_KernelOnTarget], modelled: Sequence[bool], verbose: bool
-    ) -> None:
+    def __init__(self, kernels: Sequence[_KernelOnTarget], modelled: Sequence[bool]) -> None:
         self._targets = {target_text(one.target) for one in kernels}
-        self._verbose, self._has_modelled = verbose, any(modelled)
-        self.columns = [*(["~Kernel", "Hash"] if verbose else []), "~Computes"]
-        if len(self._targets) > 1:
-            self.columns.append("~Target")
+        self._has_modelled = any(modelled)
+        self.columns = ["~Computes", *(["~Target"] if len(self._targets) > 1 else [])]
         self.mark_columns = [""] if self._has_modelled else []
 
     def title(self, words: str) -> str:
@@ -75,10 +74,7 @@ class _Rows:
 
     def cells(self, kernel: _KernelOnTarget) -> "list[RenderableType]":
         """The cells of ``columns``."""
-        words = [kernel.name, kernel.kernel] if self._verbose else []
-        words.append(computes(kernel))
-        if len(self._targets) > 1:
-            words.append(target_text(kernel.target))
+        words = [computes(kernel), *([target_text(kernel.target)] if len(self.columns) > 1 else [])]
         return [ShortName(word) for word in words]
 
     def mark(self, is_modelled: bool) -> list[str]:
@@ -86,9 +82,14 @@ class _Rows:
         return ["(modelled)" if is_modelled else ""] if self._has_modelled else []
 
 
-def _schedule(described: str, verbose: bool) -> "RenderableType":
-    """A schedule such as "register tile (rows=4)", with its decisions only where ``verbose``."""
-    return Text(plain(described)) if verbose else ShortName(described.partition(" (")[0])
+def _template(described: str) -> ShortName:
+    """The template of a schedule such as "register tile (rows=4)"."""
+    return ShortName(described.partition(" (")[0])
+
+
+def names_of(kernels: "Sequence[tuple[_KernelOnTarget, str]]") -> Table:
+    """The names and hashes of kernels, and their schedules with all decisions."""
+    return names_table(kernels, [kernel.kernel for kernel, _ in kernels])
 
 
 def _confirmed(summary: "KernelSummary") -> str:
@@ -97,16 +98,15 @@ def _confirmed(summary: "KernelSummary") -> str:
     return "yes" if summary.measured.is_confirmed else "no"
 
 
-def best_table(schedules: "list[BestSchedule]", verbose: bool = False) -> Table:
-    """The best record of each kernel on each target; names of kernels where ``verbose``."""
-    rows = _Rows(schedules, [one.is_modelled for one in schedules], verbose)
-    columns = (*rows.columns, ">Time", *rows.mark_columns, "=Schedule" if verbose else "~Schedule")
+def best_table(schedules: "list[BestSchedule]") -> Table:
+    """The best record of each kernel on each target."""
+    rows = _Rows(schedules, [one.is_modelled for one in schedules])
+    columns = (*rows.columns, ">Time", *rows.mark_columns, "~Schedule")
     table = FlexibleTable(rows.title("Best records"), *columns)
     for best in schedules:
         seconds = format_seconds(best.recorded.seconds)
-        mark = rows.mark(best.is_modelled)
-        schedule = _schedule(best.recorded.describe(), verbose)
-        table.add_row(*rows.cells(best), seconds, *mark, schedule)
+        schedule = _template(best.recorded.describe())
+        table.add_row(*rows.cells(best), seconds, *rows.mark(best.is_modelled), schedule)
     return table
 
 
@@ -174,10 +174,10 @@ def _listed(counts: Mapping[str, int]) -> str:
     return "; ".join(f"{name} ({count})" for name, count in counts.items())
 
 
-def differences_table(differences: "list[Difference]", verbose: bool = False) -> Table:
-    """Kernels whose best times are compared; names of kernels where ``verbose``."""
+def differences_table(differences: "list[Difference]") -> Table:
+    """Kernels whose best times are compared."""
     modelled = [one.is_modelled for one in differences]
-    rows = _Rows([one.summary for one in differences], modelled, verbose)
+    rows = _Rows([one.summary for one in differences], modelled)
     numbers = (">Before", ">After", *rows.mark_columns, ">Change", ">Noise")
     table = FlexibleTable(rows.title("Best times"), *rows.columns, *numbers, "Verdict")
     for one in differences:
@@ -194,12 +194,11 @@ def differences_table(differences: "list[Difference]", verbose: bool = False) ->
     return table
 
 
-def verified_parts(verified: "list[Verified]", verbose: bool = False) -> "list[RenderableType]":
+def verified_parts(verified: "list[Verified]") -> "list[RenderableType]":
     """Records that were built and timed again, and what happened to those that are not ok."""
-    rows = _Rows([one.best for one in verified], [], verbose)
-    numbers = (">Default", ">Record", ">Gain")
-    schedule = "=Schedule" if verbose else "~Schedule@100"
-    table = FlexibleTable(rows.title("Records"), *rows.columns, *numbers, "Status", schedule)
+    rows = _Rows([one.best for one in verified], [])
+    columns = (*rows.columns, ">Default", ">Record", ">Gain", "Status", "~Schedule@100")
+    table = FlexibleTable(rows.title("Records"), *columns)
     for one in verified:
         table.add_row(
             *rows.cells(one.best),
@@ -207,7 +206,15 @@ def verified_parts(verified: "list[Verified]", verbose: bool = False) -> "list[R
             format_seconds(one.seconds),
             format_gain(one.gain),
             one.status,
-            _schedule(one.best.recorded.describe(), verbose),
+            _template(one.best.recorded.describe()),
         )
     happened = reasons("!", ((computes(one.best), one.message) for one in verified if one.message))
     return [table, *happened]
+
+
+def pruned_table(gone: "Sequence[Mapping[str, Any]]") -> Table:
+    """Kernels, named as JSON names them, whose slower records went."""
+    table = FlexibleTable("Records that were slower than the rest", "~Kernel", "Target", ">Records")
+    for one in gone:
+        table.add_row(ShortName(one["name"]), plain(one["target"]), f"{one['records']:,}")
+    return table

@@ -68,10 +68,12 @@ def explain_command(
 
         out.print_json(wafer_json(cost, shown, with_programs=kernel is not None))
     else:
-        from tvm_ext.wafer.report_text import program_text, wafer_summary
+        from tvm_ext.wafer.report_text import program_parts, wafer_summary
 
-        summary = [wafer_summary(cost, shown, verbose)] if kernel is None else []
-        out.print_rich(*(summary or (program_text(cost, one) for one in shown)))
+        if kernel is None:
+            out.print_rich(wafer_summary(cost, shown, verbose))
+        else:
+            out.print_rich(*(part for one in shown for part in program_parts(cost, one, verbose)))
     if html is not None:
         from tvm_ext.configs.atomic_file import write_text
         from tvm_ext.wafer.report_page import render_wafer_html

@@ -62,33 +62,26 @@ def _to_json(prediction: "RowPrediction") -> dict[str, Any]:
 
 
 def _table(predictions: "Sequence[RowPrediction]") -> "Table":
-    from rich import box
-    from rich.table import Table
+    from tvm_ext.report.terminal_tables import FlexibleTable
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("Row", overflow="fold")
-    table.add_column("Family", no_wrap=True)
-    for name in ("Predicted", "Published", "Error"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("Unit", overflow="fold")
-    table.add_column("Of", no_wrap=True)
+    numbers = (">Predicted", ">Published", ">Error")
+    table = FlexibleTable("", "~Row", "Family", *numbers, "~Unit", "Of@90")
     for one in predictions:
         table.add_row(*_cells(one))
     return table
 
 
 def _cells(prediction: "RowPrediction") -> list[Any]:
-    from rich.text import Text
-
-    from tvm_ext.report.units import ABSENT, plain
+    from tvm_ext.report.terminal_tables import ShortName
+    from tvm_ext.report.units import ABSENT
 
     return [
-        Text(plain(prediction.row.id)),
+        ShortName(prediction.row.id),
         prediction.family,
         _number(prediction.predicted),
         _number(prediction.published),
         f"{100 * prediction.error:+.1f} %" if prediction.error is not None else ABSENT,
-        Text(plain(prediction.row.unit)),
+        ShortName(prediction.row.unit),
         prediction.of,
     ]
 

@@ -55,10 +55,10 @@ def simulate_command(
         given = {"pattern": pattern, "target": mesh.name, "rows": rows, "columns": columns}
         out.print_json({**given, "words": words, "group": group, **_to_json(found)})
         return
-    out.print_rich(_table(found, mesh.seconds(1) * 1e6))
+    out.print_rich(_table(found, mesh.seconds(1)))
     row, column, direction, carried = found.busiest_link
     out.print_text(
-        f"Busiest link: from PE ({row}, {column}) {direction}, {carried:,} words. "
+        f"Busiest link: from PE ({row}, {column}) {direction}, {carried:,} words.\n"
         f"Busiest PE: ({found.busiest_pe[0]}, {found.busiest_pe[1]}), "
         f"{found.busiest_pe[2]:,} words."
     )
@@ -84,17 +84,15 @@ def _to_json(result: "PatternResult") -> dict[str, object]:
     }
 
 
-def _table(result: "PatternResult", microseconds: float) -> "Table":
-    from rich import box
-    from rich.table import Table
+def _table(result: "PatternResult", seconds: float) -> "Table":
+    """The simulation beside the closed form; ``seconds`` is the length of a cycle."""
+    from tvm_ext.report.terminal_tables import FlexibleTable
+    from tvm_ext.report.units import seconds_scale
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for name in ("Simulated", "Closed form", "Difference"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = FlexibleTable("", "", ">Simulated", ">Closed form", ">Difference")
     table.add_row("cycles", *_compared(result.simulated_cycles, result.modelled_cycles))
-    times = (cycles * microseconds for cycles in (result.simulated_cycles, result.modelled_cycles))
-    table.add_row("microseconds", *(f"{time:,.3f}" for time in times), "")
+    times = [cycles * seconds for cycles in (result.simulated_cycles, result.modelled_cycles)]
+    table.add_row("time", *map(seconds_scale(max(times)), times), "")
     table.add_row("word-hops", *_compared(result.word_hops, result.modelled_word_hops))
     table.add_row("colours", f"{result.simulated_colours}", f"{result.modelled_colours}", "")
     return table

@@ -60,7 +60,7 @@ def test_one_kernel_by_name_or_node(model_path):
         for one in json.loads(invoke(model_path, "-t", "mesh16", "--json").stdout)["kernels"]
     ]
     printed = succeed(model_path, "-t", "mesh16", "--kernel", names[0])
-    assert "program of one PE" in printed
+    assert "Program of one PE" in printed
     assert names[1] not in printed
     by_node = json.loads(
         invoke(model_path, "-t", "mesh16", "--kernel", "matmul0", "--json").stdout
