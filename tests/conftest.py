@@ -24,6 +24,9 @@ from random_numbers import start_anew
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# A terminal that starts the workers of pytest-xdist leaves its width to them.
+os.environ.pop("COLUMNS", None)
+
 # TVM's idle threads spin for a while after each parallel kernel, on cores that other tests want.
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
