@@ -12,6 +12,7 @@ setup(
     package_data={
         "tvm_ext": ["py.typed"],
         "tvm_ext.report": ["*.j2"],
+        "tvm_ext.export": ["*.c", "*.h", "*.j2"],
         "tvm_ext.wafer": ["*.j2"],
         "tvm_ext.hardware.cpu": ["thread_pool.c"],
         "tvm_ext.configs": [

@@ -1,4 +1,4 @@
-"""Writes a file under its final name whole, or not at all.
+"""Writes a file, or a folder, under its final name whole, or not at all.
 
 The file grows under a temporary name in the same folder and takes its place when it is complete and
 on the disk, so that a reader never meets half a file and a failure leaves an older file as it was.
@@ -7,6 +7,7 @@ on the disk, so that a reader never meets half a file and a failure leaves an ol
 import contextlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -54,6 +55,56 @@ def write_text(path: str | Path, text: str) -> None:
     """Writes ``text`` as UTF-8; raises OutputPathError as ``replacing`` does."""
     with replacing(path) as file:
         file.write(text.encode("utf-8", errors="replace"))
+
+
+@contextlib.contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A temporary folder that takes the name ``path`` if the block succeeds.
+
+    Raises
+    ------
+    OutputPathError
+        Something is there already that is not an empty folder, or nothing can be written; nothing
+        is left behind.
+    """
+    final = Path(os.path.realpath(path))
+    with _temporary_folder(path, final) as temporary:
+        yield temporary
+        os.replace(temporary, final)
+    _sync_folder(final.parent)
+
+
+def check_new_folder(path: str | Path) -> None:
+    """Find out before a long computation whether ``new_folder`` can be made here; leaves nothing.
+
+    Raises
+    ------
+    OutputPathError
+        As ``new_folder``.
+    """
+    with _temporary_folder(path, Path(os.path.realpath(path))):
+        pass
+
+
+@contextlib.contextmanager
+def _temporary_folder(path: str | Path, final: Path) -> Iterator[Path]:
+    """A new folder beside ``final``, gone after the block unless it was renamed in it."""
+    temporary = final.parent / f".{secrets.token_hex(8)}.tmp"
+    try:
+        if final.exists() and not (final.is_dir() and not any(final.iterdir())):
+            raise OutputPathError(
+                f"cannot write {str(path)!r}: something is there already; expected a new or an "
+                "empty folder: choose another, or remove it first"
+            )
+        temporary.mkdir()
+        yield temporary
+    except (OSError, ValueError) as error:
+        raise OutputPathError(
+            f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}; expected a "
+            "new folder in one with write permission and free space: choose another or make room"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,10 @@ from tvm_ext.relay_passes.spans import bindings_of, relax_bindings
 # Operators whose result is memory of its own, and another view of their operand's memory.
 _ALLOCATING = ("relax.call_tir", "relax.call_dps_packed")
 _VIEWS = ("relax.reshape",)
-_MAY_WRITE = ("relax.call_tir_inplace", "relax.call_inplace_packed", "relax.call_pure_packed")
+_PACKED = "relax.call_pure_packed"
+_MAY_WRITE = ("relax.call_tir_inplace", "relax.call_inplace_packed")
+# Packed functions that are known to read only.
+_READERS = ("vm.builtin.tensor_to_shape",)
 
 
 @graph_pass
@@ -96,7 +99,15 @@ def writes_to_inputs(mod: tvm.IRModule) -> bool:
     """Whether a program may write to what it is given: in place, or in a packed function."""
     bound = (binding.value for binding in relax_bindings(mod))
     calls = [value for value in bound if isinstance(value, relax.Call)]
-    return any(isinstance(c.op, relax.ExternFunc) or operator_name(c) in _MAY_WRITE for c in calls)
+    return any(operator_name(call) in _MAY_WRITE or _is_packed_writer(call) for call in calls)
+
+
+def _is_packed_writer(call: relax.Call) -> bool:
+    """Whether a call hands a tensor to a packed function that nothing is known of."""
+    callee, *arguments = call.args if operator_name(call) == _PACKED else (call.op, *call.args)
+    if not isinstance(callee, relax.ExternFunc) or callee.global_symbol in _READERS:
+        return False
+    return not all(isinstance(one, tvm.ir.StringImm) for one in arguments)
 
 
 @mutator

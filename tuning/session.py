@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvm_ext.hardware.cpu.host import host_cpu_name
+from tvm_ext.hardware.cpu.system import host_cpu_name
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Candidate, Finish, KernelTask, refusal

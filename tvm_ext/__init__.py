@@ -20,7 +20,7 @@ _PUBLIC = {
     "TensorSpec": "tvm_ext.tensor_spec",
     "TvmExtError": "tvm_ext.errors",
     "compile": "tvm_ext.api",
-    "load": "tvm_ext.load_model",
+    "load": "tvm_ext.runtime",
     "register_backend": "tvm_ext.hardware.backend",
     "register_cost_model": "tvm_ext.tuning.backend",
     "register_pass": "tvm_ext.passes.registry",
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from tvm_ext.compiled_model import CompiledModel
     from tvm_ext.errors import TvmExtError
     from tvm_ext.hardware.backend import register_backend
-    from tvm_ext.load_model import load
     from tvm_ext.passes.pipeline import PassPipeline
     from tvm_ext.passes.registry import register_pass
     from tvm_ext.passes.schedule_kernels import ScheduleKernels
+    from tvm_ext.runtime import load
     from tvm_ext.tensor_spec import TensorSpec
     from tvm_ext.tir_schedules.backend import register_template
     from tvm_ext.tune_model import tune
@@ -73,7 +73,7 @@ def _name_pipeline() -> None:
     PIPELINE_MAP.setdefault("tvm_ext", _named_pipeline)
 
 
-# A program that has not loaded TVM yet gets the name with the first thing it takes from here.
+# A program that has not loaded TVM yet gets the name with the first thing from here that loads it.
 if "tvm" in sys.modules:
     _name_pipeline()
 
@@ -81,8 +81,9 @@ if "tvm" in sys.modules:
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'tvm_ext' has no attribute '{name}'")
-    _name_pipeline()
     value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    if "tvm" in sys.modules:
+        _name_pipeline()
     globals()[name] = value
     return value
 

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import tvm
 
 from tvm_ext.artifact import VersionsRecord
-from tvm_ext.compiled_model import CompiledModel, target_record
-from tvm_ext.compiler.backend import programs_of
+from tvm_ext.compiled_model import CompiledModel
+from tvm_ext.compiler.backend import programs_of, target_record
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import compiling
 from tvm_ext.compiler.graph_analysis import may_divide_by_zero, operator_counts, sizes_from_data

@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tvm
-from tvm import relax
+import tvm_ffi
 
 from tvm_ext.artifact import LoadedArtifact, TargetRecord, read_artifact, write_artifact
-from tvm_ext.artifact.library import ProgramModule
+from tvm_ext.artifact.library import LibraryFile, ProgramModule
 from tvm_ext.artifact.manifest import host_architecture
-from tvm_ext.compiler.backend import programs_of
-from tvm_ext.configs.atomic_file import check_writable
-from tvm_ext.errors import InputError, RunError, TargetError, TvmExtError
-from tvm_ext.hardware.cpu.host import host_cpu_features, usable_cores
+from tvm_ext.configs.atomic_file import check_new_folder, check_writable
+from tvm_ext.errors import ArtifactError, InputError, RunError, TargetError, TvmExtError
+from tvm_ext.hardware.cpu.system import host_cpu_features, usable_cores
 from tvm_ext.hardware.cpu.threads import running_on, thread_pool
-from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.io_binding import (
     IOBinding,
     checked_out,
@@ -38,24 +35,19 @@ from tvm_ext.model_inputs import (
     require_no_device,
     shapes_named_apart,
 )
-from tvm_ext.profiling import (
-    MeasuredRun,
-    ProfiledMachine,
-    WorkOfCall,
-    call_times,
-    profile_facts,
-    profile_run,
-)
 from tvm_ext.program_call import ProgramCall, memory_tensor, to_array
 from tvm_ext.report.compile_report import CompileReport
-from tvm_ext.report.profile import Profile
 from tvm_ext.report.records import WITH_OUT_PARAMS, KernelCall
 from tvm_ext.report.units import format_bytes
 from tvm_ext.run_errors import TVM_ERRORS, failing_node, register_failed_branch, run_error
 from tvm_ext.tensor_spec import TensorSpec, example_size
 
 if TYPE_CHECKING:
+    from tvm import relax
+
     from tvm_ext.cuda.program import CudaProgram
+    from tvm_ext.profiling import MeasuredRun, ProfiledMachine, WorkOfCall
+    from tvm_ext.report.profile import Profile
     from tvm_ext.runner import Runner
 
 # A run on zeros before the first one that a user waits for.
@@ -124,13 +116,13 @@ class CompiledModel:
     # Compiles the model again for other shapes of inputs; None for a program from a file.
     compile_again: Callable[[dict[str, list[int | str]]], "CompiledModel"] | None = None
     # Counts what a kernel does whose sizes a run decides; None for a program from a file.
-    work_of_call: WorkOfCall | None = None
+    work_of_call: "WorkOfCall | None" = None
     _has_program = True
     _named_apart: "CompiledModel | None" = None
 
     def __init__(
         self,
-        program: relax.VMExecutable | bytes,
+        program: "relax.VMExecutable | bytes | LibraryFile",
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         target: TargetRecord,
@@ -359,7 +351,7 @@ class CompiledModel:
 
     def profile(
         self, inputs: Mapping[str, Any], repeat: int = 10, *, measure_peaks: bool = False
-    ) -> Profile:
+    ) -> "Profile":
         """Time per kernel and per ONNX node, measured, beside what the cost model expects.
 
         Parameters
@@ -386,6 +378,9 @@ class CompiledModel:
         InputError, TargetError, RunError
             As for ``run``; TargetError also for ``measure_peaks`` of a GPU.
         """
+        # Models of machines, which runs do without, bring TVM's compiler.
+        from tvm_ext.profiling import ProfiledMachine
+
         machine = ProfiledMachine(self.report, self._threads, measure_peaks)
         try:
             return self._profiled(inputs, repeat, machine)
@@ -394,8 +389,11 @@ class CompiledModel:
                 return apart._profiled(inputs, repeat, machine)
 
     def _profiled(
-        self, inputs: Mapping[str, Any], repeat: int, machine: ProfiledMachine
-    ) -> Profile:
+        self, inputs: Mapping[str, Any], repeat: int, machine: "ProfiledMachine"
+    ) -> "Profile":
+        from tvm_ext.profiling import call_times, profile_facts
+        from tvm_ext.report.profile import Profile
+
         measured = self._measured(inputs, repeat)
         return Profile(
             **profile_facts(self.report, self.inputs, inputs),
@@ -406,14 +404,16 @@ class CompiledModel:
             peaks=machine.summary(),
         )
 
-    def _measured(self, inputs: Mapping[str, Any], repeat: int) -> MeasuredRun:
+    def _measured(self, inputs: Mapping[str, Any], repeat: int) -> "MeasuredRun":
+        from tvm_ext.profiling import profile_run
+
         names = frozenset(record.name for record in self.report.kernels)
         if self._gpu is not None:
             return self._gpu.profile(inputs, names, repeat)
         arrays = check_inputs(self.inputs, inputs)
         # TVM cannot take a hook out again, so the machine that has it is not kept.
         machine = self._new_machine()
-        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        tensors = self._made().filled(arrays)
         thread_pool.use_threads(self._threads)
         try:
             return profile_run(machine, tensors, names, repeat)
@@ -439,6 +439,48 @@ class CompiledModel:
             inputs=self.inputs,
             outputs=self.outputs,
             target=self._target,
+        )
+
+    def export_library(self, folder: str | Path, *, name: str | None = None) -> list[Path]:
+        """Writes a folder for programs in C and C++, which run the model without Python.
+
+        It holds the shared library with program and weights, a header that says what inputs and
+        outputs are, the sources that run it on TVM's runtime, an example and its CMake file.
+
+        Parameters
+        ----------
+        folder : str or Path
+            A new folder, or an empty one.
+        name : str, optional
+            Of the library, the header and its constants; that of the model's file if None.
+
+        Returns
+        -------
+        list[Path]
+            The files, the library first.
+
+        Raises
+        ------
+        ArtifactError
+            The model is for a GPU, has steps on the host or runs functions of Python; or there is
+            no compiler to link the program.
+        OutputPathError
+            The folder is not empty, or cannot be written.
+        """
+        from tvm_ext.export.library_folder import write_library_folder
+
+        if self._target.kind == "cuda" or not self._has_program:
+            reason = "has steps on the host" if not self._has_program else "is for a GPU"
+            raise ArtifactError(
+                f"cannot export {self.report.model_name}: it {reason}; expected a model for a CPU "
+                "that is compiled as a whole: save it as .tvmx and run it in Python"
+            )
+        check_new_folder(folder)
+        specs = (self.inputs, self.outputs)
+        threads = int(self.report.target.get("cores", 1))
+        library = self._program.library()
+        return write_library_folder(
+            folder, name, library, *specs, self._target, self.report, threads
         )
 
     @property
@@ -522,12 +564,12 @@ class CompiledModel:
             self._threads_own.made = made
         return made
 
-    def _new_machine(self) -> relax.VirtualMachine:
+    def _new_machine(self) -> tvm_ffi.Module:
         self._require_this_machine()
         register_failed_branch()
-        return relax.VirtualMachine(self._program.opened(), tvm.cpu())
+        return self._program.new_machine()
 
-    def _run_error(self, error: Exception, tensors: Sequence[tvm.runtime.Tensor]) -> RunError:
+    def _run_error(self, error: Exception, tensors: Sequence[tvm_ffi.Tensor]) -> RunError:
         """What TVM raised in a run of these inputs, as our own error."""
         if isinstance(error, RunError):
             return error
@@ -616,9 +658,3 @@ class CompiledModel:
             loaded._threads = loaded._checked_threads(threads)
         loaded.prepare()
         return loaded
-
-
-def target_record(machine: MachineDescription) -> TargetRecord:
-    """What a saved model says of the machine that it was compiled for."""
-    programs = programs_of(machine)
-    return TargetRecord(name=machine.name, kind=programs.device, **programs.built_for(machine))

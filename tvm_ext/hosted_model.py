@@ -19,7 +19,8 @@ from tvm_ext.artifact import (
     write_artifact,
 )
 from tvm_ext.artifact.manifest import HOST_MEMBER, part_member
-from tvm_ext.compiled_model import CompiledModel, target_record
+from tvm_ext.compiled_model import CompiledModel
+from tvm_ext.compiler.backend import target_record
 from tvm_ext.compiler.stages import Phases
 from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.cuda.program import CudaProgram

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tvm
+import tvm_ffi
 
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError
@@ -180,7 +180,7 @@ class IOBinding:
         self.inputs = dict(inputs)
         self.out = dict(out)
         self._inputs = [memory_tensor(self.inputs[spec.name]) for spec in model.inputs]
-        self._written: list[tvm.runtime.Tensor] = [memory_tensor(array) for array in written]
+        self._written: list[tvm_ffi.Tensor] = [memory_tensor(array) for array in written]
         direct = {id(array) for array in written}
         # What the program has no parameter for is copied behind each run.
         self._copied = [

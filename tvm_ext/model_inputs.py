@@ -172,7 +172,8 @@ def require_fits(spec: TensorSpec, array: Any, sizes: dict[str, int]) -> None:
 
 def check_host_array(spec: TensorSpec, value: Any, sizes: dict[str, int]) -> np.ndarray:
     """One input as a dense array of the dtype that the program takes; raises InputError."""
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+    # Not asked of every array: NumPy's masked arrays are a module that it loads on first use.
+    if hasattr(value, "mask") and np.ma.is_masked(value):
         raise InputError(
             f"input '{spec.name}' is an array with masked elements, expected one of which all have "
             "a value: fill them with .filled(VALUE)"

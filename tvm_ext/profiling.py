@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
-import tvm
+import tvm_ffi
 from tvm import relax
 
 from tvm_ext.configs.errors import ConfigError, TargetError
@@ -22,6 +22,7 @@ from tvm_ext.hardware.targets import description_of
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.profile import CallCost, CallTime, Peaks
 from tvm_ext.report.records import KernelRecord
+from tvm_ext.run_errors import GO_ON
 from tvm_ext.tensor_spec import TensorSpec
 
 ArgumentShapes: TypeAlias = tuple[tuple[int, ...] | None, ...]
@@ -95,16 +96,16 @@ class _Stopwatch:
             else:
                 begun = self._begun - self.started
                 self.calls.append((str(name), self._shapes, begun, now - self._begun))
-        return int(tvm.runtime.vm.VMInstrumentReturnKind.NO_OP)
+        return GO_ON
 
 
 def _shape(argument: Any) -> tuple[int, ...] | None:
-    return tuple(argument.shape) if isinstance(argument, tvm.runtime.Tensor) else None
+    return tuple(argument.shape) if isinstance(argument, tvm_ffi.Tensor) else None
 
 
 def profile_run(
-    machine: relax.VirtualMachine,
-    tensors: Sequence[tvm.runtime.Tensor],
+    machine: relax.VirtualMachine | tvm_ffi.Module,
+    tensors: Sequence[tvm_ffi.Tensor],
     kernels: Collection[str],
     repeat: int,
     watched: relax.VirtualMachine | None = None,
@@ -134,7 +135,7 @@ def profile_run(
     runs = []
     for _ in range(max(1, repeat)):
         watch = _Stopwatch(kernels, sync)
-        hooked.set_instrument(watch)
+        hooked["set_instrument"](watch)
         main = hooked["main"]
         watch.started = time.perf_counter()
         main(*tensors)

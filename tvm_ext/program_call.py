@@ -5,11 +5,12 @@ An input is copied into a tensor that is kept, through a NumPy view of its memor
 read where it lies.
 """
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-import tvm
 import tvm_ffi
 
 from tvm_ext.errors import RunError
@@ -17,7 +18,7 @@ from tvm_ext.hardware.cpu.threads import thread_pool
 from tvm_ext.run_errors import TVM_ERRORS
 
 _view = np.from_dlpack
-_field = tvm.get_global_func("ffi.ArrayGetItem")
+_field = tvm_ffi.get_global_func("ffi.ArrayGetItem")
 
 # Smaller inputs are copied as fast as a tensor of their memory is made.
 _LARGE_BYTES = 1 << 14
@@ -50,7 +51,7 @@ class ProgramCall:
         main: Callable[..., Any],
         outputs: int,
         threads: int,
-        run_error: Callable[[Exception, Sequence[tvm.runtime.Tensor]], RunError],
+        run_error: Callable[[Exception, Sequence[tvm_ffi.Tensor]], RunError],
         in_place: bool,
         with_out_params: Callable[..., Any] | None = None,
     ) -> None:
@@ -62,7 +63,7 @@ class ProgramCall:
         self._in_place = _in_place if in_place else _never
         # A tensor and a view of it for each input of the last run, unless it was read in place.
         self._kept: dict[
-            int, tuple[tuple[tvm.runtime.Tensor, np.ndarray] | None, tuple[int, ...], np.dtype]
+            int, tuple[tuple[tvm_ffi.Tensor, np.ndarray] | None, tuple[int, ...], np.dtype]
         ] = {}
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -90,11 +91,11 @@ class ProgramCall:
             tensors.append(tensor)
         return self._outputs(tensors)
 
-    def filled(self, arrays: Sequence[np.ndarray]) -> list[tvm.runtime.Tensor]:
+    def filled(self, arrays: Sequence[np.ndarray]) -> list[tvm_ffi.Tensor]:
         """One tensor an array, in order, with its values; valid until the next call."""
         return [self._tensor(position, array) for position, array in enumerate(arrays)]
 
-    def _tensor(self, position: int, array: np.ndarray) -> tvm.runtime.Tensor:
+    def _tensor(self, position: int, array: np.ndarray) -> tvm_ffi.Tensor:
         in_place = self._in_place(array)
         if in_place is not None:
             self._kept[position] = (None, array.shape, array.dtype)
@@ -104,44 +105,44 @@ class ProgramCall:
             tensor, view = copy
             view[...] = array
             return tensor
-        tensor = tvm.runtime.tensor(array, tvm.cpu())
+        tensor = _own_tensor(array)
         made = memory_view(tensor)
-        if made is not None and made.flags.writeable:
+        if made.flags.writeable:
             self._kept[position] = ((tensor, made), made.shape, made.dtype)
         else:
             self._kept.pop(position, None)
         return tensor
 
     def write(
-        self, tensors: Sequence[tvm.runtime.Tensor], written: Sequence[tvm.runtime.Tensor]
+        self, tensors: Sequence[tvm_ffi.Tensor], written: Sequence[tvm_ffi.Tensor]
     ) -> list[np.ndarray]:
         """The outputs for checked inputs, those with a parameter in the memory of ``written``."""
         return self._outputs(tensors, written)
 
     def _outputs(
         self,
-        tensors: Sequence[tvm.runtime.Tensor],
-        written: Sequence[tvm.runtime.Tensor] = (),
+        tensors: Sequence[tvm_ffi.Tensor],
+        written: Sequence[tvm_ffi.Tensor] = (),
     ) -> list[np.ndarray]:
         thread_pool.use_threads(self._threads)
         try:
             result = self._with_out_params(*tensors, *written) if written else self.main(*tensors)
         except TVM_ERRORS as error:
             raise self._run_error(error, tensors) from error
-        if isinstance(result, tvm.runtime.Tensor):
-            return [_read(result)]
+        if isinstance(result, tvm_ffi.Tensor):
+            return [memory_view(result)]
         try:
             # Iterating over an array of TVM's takes a microsecond a tensor.
             return [_view(_field(result, place)) for place in self._places]
         except _NO_VIEW:
-            return [_read(_field(result, place)) for place in self._places]
+            return [memory_view(_field(result, place)) for place in self._places]
 
 
 def _never(_array: np.ndarray) -> None:
     """For programs that may write to their inputs."""
 
 
-def _in_place(array: np.ndarray) -> tvm.runtime.Tensor | None:
+def _in_place(array: np.ndarray) -> tvm_ffi.Tensor | None:
     """A large array's own memory as a tensor, which a program reads only; else None."""
     if array.nbytes < _LARGE_BYTES or not lies_in_order(array):
         return None
@@ -160,7 +161,7 @@ def lies_in_order(array: np.ndarray) -> bool:
     return bool(flags.c_contiguous and flags.aligned)
 
 
-def memory_tensor(array: np.ndarray) -> tvm.runtime.Tensor:
+def memory_tensor(array: np.ndarray) -> tvm_ffi.Tensor:
     """The array's own memory as a tensor; raises what NumPy does for types that it hands to nobody.
 
     A program may only read it where the array may only be read.
@@ -181,20 +182,29 @@ class _Writeable:
         self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
 
 
-def memory_view(tensor: tvm.runtime.Tensor) -> np.ndarray | None:
-    """The tensor's memory as an array; None where NumPy has no such view (GPU, bfloat16)."""
+def _own_tensor(array: np.ndarray) -> tvm_ffi.Tensor:
+    """A tensor of an array's values in memory of its own, aligned as programs' memory is."""
+    dtype = tvm_ffi.dtype(str(array.dtype))
+    allocate = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
+    tensor = allocate(tvm_ffi.Shape(array.shape), dtype, tvm_ffi.device("cpu", 0), None)
+    copy = tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")
+    copy(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
+    return tensor
+
+
+def memory_view(tensor: tvm_ffi.Tensor) -> np.ndarray:
+    """The memory of a tensor on the CPU as an array.
+
+    Of types that NumPy takes from nobody (bfloat16) it is a view of its bits.
+    """
     try:
         return _view(tensor)
     except _NO_VIEW:
-        return None
+        view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
+        bits = view(tensor, tvm_ffi.Shape(tensor.shape), f"uint{tensor.dtype.bits}", 0)
+        return _view(bits).view(getattr(ml_dtypes, str(tensor.dtype)))
 
 
-def to_array(tensor: tvm.runtime.Tensor) -> np.ndarray:
+def to_array(tensor: tvm_ffi.Tensor) -> np.ndarray:
     """A copy of the tensor's values, which later runs do not change."""
-    view = memory_view(tensor)
-    return tensor.numpy() if view is None else view.copy()
-
-
-def _read(tensor: tvm.runtime.Tensor) -> np.ndarray:
-    view = memory_view(tensor)
-    return tensor.numpy() if view is None else view
+    return memory_view(tensor).copy()

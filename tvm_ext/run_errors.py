@@ -4,17 +4,18 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-import tvm
 import tvm_ffi
-from tvm import relax
 
 from tvm_ext.errors import REPORT_IT, RunError
 from tvm_ext.model_inputs import describe
 from tvm_ext.report.records import KernelCall
 from tvm_ext.tensor_spec import TensorSpec, listed, shapes_of, symbolic_names
 
-# What TVM raises in a run.
-TVM_ERRORS = (tvm.error.InternalError, RuntimeError, ValueError, TypeError, MemoryError)
+# What TVM raises in a run; its InternalError is a RuntimeError.
+TVM_ERRORS = (RuntimeError, ValueError, TypeError, MemoryError)
+
+# What the hook of a virtual machine returns for it to go on.
+GO_ON = 0
 
 # How the virtual machine and TVM's allocators begin what they say.
 _SIZES = ("ErrorContext(", "Check failed: input_shape", "Check failed: (input_shape")
@@ -59,14 +60,14 @@ def run_error(
 
 
 def failing_node(
-    machine: relax.VirtualMachine, tensors: Sequence[Any], calls: Sequence[KernelCall]
+    machine: tvm_ffi.Module, tensors: Sequence[Any], calls: Sequence[KernelCall]
 ) -> str:
     """The nodes of the last kernel that a run calls before it fails; empty for none.
 
     Parameters
     ----------
-    machine : relax.VirtualMachine
-        One for this run alone: a hook cannot be taken out again.
+    machine : tvm_ffi.Module
+        A virtual machine for this run alone: a hook cannot be taken out again.
     tensors : sequence
         Its inputs.
     calls : sequence of KernelCall
@@ -82,9 +83,9 @@ def failing_node(
         if before and name in origins:
             last = str(name)
             counts[last] += 1
-        return int(tvm.runtime.vm.VMInstrumentReturnKind.NO_OP)
+        return GO_ON
 
-    machine.set_instrument(note)
+    machine["set_instrument"](note)
     try:
         machine["main"](*tensors)
     except Exception:  # noqa: BLE001
@@ -106,7 +107,7 @@ def register_failed_branch() -> None:
     """Makes the function known to virtual machines under ``FAILED_BRANCH``."""
     # So that the error comes back from TVM as what it is.
     tvm_ffi.register_error("RunError", RunError)
-    tvm.register_global_func(FAILED_BRANCH, _fail, override=True)
+    tvm_ffi.register_global_func(FAILED_BRANCH, _fail, override=True)
 
 
 def _fail(reason: str) -> NoReturn:

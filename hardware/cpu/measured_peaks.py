@@ -13,7 +13,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.hardware.cpu.host import usable_cpus
+from tvm_ext.hardware.cpu.system import usable_cpus
 from tvm_ext.hardware.timing import interleaved_seconds, timed
 
 # Long enough that handing work to threads (microseconds) does not show.

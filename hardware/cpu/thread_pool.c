@@ -17,6 +17,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
@@ -411,13 +412,50 @@ static int chunks_for(int threads, double nanoseconds) {
   return chunks > most ? most : chunks < threads ? threads : (int)chunks;
 }
 
-static int usable_cores(void) {
+static int cores_of_affinity(void) {
 #ifdef __linux__
   cpu_set_t cpus;
   if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0) return CPU_COUNT(&cpus);
 #endif
   long count = sysconf(_SC_NPROCESSORS_ONLN);
   return count > 0 ? (int)count : 1;
+}
+
+static int cores_of_quota(const char *quota_path, const char *period_path, int unlimited) {
+  long quota = 0, period = 0;
+  FILE *file = fopen(quota_path, "r");
+  int read = file ? fscanf(file, "%ld %ld", &quota, &period) : 0;
+  if (file) fclose(file);
+  if (read == 1 && period_path && (file = fopen(period_path, "r")) != NULL) {
+    read += fscanf(file, "%ld", &period);
+    fclose(file);
+  }
+  return read == 2 && quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : unlimited;
+}
+
+/* What users set for OpenMP may have a count for each level of nesting. */
+static int cores_of_variable(int unlimited) {
+  const char *text = getenv("TVM_NUM_THREADS");
+  int count = text ? atoi(text) : 0;
+  if (count < 1 && (text = getenv("OMP_NUM_THREADS")) != NULL) count = atoi(text);
+  return count > 0 ? count : unlimited;
+}
+
+/* Processors that the process may keep busy: those of its affinity, or fewer by its container's
+ * quota or by what users say. Where TVM_NUM_THREADS says something, OMP_NUM_THREADS does not count.
+ * Python has the same in hardware/cpu/system.py, and knows the groups around the process, too. */
+static int usable_cores(void) {
+#define CGROUP "/sys/fs/cgroup/"
+  int cores = cores_of_affinity();
+  int limits[] = {
+      cores_of_quota(CGROUP "cpu.max", NULL, cores),
+      cores_of_quota(CGROUP "cpu/cpu.cfs_quota_us", CGROUP "cpu/cpu.cfs_period_us", cores),
+      cores_of_variable(cores),
+  };
+  for (int i = 0; i < 3; ++i) {
+    if (limits[i] < cores) cores = limits[i];
+  }
+  return cores;
 }
 
 static int threads_of_caller(void) {
@@ -484,6 +522,17 @@ PUBLIC int __tvm_ffi_tvm_ext_use_threads(void *self, const TVMFFIAny *args, int3
   (void)self;
   (void)result;
   if (count == 1) threads_wanted = args[0].value < 1 ? 1 : (int)args[0].value;
+  return 0;
+}
+
+/* How many threads a program should use that nobody tells how many. */
+PUBLIC int __tvm_ffi_tvm_ext_usable_cores(void *self, const TVMFFIAny *args, int32_t count,
+                                 TVMFFIAny *result) {
+  (void)self;
+  (void)args;
+  (void)count;
+  result->type_index = INTEGER;
+  result->value = usable_cores();
   return 0;
 }
 

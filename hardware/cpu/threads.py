@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import tvm
+import tvm_ffi
 
 
 class ThreadPool:
@@ -22,7 +22,7 @@ class ThreadPool:
         self._use: Callable[[int], Any] | None = None
         self._lock = threading.Lock()
 
-    def share_with(self, module: tvm.runtime.Module) -> None:
+    def share_with(self, module: tvm_ffi.Module) -> None:
         """Has a program that was just loaded run its parallel loops on this pool."""
         try:
             launcher = module.get_function("tvm_ext_thread_pool", query_imports=True)

@@ -5,8 +5,10 @@ import tvm
 from tvm_ext.configs.errors import TargetError
 from tvm_ext.configs.loader import check_config
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.hardware.cpu.features import architecture_of, llvm_features, vector_bits
-from tvm_ext.hardware.cpu.host import describe_host, host_description, usable_cores
+from tvm_ext.hardware.cpu.features import architecture_of, vector_bits
+from tvm_ext.hardware.cpu.host import describe_host, host_description
+from tvm_ext.hardware.cpu.llvm_features import llvm_features
+from tvm_ext.hardware.cpu.system import usable_cores
 from tvm_ext.hardware.targets import plain_attributes, presets_of
 
 # Presets whose numbers stand in for a CPU known only by its features, the most demanding first.

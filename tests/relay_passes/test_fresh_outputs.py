@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tvm
 from every_pass_modules import build
 from tvm import relax
 from tvm.script import ir as I
@@ -38,6 +39,17 @@ def test_what_a_packed_function_returns_is_not_known() -> None:
     assert shared_outputs(mod["main"]) == [True, False]
     assert writes_to_inputs(mod)
     assert not writes_to_inputs(relax.transform.LegalizeOps()(build([4, 6], halves)))
+
+
+def test_a_packed_function_that_is_known_only_reads() -> None:
+    def outputs(emit, x: relax.Var) -> list[relax.Expr]:
+        shape = op.call_pure_packed(
+            relax.ExternFunc("vm.builtin.tensor_to_shape"), x, ty_args=[relax.ShapeType(ndim=4)]
+        )
+        failed = op.call_pure_packed("refuses", tvm.ir.StringImm("why"), ty_args=[x.ty])
+        return [emit(shape), emit(failed)]
+
+    assert not writes_to_inputs(build([4], outputs))
 
 
 @I.ir_module

@@ -1,6 +1,5 @@
 """Models compiled for a GPU that run in the emulator of CUDA code, on any machine."""
 
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,9 +18,8 @@ def emulated_model(
     with emulated_builds():
         compiled = tvm_ext.compile(model, target, **{**_OPTIONS, **options})
     # Run as it is: a library file, which a program usually becomes first, cannot hold the emulator.
-    program = compiled._program._program
-    opened = SimpleNamespace(opened=lambda: program.mod)
-    mock.patch.object(compiled, "_program", opened).start()
+    module = compiled._program._program.mod
+    mock.patch.object(compiled._program, "opened", return_value=module).start()
     mock.patch.object(compiled, "_gpu", None).start()
     mock.patch.object(compiled, "_require_this_machine").start()
     return compiled

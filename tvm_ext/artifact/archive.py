@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import stat
-import struct
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +15,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-import tvm
+import tvm_ffi
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from tvm_ext.artifact.library import load_library_bytes
+from tvm_ext.artifact.library import ZIP_ERRORS, LibraryFile, load_library
 from tvm_ext.artifact.manifest import (
     FORMAT_NAME,
     FORMAT_VERSION,
@@ -190,17 +189,6 @@ def _write_archive(file: BinaryIO, members: dict[str, bytes], seal: bytes) -> No
 # The first member's header: signature, 26 bytes that vary, its name.
 _ZIP_SIGNATURE = b"PK\x03\x04"
 _NAME_OFFSET = 30
-# What zipfile raises, besides OSError, on archives that are not as it expects.
-_ZIP_ERRORS = (
-    zipfile.BadZipFile,
-    EOFError,
-    KeyError,
-    NotImplementedError,
-    OverflowError,
-    RuntimeError,
-    ValueError,
-    struct.error,
-)
 _AGAIN = "compile the model again here"
 
 
@@ -215,33 +203,36 @@ class LoadedArtifact:
     manifest : Manifest
         What it is.
     members : dict[str, bytes]
-        The parts by name: the shared library, or host steps and compiled parts.
+        The parts by name, but for the library: host steps and compiled parts.
     report_json : str
         The report of its compilation.
+    library_file : LibraryFile or None
+        The shared library, which is not in memory; None for a model with host steps.
     """
 
     path: Path
     manifest: Manifest
     members: dict[str, bytes] = field(repr=False)
     report_json: str = field(repr=False)
+    library_file: LibraryFile | None = field(default=None, repr=False)
 
     @property
-    def library(self) -> bytes:
+    def library(self) -> LibraryFile:
         """The shared library; raises ArtifactError for a model with host steps, which has none."""
-        if self.has_host_steps:
+        if self.library_file is None:
             raise _refusal(
                 self.path,
                 "it has steps that the host computes; expected a single program: load it with "
                 "tvm_ext.load",
             )
-        return self.members[LIBRARY_MEMBER]
+        return self.library_file
 
     @property
     def has_host_steps(self) -> bool:
         """Whether the host computes some steps of the model."""
         return HOST_MEMBER in self.members
 
-    def load_module(self) -> tvm.runtime.Module:
+    def load_module(self) -> tvm_ffi.Module:
         """Load the code into this process, for ``relax.VirtualMachine(module, device)``.
 
         Nothing stays on the disk. TVM keeps a loaded library until the process ends.
@@ -251,7 +242,7 @@ class LoadedArtifact:
         ArtifactError
             The system refuses the library, or there is no room for temporary files.
         """
-        return load_library_bytes(self.library)
+        return load_library(self.library)
 
 
 def read_artifact(
@@ -271,14 +262,17 @@ def read_artifact(
     ArtifactError
         In this order: the file is missing; it is not a saved model; its format is newer; its
         checksum differs; a part's checksum differs; it needs another TVM, another system, or
-        CPU features that this machine lacks.
+        CPU features that this machine lacks. The checksum of the library, which may be large, is
+        looked at when it is read.
     """
     path = Path(path)
     with _opened(path) as file:
         _check_seal(path, file)
-        members = _read_members(path, file)
-    manifest = _parse_manifest(path, members[MANIFEST_MEMBER])
-    _check_parts(path, manifest, members)
+        members, sizes = _read_members(path, file)
+        manifest = _parse_manifest(path, members[MANIFEST_MEMBER])
+        _check_parts(path, manifest, members, sizes)
+        record = manifest.parts.get(LIBRARY_MEMBER)
+        library = LibraryFile(path, file, record) if record is not None else None
     _check_versions(path, manifest)
     _check_platform(path, manifest)
     _check_cpu(path, manifest, host_features)
@@ -286,7 +280,7 @@ def read_artifact(
         report_json = members[REPORT_MEMBER].decode("utf-8")
     except UnicodeDecodeError as error:
         raise _invalid(path, f"{REPORT_MEMBER} is not UTF-8") from error
-    return LoadedArtifact(path, manifest, members, report_json)
+    return LoadedArtifact(path, manifest, members, report_json, library)
 
 
 @contextlib.contextmanager
@@ -337,7 +331,8 @@ def _check_seal(path: Path, file: BinaryIO) -> None:
         raise _invalid(path, f"its start or its format {seal.format_version} does not exist")
 
 
-def _read_members(path: Path, file: BinaryIO) -> dict[str, bytes]:
+def _read_members(path: Path, file: BinaryIO) -> tuple[dict[str, bytes], dict[str, int]]:
+    """The members by name, but for the library, and the sizes of all in bytes, in order."""
     try:
         with zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
@@ -346,8 +341,10 @@ def _read_members(path: Path, file: BinaryIO) -> dict[str, bytes]:
                 raise _invalid(path, f"its members are {', '.join(names) or 'none'}")
             for info in infos:
                 _check_member(path, info)
-            return {info.filename: archive.read(info) for info in infos}
-    except _ZIP_ERRORS as error:
+            read = [info for info in infos if info.filename != LIBRARY_MEMBER]
+            members = {info.filename: archive.read(info) for info in read}
+            return members, {info.filename: info.file_size for info in infos}
+    except ZIP_ERRORS as error:
         raise _invalid(path, "its archive cannot be read") from error
 
 
@@ -366,15 +363,19 @@ def _parse_manifest(path: Path, content: bytes) -> Manifest:
         raise _invalid(path, f"{MANIFEST_MEMBER}: {describe_validation(error)}") from error
 
 
-def _check_parts(path: Path, manifest: Manifest, members: dict[str, bytes]) -> None:
+def _check_parts(
+    path: Path, manifest: Manifest, members: dict[str, bytes], sizes: dict[str, int]
+) -> None:
     expected = manifest.expected_members()
     if set(manifest.parts) != set(expected):
         listed = ", ".join(sorted(manifest.parts)) or "none"
         raise _invalid(path, f"{MANIFEST_MEMBER} lists the parts {listed}")
-    if tuple(members) != (MANIFEST_MEMBER, *expected):
-        raise _invalid(path, f"its members are {', '.join(members)}")
+    if tuple(sizes) != (MANIFEST_MEMBER, *expected):
+        raise _invalid(path, f"its members are {', '.join(sizes)}")
     for name in expected:
-        if PartRecord.of(members[name]) != manifest.parts[name]:
+        # What is not in memory is looked at when it is read.
+        known = PartRecord.of(members[name]) if name in members else None
+        if sizes[name] != manifest.parts[name].size or known not in (None, manifest.parts[name]):
             raise _damaged(path, f"{name} does not have the checksum that the manifest names")
 
 
@@ -410,7 +411,7 @@ def _check_cpu(path: Path, manifest: Manifest, host_features: frozenset[str] | N
         return
     if host_features is None:
         # Here and not at the top: reading a model that needs nothing must not ask the CPU.
-        from tvm_ext.hardware.cpu.host import host_cpu_features
+        from tvm_ext.hardware.cpu.system import host_cpu_features
 
         host_features = host_cpu_features()
     missing = sorted(set(required) - host_features)

@@ -4,19 +4,40 @@ The weights pass through LLVM as one constant, so linking is quick: about a seco
 """
 
 import contextlib
+import ctypes
+import functools
+import io
+import mmap
+import os
+import struct
+import sys
 import tempfile
 import threading
+import weakref
+import zipfile
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
-import tvm
-from tvm import relax
+import tvm_ffi
+from tvm_ffi.libinfo import load_lib_ctypes
 
+from tvm_ext.artifact.manifest import LIBRARY_MEMBER, PartRecord
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ArtifactError
 from tvm_ext.hardware.cpu.linker import Linker, find_compiler
 from tvm_ext.hardware.cpu.threads import thread_pool
+
+if TYPE_CHECKING:
+    from tvm import relax
+
+# Of the virtual machine, include/tvm/runtime/memory/memory_manager.h: buffers are kept for reuse.
+_POOLED_ALLOCATOR = 2
+
+# Of a library, include/tvm/ffi/extra/module.h: what is serialised in it, behind its length.
+_WEIGHTS_AND_PROGRAM = "__tvm_ffi__library_bin"
 
 
 def export_library_bytes(executable: Any) -> bytes:
@@ -55,7 +76,74 @@ def export_library_bytes(executable: Any) -> bytes:
         ) from error
 
 
-def load_library_bytes(library: bytes) -> tvm.runtime.Module:
+# What zipfile raises, besides OSError, on archives that are not as it expects.
+ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+)
+
+
+class LibraryFile:
+    """The library in a saved model, which is read when it is asked for: it may be large.
+
+    The file is kept open, so that it may be replaced or removed meanwhile.
+
+    Parameters
+    ----------
+    path : Path
+        The saved model, for messages.
+    file : BinaryIO
+        The same, open.
+    record : PartRecord
+        Digest and size of the library by the file's manifest.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO, record: PartRecord) -> None:
+        self._path = path
+        self._record = record
+        self._descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read(self) -> bytes:
+        """The library; raises ArtifactError as ``copy_to``."""
+        with io.BytesIO() as copy:
+            self.copy_to(copy)
+            return copy.getvalue()
+
+    def copy_to(self, file: IO[bytes]) -> None:
+        """Writes the library to an open file; one thread at a time.
+
+        Raises
+        ------
+        ArtifactError
+            It does not have the checksum that the manifest names.
+        OSError
+            The file cannot be written.
+        """
+        if self._copied_record(file) != self._record:
+            raise ArtifactError(
+                f"cannot load {str(self._path)!r}: the file is damaged: {LIBRARY_MEMBER} does not "
+                "have the checksum that the manifest names; expected it as it was saved: copy it "
+                "again, or save the model again"
+            )
+
+    def _copied_record(self, file: IO[bytes]) -> PartRecord | None:
+        with os.fdopen(os.dup(self._descriptor), "rb") as opened:
+            try:
+                with zipfile.ZipFile(opened) as archive, archive.open(LIBRARY_MEMBER) as member:
+                    return PartRecord.of_file(member, file)
+            except ZIP_ERRORS:
+                # It was whole when it was opened: something has written to it since.
+                return None
+
+
+def load_library(library: bytes | LibraryFile) -> tvm_ffi.Module:
     """Load a shared library into this process.
 
     The library is written into a private temporary folder, which goes as soon as it is loaded: the
@@ -66,15 +154,17 @@ def load_library_bytes(library: bytes) -> tvm.runtime.Module:
     ArtifactError
         The system's loader refuses the library, it cannot be written, or it is not a program.
     """
+    _load_runtime()
     with _temporary_library(library) as path:
         try:
-            module = tvm.runtime.load_module(str(path))
+            module = tvm_ffi.load_module(path)
         except RuntimeError as error:
             raise ArtifactError(
                 f"cannot load the model's code: {_reason(error)}; expected a library for this "
                 "system, in a temporary folder that allows execution: set TMPDIR to such a "
                 "folder, or compile the model again on this machine"
             ) from error
+        _give_back_mapped_weights(path)
     if not module.implements_function("vm_load_executable", query_imports=True):
         raise ArtifactError(
             "cannot load the model's code: it is not a program of TVM's virtual machine; expected "
@@ -84,8 +174,37 @@ def load_library_bytes(library: bytes) -> tvm.runtime.Module:
     return module
 
 
+def _give_back_mapped_weights(path: Path) -> None:
+    """Lets go of the pages of a loaded library that hold the weights, which TVM has copied."""
+    if sys.platform != "linux":
+        return
+    library = ctypes.CDLL(str(path))
+    try:
+        begin = ctypes.addressof(ctypes.c_char.in_dll(library, _WEIGHTS_AND_PROGRAM))
+    except ValueError:
+        return
+    end = begin + ctypes.c_uint64.from_address(begin).value
+    first, last = (begin // mmap.PAGESIZE + 1) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last:
+        pages = ctypes.c_void_p(first), ctypes.c_size_t(last - first)
+        ctypes.CDLL(None).madvise(*pages, mmap.MADV_DONTNEED)
+
+
+@functools.cache
+def _load_runtime() -> None:
+    """Loads TVM's runtime, which knows virtual machines, without the compiler behind ``tvm``."""
+    spec = find_spec("tvm")
+    folders = [Path(folder) / "lib" for folder in (spec and spec.submodule_search_locations) or ()]
+    for name in ("tvm_runtime", "tvm_runtime_extra"):
+        try:
+            load_lib_ctypes("tvm", name, "RTLD_GLOBAL", extra_lib_paths=folders)
+        except (OSError, RuntimeError):
+            # A build of TVM whose libraries lie elsewhere; it knows where.
+            import_module("tvm")
+
+
 @contextlib.contextmanager
-def _temporary_library(library: bytes) -> Iterator[Path]:
+def _temporary_library(library: bytes | LibraryFile) -> Iterator[Path]:
     try:
         # A system that locks loaded libraries keeps the folder; that must not fail the load.
         folder = tempfile.TemporaryDirectory(prefix="tvmx-", ignore_cleanup_errors=True)
@@ -94,7 +213,11 @@ def _temporary_library(library: bytes) -> Iterator[Path]:
     with folder:
         path = Path(folder.name) / "model.so"
         try:
-            path.write_bytes(library)
+            with path.open("wb") as file:
+                if isinstance(library, LibraryFile):
+                    library.copy_to(file)
+                else:
+                    file.write(library)
         except OSError as error:
             raise _unwritable(error) from error
         yield path
@@ -123,24 +246,46 @@ class ProgramModule:
     constant into the executable that it runs, and TVM warns of each when such a one is saved.
     """
 
-    def __init__(self, program: relax.VMExecutable | bytes) -> None:
+    def __init__(self, program: "relax.VMExecutable | bytes | LibraryFile") -> None:
         self._program = program
         self._lock = threading.Lock()
-        self._module: tvm.runtime.Module | None = None
+        self._module: tvm_ffi.Module | None = None
 
     def library(self) -> bytes:
         """The program as a shared library; raises ArtifactError where it cannot be linked."""
         with self._lock:
-            return self._linked()
+            linked = self._linked()
+            return linked.read() if isinstance(linked, LibraryFile) else linked
 
-    def opened(self) -> tvm.runtime.Module:
+    def opened(self) -> tvm_ffi.Module:
         """The module; raises ArtifactError where it cannot be linked, or the system refuses it."""
         with self._lock:
             if self._module is None:
-                self._module = load_library_bytes(self._linked())
+                self._module = load_library(self._linked())
             return self._module
 
-    def _linked(self) -> bytes:
-        if not isinstance(self._program, bytes):
+    def new_machine(self) -> tvm_ffi.Module:
+        """A virtual machine of TVM for this program on the CPU; raises ArtifactError as above."""
+        module = self.opened()
+        with self._lock:
+            return _virtual_machine(module)
+
+    def _linked(self) -> bytes | LibraryFile:
+        if not isinstance(self._program, bytes | LibraryFile):
             self._program = export_library_bytes(self._program)
         return self._program
+
+
+def _virtual_machine(module: tvm_ffi.Module) -> tvm_ffi.Module:
+    try:
+        return _initialised(module)
+    except RuntimeError:
+        # The program calls a function that TVM has in Python (NonZero, Unique).
+        import_module("tvm.relax")
+        return _initialised(module)
+
+
+def _initialised(module: tvm_ffi.Module) -> tvm_ffi.Module:
+    machine = module["vm_load_executable"]()
+    machine["vm_initialization"](tvm_ffi.DLDeviceType.kDLCPU, 0, _POOLED_ALLOCATOR)
+    return machine

@@ -3,9 +3,8 @@
 import hashlib
 import platform
 from importlib import metadata
-from typing import Annotated, Final, Literal
+from typing import IO, Annotated, Final, Literal
 
-import tvm
 import tvm_ffi
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
@@ -16,6 +15,8 @@ FORMAT_NAME: Final = "tvm-ext model"
 FORMAT_VERSION: Final = 1
 # Of a model with host steps, which older versions cannot run.
 HOST_FORMAT_VERSION: Final = 2
+
+_CHUNK_BYTES = 1 << 20
 
 MANIFEST_MEMBER = "manifest.json"
 LIBRARY_MEMBER = "model.so"
@@ -55,8 +56,8 @@ class VersionsRecord(_Record):
     def installed(cls) -> "VersionsRecord":
         """The versions of this process."""
         return cls(
-            tvm_ext=_package_version(),
-            tvm=tvm.__version__,
+            tvm_ext=_package_version("tvm-ext"),
+            tvm=_package_version("apache-tvm"),
             tvm_ffi=tvm_ffi.__version__,
             python=platform.python_version(),
         )
@@ -95,6 +96,17 @@ class PartRecord(_Record):
         """The record of these bytes."""
         return cls(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
+    @classmethod
+    def of_file(cls, file: IO[bytes], copy: IO[bytes] | None = None) -> "PartRecord":
+        """The record of the rest of an open file, which is written to ``copy`` if that is given."""
+        digest, size = hashlib.sha256(), 0
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+            if copy is not None:
+                copy.write(chunk)
+        return cls(sha256=digest.hexdigest(), size=size)
+
 
 class Manifest(_Record):
     """Everything about a saved model but its code, weights and report."""
@@ -117,8 +129,9 @@ class Manifest(_Record):
         return (HOST_MEMBER, *parts, REPORT_MEMBER)
 
 
-def _package_version() -> str:
+def _package_version(package: str) -> str:
+    # Not asked of the module: importing tvm brings the compiler, which loading does without.
     try:
-        return metadata.version("tvm-ext")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "unknown"

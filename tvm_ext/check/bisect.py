@@ -14,8 +14,8 @@ from tvm_ext.check.reference import run_reference
 from tvm_ext.check.request import CANNOT_RUN, CheckRequest
 from tvm_ext.check.result import Bisection, StepFinding
 from tvm_ext.check.tolerance import OutputDifference, compare, worst
-from tvm_ext.compiled_model import CompiledModel, target_record
-from tvm_ext.compiler.backend import programs_of
+from tvm_ext.compiled_model import CompiledModel
+from tvm_ext.compiler.backend import programs_of, target_record
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import compiling
 from tvm_ext.compiler.graph_analysis import kernel_calls, require_lowered

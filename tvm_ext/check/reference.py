@@ -11,7 +11,7 @@ import onnx
 
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ReferenceUnavailableError
-from tvm_ext.hardware.cpu.host import usable_cores
+from tvm_ext.hardware.cpu.system import usable_cores
 
 # ONNX Runtime's severities run from 0 (verbose) to 4 (fatal); what matters comes as an exception.
 _FATAL_ONLY = 4

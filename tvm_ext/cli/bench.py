@@ -88,7 +88,7 @@ def bench_command(
     onnx_model = _onnx_model(model, reference) if others else model
     from tvm_ext import bench
     from tvm_ext.cli import output as out
-    from tvm_ext.hardware.cpu.host import usable_cores
+    from tvm_ext.hardware.cpu.system import usable_cores
     from tvm_ext.report.units import format_count
 
     share = max(1, (threads or usable_cores()) // streams)

@@ -28,6 +28,7 @@ from tvm_ext.cli import (
     bench,
     check,
     compile,
+    export,
     logs,
     passes,
     profile,
@@ -229,6 +230,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("compile", epilog=compile.EXAMPLE)(compile.compile_command)
+app.command("export", epilog=export.EXAMPLE)(export.export_command)
 app.command("run", epilog=run.EXAMPLE)(run.run_command)
 app.command("check", epilog=check.EXAMPLE)(check.check_command)
 app.command("bench", epilog=bench.EXAMPLE)(bench.bench_command)

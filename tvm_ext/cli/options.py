@@ -271,7 +271,7 @@ class CompileOptions:
         if not is_saved_model(model):
             return self.compile(model)
         self.require_none(model)
-        from tvm_ext.load_model import load
+        from tvm_ext.runtime import load
 
         return load(model, threads=self.threads)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_ext.artifact.manifest import TargetRecord
 from tvm_ext.hardware.backend import backend_of
 from tvm_ext.hardware.machine import MachineDescription
 
@@ -42,3 +43,9 @@ class Programs:
 def programs_of(machine: MachineDescription) -> Programs:
     """How programs for a machine are built. Raises TargetError where none are."""
     return backend_of(machine).part(Programs)
+
+
+def target_record(machine: MachineDescription) -> TargetRecord:
+    """What a saved model says of the machine that it was compiled for."""
+    programs = programs_of(machine)
+    return TargetRecord(name=machine.name, kind=programs.device, **programs.built_for(machine))

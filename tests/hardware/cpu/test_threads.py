@@ -11,6 +11,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tvm_ext.hardware.cpu.linker import Linker, find_compiler
+from tvm_ext.hardware.cpu.system import usable_cores, usable_cpus
 from tvm_ext.hardware.cpu.threads import ThreadPool, running_on
 
 ITERATIONS = 5000
@@ -81,6 +82,26 @@ def test_threads_asked_for_a_block_take_the_place_of_the_programs(modules, pool)
         Seen().use_threads(2)
     Seen().use_threads(2)
     assert used == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("variables", "most"),
+    [
+        ({}, 1 << 16),
+        ({"TVM_NUM_THREADS": "1"}, 1),
+        ({"OMP_NUM_THREADS": "1,2"}, 1),
+        ({"TVM_NUM_THREADS": "none", "OMP_NUM_THREADS": "1"}, 1),
+        ({"TVM_NUM_THREADS": "60000", "OMP_NUM_THREADS": "1"}, 1 << 16),
+    ],
+)
+def test_programs_know_how_many_threads_to_use(modules, monkeypatch, variables, most):
+    for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    # Python knows the control groups around the process, too.
+    assert modules[0]["tvm_ext_usable_cores"]() >= min(most, usable_cores())
+    assert modules[0]["tvm_ext_usable_cores"]() <= min(most, len(usable_cpus()))
 
 
 def test_callers_in_several_threads_share_the_pool(modules, pool):

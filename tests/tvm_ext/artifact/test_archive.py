@@ -77,13 +77,14 @@ def test_newer_format_is_named_before_its_content_is_judged(tmp_path):
 
 
 def _wrong_part(manifest: dict) -> None:
-    manifest["parts"]["model.so"]["sha256"] = "0" * 64
+    manifest["parts"]["report.json"]["sha256"] = "0" * 64
 
 
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (_wrong_part, "model.so does not have the checksum"),
+        (_wrong_part, "report.json does not have the checksum"),
+        (lambda m: m["parts"]["model.so"].update(size=5), "model.so does not have the checksum"),
         (lambda m: m["parts"].pop("report.json"), "lists the parts model.so"),
         (lambda m: m.update(surprise=1), "surprise: Extra inputs"),
         (lambda m: m["inputs"][0].update(surprise=1), "inputs.0.surprise"),
@@ -107,11 +108,23 @@ def test_manifest_that_does_not_fit_is_refused(tmp_path, edit, words):
     assert "\n" not in str(caught.value)
 
 
+def test_the_library_is_compared_with_the_manifest_when_it_is_read(tmp_path):
+    path = tmp_path / "model.tvmx"
+    save(path)
+    loaded = read_artifact(path)
+    path.unlink()
+    assert loaded.library.read() == b"code"
+    save(path)
+    resave(path, lambda m: m["parts"]["model.so"].update(sha256="0" * 64))
+    with pytest.raises(ArtifactError, match=r"model\.so does not have the checksum"):
+        read_artifact(path).library.read()
+
+
 def test_refusals_come_in_order(tmp_path, monkeypatch):
     path = tmp_path / "model.tvmx"
     target = TargetRecord(name="cpu", kind="llvm", required_features=("nosuch",), machine="vax")
     save(path, target=target)
-    monkeypatch.setattr(manifest_module.tvm, "__version__", "9.0")
+    monkeypatch.setattr(manifest_module.metadata, "version", lambda package: "9.0")
     with pytest.raises(ArtifactError, match="compiled with apache-tvm"):
         read_artifact(path)
     monkeypatch.undo()

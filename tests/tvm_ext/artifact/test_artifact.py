@@ -45,7 +45,7 @@ def test_everything_saved_comes_back(tmp_path):
     path = tmp_path / "model.tvmx"
     save(path, library=b"\x00\xffcode", report_json='{"ü": 1}', created=MOMENT)
     loaded = read_artifact(path)
-    assert loaded.library == b"\x00\xffcode"
+    assert loaded.library.read() == b"\x00\xffcode"
     assert loaded.report_json == '{"ü": 1}'
     assert loaded.path == path
     manifest = loaded.manifest
@@ -75,7 +75,7 @@ def test_same_content_makes_the_same_bytes(tmp_path):
     assert first.read_bytes() != later.read_bytes()
     one, other = read_artifact(first), read_artifact(later)
     assert one.manifest.model_copy(update={"created": other.manifest.created}) == other.manifest
-    assert (one.library, one.report_json) == (other.library, other.report_json)
+    assert (one.library.read(), one.report_json) == (other.library.read(), other.report_json)
 
 
 def test_new_file_has_ordinary_permissions(tmp_path):
@@ -186,7 +186,7 @@ def test_interrupted_write_keeps_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr(atomic_module.os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(path, library=b"other")
-    assert read_artifact(path).library == b"\x7fELF code"
+    assert read_artifact(path).library.read() == b"\x7fELF code"
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -203,10 +203,10 @@ def test_two_writers_leave_one_valid_file(tmp_path):
         writer.start()
     while any(writer.is_alive() for writer in writers):
         if path.exists():
-            assert read_artifact(path).library in libraries
+            assert read_artifact(path).library.read() in libraries
     for writer in writers:
         writer.join()
-    assert read_artifact(path).library in libraries
+    assert read_artifact(path).library.read() in libraries
     assert list(tmp_path.iterdir()) == [path]
 
 

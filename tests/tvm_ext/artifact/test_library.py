@@ -19,7 +19,7 @@ from tvm_ext.artifact import (
     read_artifact,
     write_artifact,
 )
-from tvm_ext.artifact.library import load_library_bytes
+from tvm_ext.artifact.library import load_library
 from tvm_ext.errors import ArtifactError
 from tvm_ext.hardware.cpu.linker import find_compiler
 from tvm_ext.tensor_spec import TensorSpec
@@ -113,7 +113,7 @@ def test_program_that_has_run_can_still_be_linked():
     program = tvm.compile(add_matmul_module(), target="llvm")
     ones = tvm.runtime.tensor(np.ones((2, 4), "float32"))
     before = relax.VirtualMachine(program, tvm.cpu())["main"](ones).numpy()
-    module = load_library_bytes(export_library_bytes(program))
+    module = load_library(export_library_bytes(program))
     after = relax.VirtualMachine(module, tvm.cpu())["main"](ones).numpy()
     np.testing.assert_array_equal(after, before)
 
@@ -125,7 +125,7 @@ def test_program_without_kernels_can_be_saved():
         def main(x: R.Tensor((2,), "float32")) -> R.Tensor((2,), "float32"):
             return x
 
-    module = load_library_bytes(export_library_bytes(tvm.compile(Identity, target="llvm")))
+    module = load_library(export_library_bytes(tvm.compile(Identity, target="llvm")))
     given = tvm.runtime.tensor(np.array([1, 2], "float32"))
     result = relax.VirtualMachine(module, tvm.cpu())["main"](given)
     np.testing.assert_array_equal(result.numpy(), [1, 2])
@@ -134,14 +134,14 @@ def test_program_without_kernels_can_be_saved():
 @pytest.mark.parametrize("content", [b"", b"text", b"\x7fELF" + bytes(400)])
 def test_library_that_the_system_refuses(content):
     with pytest.raises(ArtifactError, match="cannot load the model's code") as caught:
-        load_library_bytes(content)
+        load_library(content)
     assert "\n" not in str(caught.value)
 
 
 def test_library_that_cannot_be_unpacked(tmp_path, monkeypatch, library):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     with pytest.raises(ArtifactError, match="set TMPDIR"):
-        load_library_bytes(library)
+        load_library(library)
 
 
 def test_library_that_is_no_tvm_program(tmp_path):
@@ -182,7 +182,7 @@ def test_variable_may_hold_arguments(monkeypatch, program):
     plain = find_compiler()
     monkeypatch.setenv("CXX", f"env {plain[0]} -O1")
     assert find_compiler()[1:] == (plain[0], "-O1")
-    assert load_library_bytes(export_library_bytes(program))
+    assert load_library(export_library_bytes(program))
 
 
 def test_failing_compiler_is_one_line(monkeypatch, tmp_path, program):

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.cpu.host import host_cpu_features
+from tvm_ext.hardware.cpu.system import host_cpu_features
 from tvm_ext.onnx_frontend.microsoft.builder import Builder, stored
 from tvm_ext.onnx_frontend.microsoft.fused import activated
 

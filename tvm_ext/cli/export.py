@@ -1,0 +1,67 @@
+"""``tvm-ext export``: a model as a folder that C and C++ programs build on."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tvm_ext.cli import options
+from tvm_ext.cli.options import CompileOptions
+
+EXAMPLE = "Example: tvm-ext export model.tvmx -o deployed"
+
+
+def export_command(
+    model: options.ModelOrCompiled,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FOLDER", help="A new folder, or an empty one."),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            show_default="the model's file name",
+            help="Name of the library, the header and its constants.",
+        ),
+    ] = None,
+    target: options.Target = None,
+    input_shape: options.InputShapes = None,
+    opt_level: options.OptLevel = None,
+    disable_pass: options.DisabledPasses = None,
+    pass_config: options.PassConfig = None,
+    pipeline: options.OwnPipeline = None,
+    threads: options.Threads = None,
+    records: options.Records = None,
+    require_records: options.RequireRecords = False,
+    json_output: options.Json = False,
+) -> None:
+    """Write a folder that runs a model in C and C++ without Python: library, header, example."""
+    chosen = CompileOptions.parsed(
+        target,
+        input_shape,
+        opt_level,
+        disable_pass,
+        pass_config,
+        threads,
+        records=records,
+        require_records=require_records,
+        pipeline=pipeline,
+    )
+    from tvm_ext.configs.atomic_file import check_new_folder
+
+    check_new_folder(output)
+    files = chosen.open(model).export_library(output, name=name)
+    from tvm_ext.cli import output as out
+    from tvm_ext.report.units import format_bytes
+
+    if json_output:
+        out.print_json({"model": str(model), "files": [str(file) for file in files]})
+        return
+    for file in files:
+        out.print_text(f"Saved {file} ({format_bytes(file.stat().st_size)})")
+    folder, build = shlex.quote(str(output)), shlex.quote(str(output / "build"))
+    out.print_text(
+        f"Try it: cmake -S {folder} -B {build} && cmake --build {build} && {build}/example {folder}"
+    )
