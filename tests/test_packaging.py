@@ -141,7 +141,7 @@ def test_a_wheel_holds_one_top_level_name_and_all_data(wheel):
         }
     assert {name for name in names if name.startswith("tvm_ext/")} == wanted
     kinds = {Path(name).suffix for name in wanted}
-    assert {".toml", ".j2", ".typed", ".py"} <= kinds
+    assert {".toml", ".j2", ".typed", ".py", ".c", ".h"} <= kinds
 
 
 def test_an_unpacked_wheel_works_without_the_tree(wheel, tmp_path):

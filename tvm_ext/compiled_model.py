@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm_ffi
 
-from tvm_ext.artifact import LoadedArtifact, TargetRecord, read_artifact, write_artifact
+from tvm_ext.artifact import LoadedArtifact, TargetRecord, write_artifact
 from tvm_ext.artifact.library import LibraryFile, ProgramModule
 from tvm_ext.artifact.manifest import host_architecture
+from tvm_ext.check.inputs import zeros_to_run
 from tvm_ext.configs.atomic_file import check_new_folder, check_writable
 from tvm_ext.errors import ArtifactError, InputError, RunError, TargetError, TvmExtError
 from tvm_ext.hardware.cpu.system import host_cpu_features, usable_cores
@@ -30,7 +31,6 @@ from tvm_ext.model_inputs import (
     ContradictingSizesError,
     ContradictingSizesWarning,
     check_inputs,
-    numpy_type,
     release,
     require_no_device,
     shapes_named_apart,
@@ -40,7 +40,7 @@ from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.records import WITH_OUT_PARAMS, KernelCall
 from tvm_ext.report.units import format_bytes
 from tvm_ext.run_errors import TVM_ERRORS, failing_node, register_failed_branch, run_error
-from tvm_ext.tensor_spec import TensorSpec, example_size
+from tvm_ext.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -49,57 +49,6 @@ if TYPE_CHECKING:
     from tvm_ext.profiling import MeasuredRun, ProfiledMachine, WorkOfCall
     from tvm_ext.report.profile import Profile
     from tvm_ext.runner import Runner
-
-# A run on zeros before the first one that a user waits for.
-#
-# It leaves code, weights, threads and, for the sizes that it takes, storage where a run finds
-# them.
-
-
-# Modelled time of a run, up to which a model is run ahead.
-_SECONDS = 0.25
-
-
-def zeros_to_run(
-    inputs: Sequence[TensorSpec], report: CompileReport
-) -> dict[str, np.ndarray] | None:
-    """Inputs of a run ahead; None where it would take long, or could end in another way than well.
-
-    Symbolic sizes are those that models of the kind usually have: one element of a batch, an image,
-    a short text. Sizes that several inputs could contradict each other in are not guessed.
-    """
-    graph = report.graph
-    if (report.estimated_seconds or 0.0) >= _SECONDS or graph.has_control_flow:
-        return None
-    if graph.may_divide_by_zero or graph.sizes_from_data:
-        return None
-    shapes = [_usual_shape(spec) for spec in inputs]
-    guessed = {size for spec in inputs for size in spec.shape[1:] if isinstance(size, str)}
-    if len(inputs) > 1 and len(guessed) > 1:
-        return None
-    found = {}
-    for spec, shape in zip(inputs, shapes, strict=True):
-        if shape is None:
-            return None
-        found[spec.name] = np.zeros(shape, numpy_type(spec.dtype))
-    return found
-
-
-def _usual_shape(spec: TensorSpec) -> list[int] | None:
-    """Sizes to run with; None for signals, videos and the like, whose sizes nobody can guess."""
-    ranges = spec.ranges or (None,) * len(spec.shape)
-    rank = len(spec.shape)
-    sizes: list[int] = []
-    for axis, (size, allowed) in enumerate(zip(spec.shape, ranges, strict=True)):
-        # Of texts, which are integers, and of images the usual size is known.
-        is_signal = axis > 0 and rank != 4 and "int" not in spec.dtype
-        if allowed is not None:
-            sizes.append(allowed.low)
-        elif isinstance(size, str) and is_signal:
-            return None
-        else:
-            sizes.append(example_size(size, axis, rank))
-    return sizes
 
 
 class CompiledModel:
@@ -441,18 +390,22 @@ class CompiledModel:
             target=self._target,
         )
 
-    def export_library(self, folder: str | Path, *, name: str | None = None) -> list[Path]:
-        """Writes a folder for programs in C and C++, which run the model without Python.
+    def export_library(
+        self, folder: str | Path, *, name: str | None = None, threads: int | None = None
+    ) -> list[Path]:
+        """Writes a folder with which programs in C and C++ run the model, without Python.
 
-        It holds the shared library with program and weights, a header that says what inputs and
-        outputs are, the sources that run it on TVM's runtime, an example and its CMake file.
+        It holds the library with program and weights, a header that says what inputs and outputs
+        are, sources that run it on TVM's runtime, an example and its CMake file.
 
         Parameters
         ----------
         folder : str or Path
             A new folder, or an empty one.
         name : str, optional
-            Of the library, the header and its constants; that of the model's file if None.
+            Of the library and the header; that of the model's file if None.
+        threads : int, optional
+            How many run it at most where a program does not say; as it was compiled for if None.
 
         Returns
         -------
@@ -462,26 +415,24 @@ class CompiledModel:
         Raises
         ------
         ArtifactError
-            The model is for a GPU, has steps on the host or runs functions of Python; or there is
-            no compiler to link the program.
+            The model is for a GPU, has host steps or calls Python; or it cannot be linked.
+        TargetError
+            ``threads`` is below 1.
         OutputPathError
             The folder is not empty, or cannot be written.
         """
         from tvm_ext.export.library_folder import write_library_folder
 
-        if self._target.kind == "cuda" or not self._has_program:
-            reason = "has steps on the host" if not self._has_program else "is for a GPU"
+        if self._gpu is not None or not self._has_program:
             raise ArtifactError(
-                f"cannot export {self.report.model_name}: it {reason}; expected a model for a CPU "
-                "that is compiled as a whole: save it as .tvmx and run it in Python"
+                f"cannot export {self.report.model_name}: it is for a GPU or has steps on the "
+                "host; expected a program for a CPU: save it as .tvmx and run it in Python"
             )
         check_new_folder(folder)
-        specs = (self.inputs, self.outputs)
-        threads = int(self.report.target.get("cores", 1))
-        library = self._program.library()
-        return write_library_folder(
-            folder, name, library, *specs, self._target, self.report, threads
-        )
+        cores = int(self.report.target.get("cores", 1))
+        most = cores if threads is None else self._checked_threads(threads)
+        program = (self._program.library(), self.inputs, self.outputs, self._target, self.report)
+        return write_library_folder(folder, name, *program, most)
 
     @property
     def gpu_program(self) -> "CudaProgram":
@@ -623,17 +574,6 @@ class CompiledModel:
 
     def _missing_features(self) -> list[str]:
         return sorted(set(self._target.required_features) - host_cpu_features())
-
-    @classmethod
-    def load(cls, path: str | Path, *, threads: int | None = None) -> "CompiledModel":
-        """Reads a file that ``save`` wrote, after checking all of it.
-
-        Raises
-        ------
-        ArtifactError
-            The file is damaged, newer, of another version of TVM, or for another machine.
-        """
-        return cls.from_artifact(read_artifact(path), threads)
 
     @classmethod
     def from_artifact(cls, artifact: LoadedArtifact, threads: int | None = None) -> "CompiledModel":

@@ -4,8 +4,8 @@
 >>> model = tvm_ext.runtime.load("model.tvmx")  # doctest: +SKIP
 >>> outputs = model.run({"x": array})  # doctest: +SKIP
 
-Of TVM only its runtime is loaded. The rest comes with the first thing that
-needs it: a model for a GPU, one with host steps, a program that calls TVM's Python functions.
+Of TVM only its runtime is loaded. The rest comes with the first thing that needs it: a model for a
+GPU, one with host steps, a program that calls TVM's Python functions.
 """
 
 from pathlib import Path

@@ -10,7 +10,8 @@ from small_models import mlp, model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.compiled_model import CompiledModel, zeros_to_run
+from tvm_ext.check.inputs import zeros_to_run
+from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.hardware.cpu.threads import ThreadPool
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.tensor_spec import SizeRange, TensorSpec

@@ -1,4 +1,4 @@
-"""Inputs to check a model with: random ones, and those of a file; values as files."""
+"""Inputs of runs: random ones to check a model with, those of a file, zeros; values as files."""
 
 import io
 import json
@@ -14,7 +14,8 @@ from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError, own_words
 from tvm_ext.model_inputs import numpy_type
-from tvm_ext.tensor_spec import STRING, TensorSpec
+from tvm_ext.report.compile_report import CompileReport
+from tvm_ext.tensor_spec import STRING, TensorSpec, example_size
 
 # Types that NumPy's format lacks: bfloat16 and its like, and strings as objects.
 _STORED = {"V": np.dtype(np.float32), "O": np.dtype(np.str_)}
@@ -350,3 +351,55 @@ def _unreadable(path: Path, error: Exception) -> InputError:
         f"{path} cannot be read ({reason}); expected arrays of numbers in NumPy's format: write "
         "it with numpy.savez(path, **inputs)"
     )
+
+
+# A run on zeros before the first one that a user waits for.
+#
+# It leaves code, weights, threads and, for the sizes that it takes, storage where a run finds
+# them.
+
+
+# Modelled time of a run, up to which a model is run ahead.
+_SECONDS = 0.25
+
+
+def zeros_to_run(
+    inputs: Sequence[TensorSpec], report: CompileReport
+) -> dict[str, np.ndarray] | None:
+    """Inputs of a run ahead; None where it would take long, or could end in another way than well.
+
+    Symbolic sizes are those that models of the kind usually have: one element of a batch, an image,
+    a short text. Sizes that several inputs could contradict each other in are not guessed.
+    """
+    graph = report.graph
+    if (report.estimated_seconds or 0.0) >= _SECONDS or graph.has_control_flow:
+        return None
+    if graph.may_divide_by_zero or graph.sizes_from_data:
+        return None
+    shapes = [_usual_shape(spec) for spec in inputs]
+    guessed = {size for spec in inputs for size in spec.shape[1:] if isinstance(size, str)}
+    if len(inputs) > 1 and len(guessed) > 1:
+        return None
+    found = {}
+    for spec, shape in zip(inputs, shapes, strict=True):
+        if shape is None:
+            return None
+        found[spec.name] = np.zeros(shape, numpy_type(spec.dtype))
+    return found
+
+
+def _usual_shape(spec: TensorSpec) -> list[int] | None:
+    """Sizes to run with; None for signals, videos and the like, whose sizes nobody can guess."""
+    ranges = spec.ranges or (None,) * len(spec.shape)
+    rank = len(spec.shape)
+    sizes: list[int] = []
+    for axis, (size, allowed) in enumerate(zip(spec.shape, ranges, strict=True)):
+        # Of texts, which are integers, and of images the usual size is known.
+        is_signal = axis > 0 and rank != 4 and "int" not in spec.dtype
+        if allowed is not None:
+            sizes.append(allowed.low)
+        elif isinstance(size, str) and is_signal:
+            return None
+        else:
+            sizes.append(example_size(size, axis, rank))
+    return sizes

@@ -52,7 +52,7 @@ def export_command(
     from tvm_ext.configs.atomic_file import check_new_folder
 
     check_new_folder(output)
-    files = chosen.open(model).export_library(output, name=name)
+    files = chosen.open(model).export_library(output, name=name, threads=threads)
     from tvm_ext.cli import output as out
     from tvm_ext.report.units import format_bytes
 
