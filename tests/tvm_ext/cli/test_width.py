@@ -55,6 +55,8 @@ COMMANDS = (
     "run long.tvmx --repeat 1 --print-top 2",
     "check long.tvmx --against long.onnx",
     "bench long.tvmx --count 5 --warmup 0 --against onnxruntime --onnx long.onnx",
+    "profile long.tvmx --repeat 2",
+    "profile long.tvmx --repeat 2 -v",
     "passes list",
     "passes list O0 -v",
     "passes explain long.tvmx",
