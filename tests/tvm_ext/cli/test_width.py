@@ -54,6 +54,8 @@ COMMANDS = (
     "compile long.onnx --dry-run",
     "run long.tvmx --repeat 1 --print-top 2",
     "check long.tvmx --against long.onnx",
+    "check long.onnx -O0 --all-values",
+    "export long.tvmx -o exported",
     "bench long.tvmx --count 5 --warmup 0 --against onnxruntime --onnx long.onnx",
     "profile long.tvmx --repeat 2",
     "profile long.tvmx --repeat 2 -v",
