@@ -62,6 +62,6 @@ def export_command(
     for file in files:
         out.print_text(f"Saved {file} ({format_bytes(file.stat().st_size)})")
     folder, build = shlex.quote(str(output)), shlex.quote(str(output / "build"))
-    out.print_text(
-        f"Try it: cmake -S {folder} -B {build} && cmake --build {build} && {build}/example {folder}"
-    )
+    steps = (f"cmake -S {folder} -B {build}", f"cmake --build {build}", f"{build}/example {folder}")
+    # The shell joins the lines where they are copied.
+    out.print_text("Try it:\n  " + " && \\\n  ".join(steps))

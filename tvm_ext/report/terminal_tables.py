@@ -15,13 +15,14 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from tvm_ext.report.records import NamedKernel, computes
 from tvm_ext.report.units import format_count, plain
 
-_LEAST_NAME = 12
+_LEAST_WIDTH = 8
+_FLEXIBLE = ("~", "=")
 
 
 class ShortName:
@@ -39,7 +40,7 @@ class ShortName:
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         widest = len(self._prefix) + cell_len(self._name)
-        return Measurement(min(_LEAST_NAME, widest), widest).with_maximum(options.max_width)
+        return Measurement(min(_LEAST_WIDTH, widest), widest).with_maximum(options.max_width)
 
 
 class ShortNames:
@@ -65,7 +66,7 @@ class ShortNames:
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         widest = cell_len(", ".join(self._names))
-        return Measurement(min(_LEAST_NAME, widest), widest).with_maximum(options.max_width)
+        return Measurement(min(_LEAST_WIDTH, widest), widest).with_maximum(options.max_width)
 
 
 def shortened(name: str, width: int) -> str:
@@ -112,12 +113,11 @@ class FlexibleTable(Table):
     """
 
     def __init__(self, title: str, *columns: str) -> None:
-        flexible = any(column.startswith(("~", "=")) for column in columns)
         super().__init__(
             title=Text(title, style="bold") if title else None,
             title_justify="left",
             box=box.SIMPLE_HEAD,
-            expand=flexible,
+            expand=any(column[:1] in _FLEXIBLE for column in columns),
             pad_edge=False,
             collapse_padding=True,
         )
@@ -128,8 +128,7 @@ class FlexibleTable(Table):
             self.add_column(
                 name.lstrip(">~="),
                 justify="right" if name.startswith(">") else "left",
-                ratio=1 if name.startswith(("~", "=")) else None,
-                min_width=_LEAST_NAME if name.startswith(("~", "=")) else None,
+                ratio=1 if name[:1] in _FLEXIBLE else None,
                 no_wrap=not name.startswith("="),
                 overflow="fold" if name.startswith("=") else "ellipsis",
             )
@@ -140,16 +139,34 @@ class FlexibleTable(Table):
         columns = [column for column, least in least_widths if options.max_width >= least]
         # rich goes by a column's place, which is another one without those left out.
         fitting.columns = [replace(column, _index=i) for i, column in enumerate(columns)]
-        for column in fitting.columns:
-            if column.ratio is not None:
-                cells = (Measurement.get(console, options, cell) for cell in column.cells)
-                column.ratio = max(_LEAST_NAME, *(cell.maximum for cell in cells), 0)
+        _share_out(fitting.columns, console, options)
         return super(FlexibleTable, fitting).__rich_console__(console, options)
+
+
+def _share_out(columns: list[Column], console: Console, options: ConsoleOptions) -> None:
+    """Give names and sentences what the other columns leave: short ones all that they need."""
+    needs = [
+        max(
+            Measurement.get(console, options, cell).maximum
+            for cell in (column.header, *column.cells)
+        )
+        for column in columns
+    ]
+    pairs = sorted(zip(needs, columns, strict=True), key=lambda pair: pair[0])
+    flexible = [(need, column) for need, column in pairs if column.ratio is not None]
+    fixed = sum(need for need, column in pairs if column.ratio is None)
+    # A space at either edge, and two between columns.
+    room = options.max_width - fixed - 2 * len(columns)
+    for left, (need, column) in zip(range(len(flexible), 0, -1), flexible, strict=True):
+        share = room // left
+        column.width = max(_LEAST_WIDTH, share if left == 1 else min(need, share))
+        column.ratio = None
+        room -= column.width
 
 
 def names_table(kernels: Iterable[tuple[NamedKernel, str]], hashes: Sequence[str] = ()) -> Table:
     """Return the names of kernels, which other tables leave out, with their whole schedules."""
-    columns = ("~Computes", "~Kernel", *(["Hash"] if hashes else []), "=Schedule")
+    columns = ("~Computes", "~Kernel", *(["Hash@100"] if hashes else []), "=Schedule")
     table = FlexibleTable("Names of the kernels, and their schedules", *columns)
     for place, (kernel, schedule) in enumerate(kernels):
         names = (ShortName(computes(kernel)), ShortName(kernel.name))
