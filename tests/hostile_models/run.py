@@ -3,7 +3,15 @@
 python tests/hostile_models/run.py                       500 of them: counts, and what failed
 python tests/hostile_models/run.py --seed 1 --count 100  others
 python tests/hostile_models/run.py --only 17,203         these of them, with what was said
+python tests/hostile_models/run.py --inputs              sound models run with damaged inputs
+python tests/hostile_models/run.py --guard-pages         any access beside a tensor is a crash
 python tests/hostile_models/run.py --json                one object a case, for other programs
+
+With guard pages, each tensor that a program reads or writes, constants and what kernels allocate
+among them, is alone on its pages, and the pages beside it end the process when they are touched.
+Each case runs twice: first tensors end at such a page, then they begin at one. Memory begins as
+NaN, so that a number that is read before it was written does not match. Not guarded are arrays
+that a kernel keeps on its stack.
 """
 
 import argparse
@@ -14,7 +22,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 # Kernels are tiny here: threads cost more than they bring.
@@ -25,35 +33,46 @@ warnings.simplefilter("ignore")
 sys.path.insert(1, str(Path(__file__).parents[1] / "shared"))
 
 from case_workers import Job, run_cases  # noqa: E402
+from cases import Case, DamagedInputs, DamagedModel  # noqa: E402
+from guard_pages import ARENA_GIBIBYTES, is_guarded, restart_with_guard_pages  # noqa: E402
 from run_case import (  # noqa: E402
     FAILURES,
     RAN,
     STATUSES,
-    DamagedModel,
-    DamagedModelOutcome,
+    Outcome,
     compare_case,
     compile_case,
     lost_case,
     lost_reference,
 )
 
+# Of the addresses that guard pages take, none is used twice.
+_GUARDED_CASES_PER_PROCESS = 50
 
-def outcomes(seed: int, numbers: Iterable[int], processes: int) -> list[DamagedModelOutcome]:
+
+def outcomes(kind: type[Case], seed: int, numbers: Iterable[int], processes: int) -> list[Outcome]:
     """Compiles and runs all, then compares those that ran, each in processes of their own."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "secret").write_bytes(b"secret" * 200)
-        cases = {number: DamagedModel(seed, number, Path(folder)) for number in numbers}
-        compiled = list(run_cases(Job(list(cases.values()), compile_case, lost_case), processes))
+        cases = {number: kind(seed, number, Path(folder)) for number in numbers}
+        job = Job(list(cases.values()), compile_case, lost_case)
+        if is_guarded():
+            job = replace(
+                job,
+                gibibytes=job.gibibytes + ARENA_GIBIBYTES,
+                cases_per_process=_GUARDED_CASES_PER_PROCESS,
+            )
+        compiled = list(run_cases(job, processes))
         ran = [(cases[o.number], o) for o in compiled if o.status == RAN]
         compared = list(run_cases(Job(ran, compare_case, lost_reference), processes))
     found = [*(o for o in compiled if o.status != RAN), *compared]
     return sorted(found, key=lambda outcome: outcome.number)
 
 
-def summary(found: Sequence[DamagedModelOutcome]) -> str:
+def summary(found: Sequence[Outcome]) -> str:
     """Counts of every status, the slowest and the largest, then what failed."""
     counts = Counter(outcome.status for outcome in found)
-    lines = [f"{len(found)} models: " + ", ".join(f"{counts[s]} {s}" for s in STATUSES)]
+    lines = [f"{len(found)} cases: " + ", ".join(f"{counts[s]} {s}" for s in STATUSES)]
     if found:
         slow, large = max(found, key=lambda o: o.seconds), max(found, key=lambda o: o.megabytes)
         lines.append(f"slowest {slow.seconds} s: {slow.number} {slow.name}")
@@ -62,7 +81,7 @@ def summary(found: Sequence[DamagedModelOutcome]) -> str:
     return "\n".join(lines)
 
 
-def _line(outcome: DamagedModelOutcome) -> str:
+def _line(outcome: Outcome) -> str:
     return f"{outcome.number:5} {outcome.status:15}{outcome.name}: {outcome.reason[:300]}"
 
 
@@ -70,14 +89,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=500, help="how many models")
+    parser.add_argument("--count", type=int, default=500, help="how many cases")
     parser.add_argument("--seed", type=int, default=0, help="of the mutations")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--only", help="numbers of models, with commas between them")
+    parser.add_argument("--only", help="numbers of cases, with commas between them")
+    parser.add_argument("--inputs", action="store_true", help="damage inputs, not models")
+    parser.add_argument(
+        "--guard-pages", action="store_true", help="tensors lie between pages without access"
+    )
     parser.add_argument("--json", action="store_true", help="print outcomes as JSON")
     arguments = parser.parse_args()
+    if arguments.guard_pages:
+        restart_with_guard_pages()
+    kind = DamagedInputs if arguments.inputs else DamagedModel
     only = [int(number) for number in arguments.only.split(",")] if arguments.only else None
-    found = outcomes(arguments.seed, only or range(arguments.count), arguments.jobs)
+    numbers = only or range(arguments.count)
+    found = outcomes(kind, arguments.seed, numbers, arguments.jobs)
     if arguments.json:
         json.dump([asdict(outcome) for outcome in found], sys.stdout, indent=1)
     else:

@@ -1,20 +1,18 @@
-"""Compiles and runs one damaged model, compares it with ONNX Runtime, and says how it went."""
+"""Compiles and runs one damaged case, compares it with ONNX Runtime, and says how it went."""
 
 import pickle
-import random
 import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import mutations
 import numpy as np
-import seeds
 from case_workers import CRASH, TIMEOUT
+from cases import Case, InputsTooLargeError
+from guard_pages import UNSHARED_STORAGE, is_guarded, place_tensors
 
 import tvm_ext
-from tvm_ext.check.inputs import random_inputs
 from tvm_ext.check.reference import run_reference
 from tvm_ext.errors import ReferenceUnavailableError, TvmExtError
 
@@ -32,55 +30,10 @@ MEMORY_LIMIT = 4 << 30
 LIBRARIES = 300 << 20
 # Of each output's largest magnitude.
 TOLERANCE = 1e-3
-# Random inputs of more bytes than this would be the test's memory and not the compiler's.
-_LARGEST_INPUTS = 1 << 28
-# What the sizes that a model leaves dynamic are.
-_DYNAMIC_SIZE = 16
 
 
 @dataclass(frozen=True)
-class DamagedModel:
-    """A damaged model.
-
-    Attributes
-    ----------
-    seed, number : int
-        They decide which model it is, and what was done to it.
-    folder : Path
-        Of all cases; its own lies in it.
-    """
-
-    seed: int
-    number: int
-    folder: Path
-
-    @property
-    def model(self) -> Path:
-        return self.folder / str(self.number) / "model.onnx"
-
-    @property
-    def opt_level(self) -> str:
-        return ("O0", "O3", "O0", "O2")[(self.number // len(seeds.SEEDS)) % 4]
-
-    def content(self) -> tuple[bytes, str]:
-        """The file, and what it is: the sound model's name and those of the mutations."""
-        index = self.number % len(seeds.SEEDS)
-        draw = random.Random(f"{self.seed}/{self.number}")
-        content, names = mutations.damaged(seeds.seed_bytes(index), draw)
-        return content, f"{seeds.SEEDS[index].__name__} {names}"
-
-    def write(self) -> str:
-        """Puts the file into its folder, beside what it may refer to; says what it is."""
-        content, name = self.content()
-        self.model.parent.mkdir()
-        self.model.write_bytes(content)
-        (self.model.parent / seeds.WEIGHTS).write_bytes(seeds.external_bytes())
-        (self.model.parent / "link").symlink_to(self.folder / "secret")
-        return name
-
-
-@dataclass(frozen=True)
-class DamagedModelOutcome:
+class Outcome:
     """How a case went.
 
     Attributes
@@ -104,12 +57,12 @@ class DamagedModelOutcome:
     megabytes: float = 0.0
 
 
-def lost_case(case: DamagedModel, status: str, reason: str) -> DamagedModelOutcome:
+def lost_case(case: Case, status: str, reason: str) -> Outcome:
     """The outcome of a case that its process did not survive."""
-    return DamagedModelOutcome(case.number, case.content()[1], status, reason)
+    return Outcome(case.number, case.content()[1], status, reason)
 
 
-def compile_case(case: DamagedModel) -> DamagedModelOutcome:
+def compile_case(case: Case) -> Outcome:
     """Compiles and runs; keeps what came out for ``compare_case`` where the status is ``ran``."""
     name, begun = case.write(), time.monotonic()
     _forget_peak()
@@ -121,18 +74,14 @@ def compile_case(case: DamagedModel) -> DamagedModelOutcome:
         status, reason = MEMORY, f"{peak >> 20} MiB: {reason}"
     if status != RAN:
         shutil.rmtree(case.model.parent)
-    return DamagedModelOutcome(
-        case.number, name, status, reason, round(seconds, 2), round(peak / 2**20)
-    )
+    return Outcome(case.number, name, status, reason, round(seconds, 2), round(peak / 2**20))
 
 
-def _outcome(case: DamagedModel) -> tuple[str, str]:
+def _outcome(case: Case) -> tuple[str, str]:
     try:
-        compiled = tvm_ext.compile(case.model, opt_level=case.opt_level)
-        if _bytes_of(compiled.inputs) > _LARGEST_INPUTS:
-            return TOO_LARGE, ""
-        inputs = random_inputs(compiled.inputs, seed=case.number)
-        outputs = compiled.run(inputs)
+        inputs, outputs = _run(case)
+    except InputsTooLargeError:
+        return TOO_LARGE, ""
     except TvmExtError as error:
         text = str(error)
         return REFUSED if text.strip() and len(text.splitlines()) == 1 else LINES, text[:1000]
@@ -142,15 +91,23 @@ def _outcome(case: DamagedModel) -> tuple[str, str]:
     return RAN, ""
 
 
-def _bytes_of(specs: Any) -> int:
-    total = 0
-    for spec in specs:
-        sizes = [_DYNAMIC_SIZE if isinstance(size, str) else size for size in spec.shape]
-        total += 8 * int(np.prod(np.array(sizes, object)))
-    return total
+def _run(case: Case) -> tuple[dict[Any, Any], dict[str, Any]]:
+    """Inputs and outputs; with guard pages, of one run beside the pages behind and one before."""
+    if not is_guarded():
+        compiled = tvm_ext.compile(case.model, opt_level=case.opt_level)
+        inputs = case.inputs(compiled)
+        return inputs, compiled.run(inputs)
+    place_tensors(at_end=True)
+    compiled = tvm_ext.compile(case.model, opt_level=case.opt_level, **UNSHARED_STORAGE)
+    inputs = case.inputs(compiled)
+    compiled.run(inputs)
+    saved = case.model.with_name("saved.tvmx")
+    compiled.save(saved)
+    place_tensors(at_end=False)
+    return inputs, tvm_ext.load(saved).run(inputs)
 
 
-def compare_case(outcome_of_case: tuple[DamagedModel, DamagedModelOutcome]) -> DamagedModelOutcome:
+def compare_case(outcome_of_case: tuple[Case, Outcome]) -> Outcome:
     """A case that ran, after ONNX Runtime ran it too."""
     case, outcome = outcome_of_case
     inputs, outputs = pickle.loads(_kept(case).read_bytes())
@@ -165,9 +122,7 @@ def compare_case(outcome_of_case: tuple[DamagedModel, DamagedModelOutcome]) -> D
     return replace(outcome, status=WRONG, reason=reason)
 
 
-def lost_reference(
-    outcome_of_case: tuple[DamagedModel, DamagedModelOutcome], status: str, reason: str
-) -> DamagedModelOutcome:
+def lost_reference(outcome_of_case: tuple[Case, Outcome], status: str, reason: str) -> Outcome:
     """ONNX Runtime did not survive it: no verdict."""
     return replace(outcome_of_case[1], status=UNCLEAR, reason=f"ONNX Runtime: {status}, {reason}")
 
@@ -204,7 +159,7 @@ def _distance(reference: np.ndarray, output: np.ndarray) -> str:
     return "" if error <= TOLERANCE * largest + 1e-30 else f"by {error:.3g} of {largest:.3g}"
 
 
-def _kept(case: DamagedModel) -> Path:
+def _kept(case: Case) -> Path:
     return case.model.parent / "run.pickle"
 
 
