@@ -9,7 +9,8 @@ from small_models import mlp
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.configs.progress import listening, tell
+from tvm_ext.check.bisect import last_agreement
+from tvm_ext.configs.progress import listening, part_of, tell
 
 COMMAND = [sys.executable, "-c", "from tvm_ext.cli.main import main; main()"]
 
@@ -24,6 +25,25 @@ def test_every_phase_pass_and_kernel_is_told():
     for begin in ("import: node 1 of ", "schedule: pass ScheduleKernels", "build: code for "):
         assert any(what.startswith(begin) for what in told), begin
     assert any(what.startswith("schedule: kernel 1 of ") for what in told)
+
+
+def test_a_part_is_told_with_what_it_is_a_part_of():
+    told = []
+    with part_of("nobody listens"):
+        tell("nothing")
+    with listening(told.append), part_of("bisection"):
+        tell("build")
+        with part_of("link"):
+            tell("library")
+    assert told == ["bisection", "bisection: build", "bisection: link", "bisection: link: library"]
+
+
+def test_a_bisection_tells_how_many_steps_are_left():
+    told = []
+    with listening(told.append):
+        assert last_agreement(9, lambda position: position < 6) == (5, 6)
+    assert told[0] == "bisection, 8 steps left"
+    assert len(told) == 3
 
 
 def test_nobody_is_told_outside():

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import tvm
 from commands import invoke, refused, succeed
 from tuning_sessions import session
 
@@ -33,6 +34,9 @@ def tuned(tiny_model_path, tmp_path_factory):
 def test_json(tuned):
     folder, result = tuned
     found = json.loads(result.stdout)
+    assert found["facts"]["command"].startswith("tvm-ext")
+    assert found["facts"]["CPU"].endswith(("core", "cores"))
+    assert found["versions"]["tvm"] == tvm.__version__
     assert found["report_file"] == str(folder / "report.html")
     assert [key for key, value in found.items() if value == 6]
     trials = [t for t in read_trials(folder).trials if t.purpose == "search"]

@@ -306,3 +306,32 @@ def test_page_that_cannot_be_saved_is_an_error_and_leaves_the_old_one(tmp_path: 
     with pytest.raises(OutputPathError, match="cannot write"):
         _report(1).save_html(file / "report.html")
     assert sorted(tmp_path.iterdir()) == [file, taken]
+
+
+def test_page_folds_names_of_kernels_and_passes_without_changes():
+    html = _report(2).to_html()
+    summaries = re.findall(r"<summary>(.*?)</summary>", html, re.DOTALL)
+    assert not any("<code>" in summary for summary in summaries)
+    outside = re.sub(r"<details.*?</details>", "", html, flags=re.DOTALL)
+    assert "<code>fused_conv0</code>" in html
+    assert "<code>" not in outside
+    assert "LayoutPlan" not in outside
+    assert any(summary.startswith("2 passes changed nothing") for summary in summaries)
+
+
+def test_page_marks_only_the_schedules_from_an_unusual_source():
+    kernels = [_kernel(f"k{i}", source="generic" if i == 0 else "template") for i in range(5)]
+    text = " ".join(Page(replace(_report(0), kernels=kernels).to_html()).text.split())
+    assert text.count("register tile generic") == 1
+    assert "register tile template" not in text
+    assert "only schedules from another source than template are marked" in text
+    same = " ".join(Page(_report(5).to_html()).text.split())
+    assert "All schedules are from one source: template." in same
+
+
+def test_page_has_no_columns_of_what_is_not_known():
+    unknown = {"flops": None, "bytes": None, "estimated_seconds": None}
+    kernels = [_kernel(f"k{i}", **unknown) for i in range(3)]
+    text = Page(replace(_report(0), kernels=kernels).to_html()).text
+    assert "Calls" in text
+    assert not any(name in text for name in ("Work, 1 call", "Moved, 1 call", "Time, 1 run"))

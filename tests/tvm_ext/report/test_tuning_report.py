@@ -348,3 +348,21 @@ def test_every_session_has_json_without_numbers_that_json_lacks(make):
     assert [kernel["spread"] for kernel in values["kernels"]] == [None] * len(progress.kernels)
     if not progress.kernels:
         assert values["gain"] is None
+
+
+def test_page_and_json_have_versions_beside_the_facts():
+    versions = {"tvm": "0.27.0", "python": "3.12"}
+    page = " ".join(
+        Page(render_tuning_html(session(1), {"CPU": "x, 2 cores"}, versions)).text.split()
+    )
+    assert "tvm 0.27.0 python 3.12" in page
+    assert "CPUx, 2 cores" in page
+    assert tuning_json(session(1), FACTS, versions)["versions"] == versions
+
+
+def test_page_folds_curves_of_kernels_whose_default_is_the_best():
+    html = render_tuning_html(session(12), FACTS)
+    assert "Nothing faster than the default was found: 4 kernels" in html
+    before, folded = html.split('<details class="quiet">')
+    assert (before.count("<svg"), folded.count("<svg")) == (8, 4)
+    assert "<code>" not in re.sub(r"<details.*?</details>", "", html, flags=re.DOTALL)
