@@ -34,7 +34,7 @@ def tuned(tiny_model_path, tmp_path_factory):
 def test_json(tuned):
     folder, result = tuned
     found = json.loads(result.stdout)
-    assert found["facts"]["command"].startswith("tvm-ext ")
+    assert found["facts"]["command"].startswith("tvm-ext")
     assert found["facts"]["CPU"].endswith(("core", "cores"))
     assert found["versions"]["tvm"] == tvm.__version__
     assert found["report_file"] == str(folder / "report.html")
