@@ -100,7 +100,7 @@ def template_trace(
     # A module that only the schedule holds would be changed in place, with what it shares.
     mod = workload(func)
     sch = s_tir.Schedule(mod)
-    root = sch.get_sblock("root")
+    root = _root_block(sch)
     sch.annotate(root, _TEMPLATE_KEY, template)
     for name, value in chosen.free().items():
         options = list(chosen.knobs[name].options)
@@ -108,6 +108,11 @@ def template_trace(
         drawn = sch.sample_categorical(options, even, options.index(value))
         sch.annotate(root, _DECISION_PREFIX + name, drawn)
     return sch.trace
+
+
+def _root_block(sch: s_tir.Schedule) -> s_tir.schedule.SBlockRV:
+    """The outermost block, which may be named after the operator: those of LSTM and GRU are."""
+    return sch.get_sblock(sch.mod["main"].body.block.name_hint)
 
 
 def recorded_schedule(
@@ -118,7 +123,7 @@ def recorded_schedule(
     trace.apply_to_schedule(sch, remove_postproc=False)
     notes = {}
     if isinstance(sch.mod["main"].body, s_tir.SBlockRealize):
-        notes = dict(sch.get(sch.get_sblock("root")).annotations)
+        notes = dict(sch.get(_root_block(sch)).annotations)
     template = str(notes.get(_TEMPLATE_KEY, ""))
     template = FORMER_NAMES.get(template, template)
     decisions = {

@@ -20,7 +20,7 @@ from tvm_ext.tir_schedules.operators.recurrence import (
     described_by,
     recurrence_of,
 )
-from tvm_ext.tir_schedules.recorded_schedule import workload
+from tvm_ext.tir_schedules.recorded_schedule import recorded_schedule, template_trace, workload
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
 
@@ -127,6 +127,16 @@ def test_every_decision_has_a_choice() -> None:
         "threads": (0,),
     }
     scheduled(CpuRecurrentLayer(), func, MACHINE, FixedDecisions({"rows": 1}))
+
+
+def test_a_record_holds_its_decisions() -> None:
+    """The outermost block of the kernel is not called "root"."""
+    func = recurrent_kernel(recurrence("LSTM", 64), 3, 4)
+    chosen = FixedDecisions({"rows": 2})
+    scheduled(CpuRecurrentLayer(), func, MACHINE, chosen)
+    found = recorded_schedule(workload(func), template_trace(func, "recurrent layer", chosen))
+    assert (found.template, found.decisions) == ("recurrent layer", chosen.free())
+    assert found.decisions["rows"] == 2
 
 
 def test_leaves_other_kernels() -> None:
