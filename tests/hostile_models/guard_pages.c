@@ -15,14 +15,14 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { PAGE = 4096, KERNEL_ALIGNMENT = 64 };
+enum { PAGE = 4096, ALIGNMENT = 64 };
 static const size_t ARENA = (size_t)1 << 36;
 static const size_t LARGEST_FILLED = (size_t)1 << 24;
 
 static char *arena;
 static uint32_t *page_counts;  // Of the allocation that begins in a page of the arena.
 static atomic_size_t used;
-static atomic_int at_end = 1;
+static atomic_size_t end_alignment = ALIGNMENT;
 
 extern void __libc_free(void *);
 extern void *__libc_memalign(size_t, size_t);
@@ -34,13 +34,11 @@ __attribute__((constructor)) static void reserve(void) {
   if (base != MAP_FAILED && page_counts != MAP_FAILED) arena = base;
 }
 
-// Whether memory from now on ends, or begins, at a page without access.
-void guard_pages_place(int end) { atomic_store(&at_end, end); }
+// From now on tensors end where a page without access begins, or as near to it as an address that
+// is a multiple of `alignment` allows; with 0, they begin where one ends.
+void guard_pages_place(size_t alignment) { atomic_store(&end_alignment, alignment); }
 
-// How many allocations there were: 0 says that the runtime does not come here.
-size_t guard_pages_used(void) { return atomic_load(&used); }
-
-static void *guarded(size_t size, size_t alignment) {
+static void *guarded(size_t size, size_t least_alignment) {
   size_t pages = (size + PAGE - 1) / PAGE + (size == 0);
   if (arena == NULL || size > ARENA || pages > UINT32_MAX) return NULL;
   size_t first = atomic_fetch_add(&used, (pages + 1) * PAGE);
@@ -49,7 +47,9 @@ static void *guarded(size_t size, size_t alignment) {
   if (mprotect(start, pages * PAGE, PROT_READ | PROT_WRITE) != 0) return NULL;
   page_counts[first / PAGE + 1] = (uint32_t)pages;
   if (size <= LARGEST_FILLED) memset(start, 0xff, pages * PAGE);
-  if (!atomic_load(&at_end)) return start;
+  size_t alignment = atomic_load(&end_alignment);
+  if (alignment == 0) return start;
+  if (alignment < least_alignment) alignment = least_alignment;
   return start + (pages * PAGE - size) / alignment * alignment;
 }
 
@@ -77,7 +77,7 @@ static int is_runtime(void *caller) {
   return 1;
 }
 
-// Tensors. Programs take arguments that are aligned to their elements.
+// Tensors.
 int posix_memalign(void **result, size_t alignment, size_t size) {
   int guard = is_runtime(__builtin_return_address(0));
   *result = guard ? guarded(size, 1) : __libc_memalign(alignment, size);
@@ -94,7 +94,7 @@ void free(void *address) {
 
 // What kernels allocate, which they take to be aligned.
 void *TVMBackendAllocWorkspace(int device, int id, uint64_t size, int code, int bits) {
-  return guarded((size_t)size, KERNEL_ALIGNMENT);
+  return guarded((size_t)size, ALIGNMENT);
 }
 
 int TVMBackendFreeWorkspace(int device, int id, void *address) {

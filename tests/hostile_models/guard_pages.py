@@ -15,6 +15,8 @@ UNSHARED_STORAGE: dict[str, Any] = {
     "disabled_passes": ["RoundStorage"],
     "pass_config": {"ShareStorage": {"reuse": False}},
 }
+# Where TVM's tensors begin: the kernels with which it folds constants rely on it.
+TVM_ALIGNMENT = 64
 # Address space that a process reserves: see ``guard_pages.c``.
 ARENA_GIBIBYTES = 65
 
@@ -47,6 +49,10 @@ def is_guarded() -> bool:
     return hasattr(ctypes.CDLL(None), "guard_pages_place")
 
 
-def place_tensors(at_end: bool) -> None:
-    """Has new tensors end, or begin, where a page without access does."""
-    ctypes.CDLL(None).guard_pages_place(int(at_end))
+def place_tensors(alignment: int) -> None:
+    """Has new tensors end where a page without access begins.
+
+    With an alignment above 1, as near to it as a multiple of that many bytes allows; with 0 they
+    begin where such a page ends.
+    """
+    ctypes.CDLL(None).guard_pages_place(ctypes.c_size_t(alignment))

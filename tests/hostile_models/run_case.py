@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from case_workers import CRASH, TIMEOUT
 from cases import Case, InputsTooLargeError
-from guard_pages import UNSHARED_STORAGE, is_guarded, place_tensors
+from guard_pages import TVM_ALIGNMENT, UNSHARED_STORAGE, is_guarded, place_tensors
 
 import tvm_ext
 from tvm_ext.check.reference import run_reference
@@ -92,19 +92,20 @@ def _outcome(case: Case) -> tuple[str, str]:
 
 
 def _run(case: Case) -> tuple[dict[Any, Any], dict[str, Any]]:
-    """Inputs and outputs; with guard pages, of one run beside the pages behind and one before."""
+    """Inputs and outputs; with guard pages, of runs beside pages behind tensors and before them."""
     if not is_guarded():
         compiled = tvm_ext.compile(case.model, opt_level=case.opt_level)
         inputs = case.inputs(compiled)
         return inputs, compiled.run(inputs)
-    place_tensors(at_end=True)
+    place_tensors(TVM_ALIGNMENT)
     compiled = tvm_ext.compile(case.model, opt_level=case.opt_level, **UNSHARED_STORAGE)
     inputs = case.inputs(compiled)
-    compiled.run(inputs)
     saved = case.model.with_name("saved.tvmx")
     compiled.save(saved)
-    place_tensors(at_end=False)
-    return inputs, tvm_ext.load(saved).run(inputs)
+    for alignment in (1, 0):
+        place_tensors(alignment)
+        outputs = tvm_ext.load(saved).run(inputs)
+    return inputs, outputs
 
 
 def compare_case(outcome_of_case: tuple[Case, Outcome]) -> Outcome:

@@ -25,7 +25,10 @@ def operator_model(
     opset: int = 20,
     **attributes: Any,
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """The model and what it is fed; an input whose array is None is left out."""
+    """The model and what it is fed; an input whose array is None is left out.
+
+    ``domain`` among the attributes is the operator's, in its first version.
+    """
     names = [name if array is not None else "" for name, array in arrays.items()]
     given = {name: array for name, array in arrays.items() if array is not None}
     weights = [numpy_helper.from_array(given[name], name) for name in stored]
@@ -39,8 +42,15 @@ def operator_model(
     infos = [onnx.ValueInfoProto(name=name) for name in results]
     graph = helper.make_graph([node], "small", inputs, infos, weights)
     opsets = [helper.make_opsetid("", opset)]
+    if "domain" in attributes:
+        opsets.append(helper.make_opsetid(attributes["domain"], 1))
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return onnx.shape_inference.infer_shapes(model), feeds
+    model = onnx.shape_inference.infer_shapes(model)
+    for result in model.graph.output:
+        # ONNX infers nothing for operators of other domains.
+        if not result.type.HasField("tensor_type"):
+            result.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    return model, feeds
 
 
 def by_runtime(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
