@@ -82,21 +82,20 @@ def branch(name: str, *operators: str) -> onnx.GraphProto:
     return helper.make_graph(nodes, name, [], [value(last, None)])
 
 
-@pytest.mark.parametrize(("level", "taken"), [("O0", (4, 2)), ("O3", (2, 2))])
-def test_branches_count_what_ran(level, taken):
+def branching(then_branch, else_branch, level):
+    """Exp, then one of the branches by the input "flag"."""
+    branches = {"then_branch": then_branch, "else_branch": else_branch}
     nodes = [
         node("Exp", ["x"], ["a"], name="before"),
-        node(
-            "If",
-            ["flag"],
-            ["y"],
-            name="choose",
-            then_branch=branch("then", "Tanh", "Sin", "Cos"),
-            else_branch=branch("else", "Abs"),
-        ),
+        node("If", ["flag"], ["y"], name="choose", **branches),
     ]
     inputs = [value("x", [2, 4]), value("flag", [], TensorProto.BOOL)]
-    model = compiled(nodes, inputs, [value("y", [2, 4])], level)
+    return compiled(nodes, inputs, [value("y", [2, 4])], level)
+
+
+@pytest.mark.parametrize(("level", "taken"), [("O0", (4, 2)), ("O3", (2, 2))])
+def test_branches_count_what_ran(level, taken):
+    model = branching(branch("then", "Tanh", "Sin", "Cos"), branch("else", "Abs"), level)
     # At O3 the three operators of a branch are one kernel.
     for flag, ran in zip((True, False), taken, strict=True):
         profile = model.profile({"x": rand(2, 4), "flag": np.array(flag)}, repeat=2)
@@ -263,19 +262,7 @@ def test_peaks_of_a_gpu_are_not_measured(monkeypatch):
 
 
 def test_branches_leave_open_which_call_of_the_program_a_kernel_was():
-    nodes = [
-        node("Exp", ["x"], ["a"], name="before"),
-        node(
-            "If",
-            ["flag"],
-            ["y"],
-            name="choose",
-            then_branch=branch("then", "Tanh", "Sin"),
-            else_branch=branch("else", "Tanh", "Cos"),
-        ),
-    ]
-    inputs = [value("x", [2, 4]), value("flag", [], TensorProto.BOOL)]
-    model = compiled(nodes, inputs, [value("y", [2, 4])], "O0")
+    model = branching(branch("then", "Tanh", "Sin"), branch("else", "Tanh", "Cos"), "O0")
     profile = model.profile({"x": rand(2, 4), "flag": np.array(True)}, repeat=1)
     assert {time.origins for time in profile.nodes} == {
         ("before",),

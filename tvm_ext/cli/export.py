@@ -54,13 +54,11 @@ def export_command(
     check_new_folder(output)
     files = chosen.open(model).export_library(output, name=name, threads=threads)
     from tvm_ext.cli import output as out
-    from tvm_ext.report.units import format_bytes
 
     if json_output:
         out.print_json({"model": str(model), "files": [str(file) for file in files]})
         return
-    for file in files:
-        out.print_text(f"Saved {file} ({format_bytes(file.stat().st_size)})")
+    out.print_saved(*files)
     folder, build = shlex.quote(str(output)), shlex.quote(str(output / "build"))
     steps = (f"cmake -S {folder} -B {build}", f"cmake --build {build}", f"{build}/example {folder}")
     # The shell joins the lines where they are copied.

@@ -117,12 +117,11 @@ def print_operators(
 def operator_parts(model: str, uses: "Sequence[OperatorUse]") -> "list[RenderableType]":
     """What becomes of each operator of ``model``, for a terminal."""
     counts = Counter(use.support for use in uses)
-    nodes = format_count(sum(len(use.nodes) for use in uses), "node")
-    supports = ", ".join(f"{count} {support}" for support, count in counts.items())
     differ = len(counts) > 1
-    facts = f"  {nodes} of {format_count(len(uses), 'operator')}, {supports if differ else ''}"
-    title = Text(plain(model), style="bold")
-    title.append(facts if differ else f"{facts}all {next(iter(counts), '')}", "not bold dim")
+    supports = [f"{count if differ else 'all'} {support}" for support, count in counts.items()]
+    nodes = format_count(sum(len(use.nodes) for use in uses), "node")
+    facts = ", ".join([f"{nodes} of {format_count(len(uses), 'operator')}", *supports])
+    title = Text(plain(model), style="bold").append(f"  {facts}", "not bold dim")
     table = FlexibleTable("", "Operator", *(["Support"] if differ else []), ">Count", "~Nodes")
     for use in uses:
         support = [use.support] if differ else []
