@@ -7,6 +7,9 @@ line: what was found, what was expected, what to do about it.
 import difflib
 from collections.abc import Iterable
 
+# How an error of a run begins that a kernel raises for the sizes of its tensors.
+CONTRADICTING_SIZES = "the sizes of a kernel's tensors contradict each other"
+
 
 class TvmExtError(Exception):
     """Base of all errors that this package raises on purpose.

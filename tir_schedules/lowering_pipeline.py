@@ -7,6 +7,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from tvm_ext.tir_schedules.check_bounds import InsertBoundsChecks
 from tvm_ext.tir_schedules.cpu.hoist_divisions import HoistDivisions
 from tvm_ext.tir_schedules.cpu.lone_arguments import NoAliasOfLoneArguments
 from tvm_ext.tir_schedules.cpu.narrow_fills import SerialNarrowFills
@@ -24,9 +25,9 @@ _OPTIONS = {
 _Passes = Sequence[Callable[[], tvm.transform.Pass]]
 # What runs ahead of TVM's own pipeline, and behind it.
 _OURS: dict[str, tuple[_Passes, _Passes]] = {
-    "cuda": ((), (LeaveOutEmptyLaunches,)),
+    "cuda": ((InsertBoundsChecks,), (LeaveOutEmptyLaunches,)),
     "llvm": (
-        (SerialNarrowFills, NoAliasOfLoneArguments),
+        (InsertBoundsChecks, SerialNarrowFills, NoAliasOfLoneArguments),
         (UnalignedArguments, TruncateDivisions, HoistDivisions),
     ),
 }

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tvm_ffi
 
+from tvm_ext.configs.errors import CONTRADICTING_SIZES
 from tvm_ext.errors import REPORT_IT, RunError
 from tvm_ext.model_inputs import describe
 from tvm_ext.report.records import KernelCall
@@ -18,7 +19,10 @@ TVM_ERRORS = (RuntimeError, ValueError, TypeError, MemoryError)
 GO_ON = 0
 
 # How the virtual machine and TVM's allocators begin what they say.
-_SIZES = ("ErrorContext(", "Check failed: input_shape", "Check failed: (input_shape")
+_SIZES = (
+    *("ErrorContext(", "Check failed: input_shape", "Check failed: (input_shape"),
+    CONTRADICTING_SIZES,
+)
 _MEMORY = ("bad_alloc", "cannot allocate", "out of memory", "failed to allocate")
 
 

@@ -12,8 +12,7 @@ from tvm import relax
 
 # How to compile so that each tensor has memory of its own, and no more than it needs.
 UNSHARED_STORAGE: dict[str, Any] = {
-    "disabled_passes": ["RoundStorage"],
-    "pass_config": {"ShareStorage": {"reuse": False}},
+    "pass_config": {"ShareStorage": {"reuse": False}, "RoundStorage": {"rounding": False}},
 }
 # Where TVM's tensors begin: the kernels with which it folds constants rely on it.
 TVM_ALIGNMENT = 64

@@ -51,11 +51,11 @@ def guarded_loads(value: tvm.ir.Expr, certain: bool = False) -> list[GuardedLoad
             return
         if isinstance(node, tvm.ir.TensorLoad):
             found.append(GuardedLoad(node, condition))
-        children = [] if certain and isinstance(node, tvm.ir.TensorLoad) else _children(node)
+        parts = [] if certain and isinstance(node, tvm.ir.TensorLoad) else children(node)
         if certain and isinstance(node, tirx.And | tirx.Or):
-            children = [node.a]
-        for child in children:
-            look(child, condition)
+            parts = [node.a]
+        for part in parts:
+            look(part, condition)
 
     look(value, None)
     return found
@@ -77,7 +77,8 @@ def _both(left: tvm.ir.Expr | None, right: tvm.ir.Expr) -> tvm.ir.Expr:
     return right if left is None else tirx.And(left, right)
 
 
-def _children(node: tvm.ir.Expr) -> list[tvm.ir.Expr]:
+def children(node: tvm.ir.Expr) -> list[tvm.ir.Expr]:
+    """The expressions that ``node`` is made of."""
     found = [getattr(node, name, None) for name in _CHILDREN]
     for name in ("indices", "args"):
         found += getattr(node, name, None) or ()

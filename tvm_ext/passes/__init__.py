@@ -7,6 +7,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.passes.attention_fusion import AttentionFusion
+from tvm_ext.passes.check_bounds import CheckBounds
 from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
 from tvm_ext.passes.pack_weights import MarkConstantParameters, PackWeights
 from tvm_ext.passes.plan_memory import BoundSizes, DropResultChecks, RoundStorage, ShareStorage
@@ -50,7 +51,10 @@ _TVM_MEMORY_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
 
 _OURS: dict[Level, tuple[Any, ...]] = {
     "graph": (*BUILTIN_PASSES, AttentionFusion),
-    "schedule": (MarkConstantParameters, ScheduleKernels, PackWeights, PlanWorkspaces),
+    "schedule": (
+        *(MarkConstantParameters, CheckBounds, ScheduleKernels, PackWeights),
+        PlanWorkspaces,
+    ),
     "tile": (VectorMath, ThreadsForLargeRuns, PropagateNan),
     "memory": (
         *(BoundSizes, ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
@@ -73,7 +77,8 @@ _BEHIND: dict[str, tuple[str, ...]] = {
     "FuseTIR": ("FuseOperators",),
     "FreshOutputs": ("LegalizeOps", "FuseTIR"),
     "EmptyConstants": ("LegalizeOps", "FuseTIR"),
-    "ScheduleKernels": ("MarkConstantParameters",),
+    "CheckBounds": ("LegalizeOps", "FuseTIR"),
+    "ScheduleKernels": ("MarkConstantParameters", "CheckBounds"),
     "PackWeights": ("ScheduleKernels",),
     "PlanWorkspaces": ("ScheduleKernels", "PackWeights"),
     "CallTIRRewrite": ("ToNonDataflow", "RemovePurityChecking"),

@@ -108,14 +108,20 @@ _DEVICE_STEPS = 4
 class RoundStorage:
     """Rounds the bytes of storage of symbolic size up, to a few sizes for each power of two.
 
+    More bytes than an address reaches, which 64 bits may not hold either, become so many that no
+    machine has them. With ``rounding`` false that is all that is done.
+
     Leaves alone: storage of known size.
 
     Run after: sizes that are known are filled in. Run before: VMShapeLower, which computes them.
     """
 
+    rounding: bool = True
+
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns the module with rounded sizes."""
         steps = _CPU_STEPS if current_cpu() is not None else _DEVICE_STEPS
+        steps = steps if self.rounding else 0
         functions = relax_functions(mod).items()
         return with_functions(mod, {var: _Rounder(steps).visit_expr(f) for var, f in functions})
 
@@ -133,8 +139,23 @@ class _Rounder(PyExprMutator):
         size = Analyzer().simplify(op.args[0].values[0])
         if static_extent(size) is not None:
             return op
-        shape = relax.ShapeExpr([rounded_up(size, self._steps)])
+        size = limited(size)
+        shape = relax.ShapeExpr([rounded_up(size, self._steps) if self._steps else size])
         return relax.Call(op.op, [shape, *op.args[1:]], op.attrs, op.ty_args)
+
+
+def limited(size: tirx.Expr) -> tirx.Expr:
+    """``size``, an int64 without negative parts, or 2**48 where it is larger or overflows."""
+    limit = 1 << 48
+    is_far = _approximate(size) > tirx.const(float(limit), "float64")
+    return tirx.Select(is_far, tirx.const(limit, "int64"), size)
+
+
+def _approximate(size: tirx.Expr) -> tirx.Expr:
+    """The same in floating point, which does not overflow."""
+    if type(size) in (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min):
+        return type(size)(_approximate(size.a), _approximate(size.b))
+    return size.astype("float64")
 
 
 def rounded_up(size: tirx.Expr, steps: int) -> tirx.Expr:

@@ -40,7 +40,13 @@ def long_rows() -> onnx.ModelProto:
     return model([node("ReduceSum", ["x", "axes"], ["y"])], *rows, axes=np.array([1]))
 
 
-MODELS = (mlp, layers, tanh, long_rows)
+def elements() -> onnx.ModelProto:
+    """An index tensor of other sizes than the data's, and indices that nothing limits."""
+    given = [value("x", ["N", 4]), value("at", ["M", 4], onnx.TensorProto.INT64)]
+    return model([node("GatherElements", ["x", "at"], ["y"])], given, [value("y", ["M", 4])])
+
+
+MODELS = (mlp, layers, tanh, long_rows, elements)
 
 
 @functools.cache

@@ -1,5 +1,8 @@
 """Storage of symbolic size is allocated in few sizes."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import tvm
@@ -8,19 +11,19 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_ext.passes.plan_memory import RoundStorage, rounded_up
+from tvm_ext.passes.plan_memory import RoundStorage, limited, rounded_up
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.spans import bindings_of
 
 SIZES = [0, 1, 2, 3, 4, 5, 8, 9, 12, 31, 32, 33, 1000, 4097, 2**31 + 1, 3 * 2**40 + 1]
 
 
-def _computed(steps: int) -> list[int]:
-    given = te.placeholder((len(SIZES),), "int64")
-    made = te.compute(given.shape, lambda place: rounded_up(given[place], steps))
+def _computed(change: Callable[[Any], Any], sizes: list[int]) -> list[int]:
+    given = te.placeholder((len(sizes),), "int64")
+    made = te.compute(given.shape, lambda place: change(given[place]))
     built = tvm.compile(te.create_prim_func([given, made]), target="llvm")
-    result = tvm.runtime.tensor(np.zeros(len(SIZES), np.int64))
-    built(tvm.runtime.tensor(np.array(SIZES, np.int64)), result)
+    result = tvm.runtime.tensor(np.zeros(len(sizes), np.int64))
+    built(tvm.runtime.tensor(np.array(sizes, np.int64)), result)
     return result.numpy().tolist()
 
 
@@ -32,7 +35,15 @@ def _expected(size: int, steps: int) -> int:
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_the_next_allowed_size_is_taken(steps: int) -> None:
-    assert _computed(steps) == [_expected(size, steps) for size in SIZES]
+    assert _computed(lambda size: rounded_up(size, steps), SIZES) == [
+        _expected(size, steps) for size in SIZES
+    ]
+
+
+def test_what_overflows_is_more_than_a_machine_has() -> None:
+    sizes = [0, 3, 1 << 20, 1 << 32, 3 << 40, (1 << 63) - 1]
+    wanted = [min(size * size * 4, 1 << 48) for size in sizes]
+    assert _computed(lambda size: limited(size * size * 4), sizes) == wanted
 
 
 @I.ir_module
