@@ -158,6 +158,6 @@ def _in_one_list(
     )
 
     def last(ends: te.Tensor) -> te.Tensor:
-        return te.compute((1,), lambda _: ends[groups - 1], name="boxes_in_all")
+        return te.compute((1,), lambda _: ends[ends.shape[0] - 1], name="boxes_in_all")
 
     return rows, bb.emit_te(last, ends, primfunc_name_hint="boxes_in_all")

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 from combinations import pairwise
 from one_model import in_one_model
+from onnx import TensorProto
 from operator_models import check_operator
-from small_models import rand
+from small_models import model, node, rand, value
+
+import tvm_ext
+from tvm_ext.check.reference import run_reference
 
 BOXES = np.sort(np.random.default_rng(3).uniform(0, 1, (2, 12, 4)), axis=-1).astype(np.float32)
 SCORES = np.random.default_rng(4).uniform(0, 1, (2, 3, 12)).astype(np.float32)
@@ -34,6 +38,21 @@ def test_non_max_suppression_without_some_inputs(given: list) -> None:
     optional = {name: LIMITS[name] if name in given else None for name in LIMITS}
     (found,) = check_operator("NonMaxSuppression", {"boxes": BOXES, "scores": SCORES, **optional})
     assert len(found) == 0 if not given else len(found) > 0
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1, 2)])
+def test_non_max_suppression_of_symbolic_sizes(axes: tuple[int, ...]) -> None:
+    """Batches, classes and boxes whose numbers the run decides."""
+    batches, classes, boxes = (
+        name if axis in axes else size
+        for axis, (name, size) in enumerate(zip("BCN", SCORES.shape, strict=True))
+    )
+    nodes = [node("NonMaxSuppression", ["boxes", "scores", *LIMITS], ["y"])]
+    given = [value("boxes", [batches, boxes, 4]), value("scores", [batches, classes, boxes])]
+    proto = model(nodes, given, [value("y", ["K", 3], TensorProto.INT64)], **LIMITS)
+    fed = {"boxes": BOXES, "scores": SCORES}
+    (wanted,) = run_reference(proto, fed).values()
+    np.testing.assert_array_equal(tvm_ext.compile(proto).run(fed)["y"], wanted)
 
 
 def test_equal_scores_keep_the_order_of_the_boxes() -> None:
