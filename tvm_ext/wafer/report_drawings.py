@@ -303,7 +303,8 @@ def heat_map(title: str, values: np.ndarray, text: Callable[[float], str]) -> He
     rows, columns = values.shape
     cells = _largest_of_blocks(values)
     most = float(values.max(initial=0.0))
-    levels = np.ceil(LEVELS * cells / most).astype(int) if most else np.zeros_like(cells, int)
+    # The share first: of the largest it is exactly one.
+    levels = np.ceil(LEVELS * (cells / most)).astype(int) if most else np.zeros_like(cells, int)
     row, column = np.unravel_index(int(values.argmax()), values.shape)
     mean, least = float(values.mean()), float(values.min())
     description = f"{title} of {rows} x {columns} PEs: "

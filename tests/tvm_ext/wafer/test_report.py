@@ -193,6 +193,12 @@ def test_heat_map_shows_each_cell_once_from_none_to_the_most():
     )
 
 
+@pytest.mark.parametrize("number", [4066.351196001362, 0.1, 1 / 3, 8.7e9])
+def test_what_is_alike_everywhere_has_the_darkest_shade(number):
+    drawn = heat_map("Things", np.full((3, 2), number), str)
+    assert (cells_of(drawn) == LEVELS).all()
+
+
 def test_heat_map_of_a_large_grid_shows_the_largest_of_each_block():
     values = np.ones((994, 750))
     values[993, 749] = 10.0
