@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from tvm_ext.configs.atomic_file import OutputPathError
 from tvm_ext.hardware.cpu.linker import Linker, find_compiler
 from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.tir_schedules.cuda.cublas import library_modules
@@ -184,12 +185,25 @@ def spread_of(values: Sequence[float]) -> float:
 
 
 def save_arrays(path: str, arrays: Sequence[np.ndarray], results: Sequence[int]) -> None:
-    """Writes arrays of any element type, and which of them are results."""
+    """Writes arrays of any element type, and which of them are results.
+
+    Raises
+    ------
+    OutputPathError
+        The file cannot be written.
+    """
     plain = {f"a{i}": np.frombuffer(a.tobytes(), np.uint8) for i, a in enumerate(arrays)}
     shapes = [list(a.shape) for a in arrays]
     note = np.array(repr([shapes, [str(a.dtype) for a in arrays], list(results)]))
-    with Path(path).open("wb") as file:
-        np.savez(file, allow_pickle=False, note=note, **plain)
+    try:
+        with Path(path).open("wb") as file:
+            np.savez(file, allow_pickle=False, note=note, **plain)
+    except OSError as error:
+        raise OutputPathError(
+            f"cannot write the data of a trial to {str(Path(path).parent)!r}: "
+            f"{error.strerror or error}; expected a folder with free space: make room or choose "
+            "another with --output"
+        ) from error
 
 
 def _load(path: str) -> list[np.ndarray]:

@@ -1,6 +1,7 @@
 """How a candidate takes turns with its reference, and the files of arrays."""
 
 import itertools
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tvm_ext.configs.atomic_file import OutputPathError
 from tvm_ext.tuning import jobs as run_job
 from tvm_ext.tuning.jobs import (
     ExpectedJob,
@@ -206,6 +208,12 @@ def test_bits_of_a_file(tmp_path):
     bits = np.array([0x7FC1, 0xFFC0, 0x8000, 0x7F80], np.uint16)
     save_arrays(path, [bits.view(ml_dtypes.bfloat16)], [])
     np.testing.assert_array_equal(run_job._load(path)[0].view(np.uint16), bits)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
+def test_a_full_disk_is_named():
+    with pytest.raises(OutputPathError, match="data of a trial.*No space left.*make room"):
+        save_arrays("/dev/full", [np.zeros(100_000)], [])
 
 
 def expected_of(tmp_path, monkeypatch, kernel, sources):
