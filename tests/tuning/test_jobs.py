@@ -212,7 +212,7 @@ def test_bits_of_a_file(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
 def test_a_full_disk_is_named():
-    with pytest.raises(OutputPathError, match="data of a trial.*No space left.*make room"):
+    with pytest.raises(OutputPathError, match=r"data of a trial.*No space left.*make room"):
         save_arrays("/dev/full", [np.zeros(100_000)], [])
 
 
