@@ -251,6 +251,8 @@ class TuningSession:
         self._target = machine.tvm_target()
         self._measures = not tuning_of(machine).is_modelled
         self._states: list[KernelState] = []
+        # Those whose default was not measured yet.
+        self._waiting: list[KernelState] = []
         self.progress = SessionProgress(
             model, machine.name, str(folder), is_modelled=not self._measures
         )
@@ -365,9 +367,16 @@ class TuningSession:
                 state.end("done", reason)
         self._budget.plan()
         self._show()
-        waiting = [state for state in self._states if state.is_open]
-        while waiting and not self._budget.is_late() and not self._interrupt.came:
-            some, waiting = waiting[:_OPENED_TOGETHER], waiting[_OPENED_TOGETHER:]
+        self._waiting = [state for state in self._states if state.is_open]
+        self._open_waiting()
+
+    def _open_waiting(self) -> None:
+        """Measures defaults, of expensive kernels first; stops when searches need the time."""
+        while self._waiting and not self._budget.is_late() and not self._interrupt.came:
+            if self._budget.is_half_used() and next_kernel(self._states) is not None:
+                break
+            some = self._waiting[:_OPENED_TOGETHER]
+            del self._waiting[:_OPENED_TOGETHER]
             if not self._budget.trials_left():
                 # What earlier sessions found is still to be confirmed.
                 some = [state for state in some if state.to_confirm(1)]
@@ -381,6 +390,9 @@ class TuningSession:
     def _search(self) -> None:
         while not self._is_over():
             state = next_kernel(self._states)
+            if state is None and self._waiting and not self._budget.is_late():
+                self._open_waiting()
+                continue
             if state is None or state.search is None:
                 # Those that are open have not begun: there was no time to make them ready.
                 is_late = any(one.is_open for one in self._states)

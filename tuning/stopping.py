@@ -64,6 +64,11 @@ class Budget:
         """Whether the time that is left is needed to confirm what was found."""
         return self._left(self._reserve()) < 0
 
+    def is_half_used(self) -> bool:
+        """Whether half of the time is over."""
+        budget = self._options.time_budget
+        return budget is not None and self._progress.seconds > budget / 2
+
     def is_past(self) -> bool:
         """Whether the time is over, confirmations or not."""
         return self._left() < 0

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from sessions import QUICK, run_session
-from small_kernels import add_task
+from small_kernels import add_task, matmul_task
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.hardware.cpu.host import host_description
@@ -213,6 +213,17 @@ def test_kernels_that_there_is_no_time_to_make_ready_are_left_as_they_are(tmp_pa
     assert ended.outcome == "the time budget is used"
     assert ended.notes == []
     assert read_trials(tmp_path).trials == []
+
+
+def test_searches_begin_before_the_time_goes_to_defaults(tmp_path, monkeypatch):
+    """Where half of it is used, the kernels that wait are opened once nothing is searched."""
+    monkeypatch.setattr(session, "_OPENED_TOGETHER", 1)
+    monkeypatch.setattr(Budget, "is_half_used", lambda _: True)
+    ended = run_session(tmp_path, [ADD, matmul_task()], trials=None, time_budget=1e5)
+    kernels = [trial.kernel for trial in read_trials(tmp_path).trials if trial.purpose == "search"]
+    assert len(set(kernels)) == 2
+    assert kernels == sorted(kernels, key=kernels.index)
+    assert {kernel.state for kernel in ended.kernels} == {"done"}
 
 
 def test_a_default_that_is_cut_off_is_no_trial_either(tmp_path, monkeypatch):
