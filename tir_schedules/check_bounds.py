@@ -92,15 +92,18 @@ def _kept_inside(body: tirx.Stmt, stray: Sequence[StrayAccess], kept: set[Any]) 
 
 
 def _noted(func: tirx.PrimFunc, conditions: Sequence[tvm.ir.Expr]) -> tirx.PrimFunc:
-    condition = tirx.all(*conditions)
-    variables = {hash(var): var for var in nodes(condition, tvm.ir.Var)}
-    positions = []
-    for var in variables.values():
-        position = _position(func, var)
-        if position is None:
-            return func
-        positions.append([var, *position])
-    return func.with_attr(_BOUNDS_ATTRIBUTE, [condition, positions])
+    """``func`` with those of ``conditions`` whose sizes it is told one by one."""
+    positions: dict[int, list[Any]] = {}
+    told = []
+    for condition in conditions:
+        variables = nodes(condition, tvm.ir.Var)
+        places = [(var, _position(func, var)) for var in variables]
+        if all(place is not None for _, place in places):
+            told.append(condition)
+            positions |= {hash(var): [var, *place] for var, place in places if place is not None}
+    if not told:
+        return func
+    return func.with_attr(_BOUNDS_ATTRIBUTE, [tirx.all(*told), list(positions.values())])
 
 
 def _position(func: tirx.PrimFunc, var: tirx.Var) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import te, tirx
+from tvm.script import tirx as T
 
 from tvm_ext.tir_schedules.analysis.access_bounds import access_bounds
 from tvm_ext.tir_schedules.check_bounds import checked_bounds
@@ -119,3 +120,32 @@ def test_what_a_kernel_writes_itself_is_known() -> None:
     func = te.create_prim_func([X, AT, te.compute((M, FOUR), lambda i, j: X[place[i], j], "y")])
     assert not access_bounds(func).stray
     assert conditions(func) == ["not T.int64(0) < m or n > T.int64(0)"]
+
+
+def test_a_condition_holds_where_it_stands_and_not_beside() -> None:
+    def compute(i: Any, j: Any) -> Any:
+        below, beyond = (
+            where(AT[i] >= least, X[AT[i], j], other) for least, other in ((0, 7), (5, 8))
+        )
+        return tirx.if_then_else(AT[i] < N, below, beyond)
+
+    func = kernel([X, AT], (M, FOUR), compute)
+    at = np.array([1, -4, 3, 90], np.int64)
+    np.testing.assert_array_equal(run(func, (4, 4), rows(3), at)[:, 0], [4, 7, 8, 8])
+
+
+def test_what_is_written_again_is_not_what_was_compared() -> None:
+    """A position is compared, moved, and read at."""
+
+    @T.prim_func(s_tir=True)
+    def walk(x: T.handle, y: T.Buffer((1,), "float32")):
+        n = T.int64()
+        values = T.match_buffer(x, (n,), "float32")
+        with T.sblock("root"):
+            place = T.sblock_alloc_buffer((1,), "int64")
+            place[0] = T.int64(0)
+            if place[0] < n:
+                place[0] = place[0] + T.int64(7)
+                y[0] = values[place[0]]
+
+    assert len(access_bounds(walk).stray) == 1

@@ -219,10 +219,12 @@ def _negated(condition: Any) -> Any:
 class _Numbers:
     """Expressions of integers, with a variable for each part that is computed in another way.
 
-    What is loaded, converted from floating point, or called for, is only equal to itself.
+    What is loaded, converted from floating point, or called for, is only equal to itself, and what
+    is loaded from a tensor that ``is_settled`` says will be written again is equal to nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_settled: Callable[[Any], bool]) -> None:
+        self._is_settled = is_settled
         self._variables: dict[Any, tirx.Var] = {}
         self._values: dict[int, Any] = {}
 
@@ -252,9 +254,10 @@ class _Numbers:
             return self.of(expr.value).astype(str(expr.ty))
         if type(expr) in _OF_TWO and _is_integer(expr.a):
             return type(expr)(self.of(expr.a), self.of(expr.b))
-        return self._variables.setdefault(
-            tvm_ffi.StructuralKey(expr), tirx.Var("number", str(expr.ty))
-        )
+        number = tirx.Var("number", str(expr.ty))
+        if not all(self._is_settled(load.source) for load in nodes(expr, tvm.ir.TensorLoad)):
+            return number
+        return self._variables.setdefault(tvm_ffi.StructuralKey(expr), number)
 
 
 _OF_TWO = frozenset(
@@ -286,7 +289,7 @@ class _Walk:
         self.found = AccessBounds()
         self._analyzer = Analyzer()
         self._spans = _Spans(self._analyzer, self._bind_sizes(func))
-        self._numbers = _Numbers()
+        self._numbers = _Numbers(lambda buffer: not self._stores_ahead[hash(buffer)])
         # Conditions of sizes that hold here, those of the loops that run at all among them.
         self._entered: list[Any] = []
         # How many conditions are around that anything else decides.
@@ -297,6 +300,9 @@ class _Walk:
         # Of the tensors of integers that the kernel writes: what it puts there.
         self._written: dict[int, _Span] = {}
         self._guarded: list[_Guarded] = []
+        # Places with conditions of their own: how many there were, and where this is.
+        self._places = 0
+        self._place = 0
         self._seen: set[Any] = set()
 
     def _bind_sizes(self, func: tirx.PrimFunc) -> set[int]:
@@ -373,6 +379,8 @@ class _Walk:
         told = [condition for condition in told if static_extent(condition) is None]
         of_sizes = [c for c in told if self._spans.is_of_sizes(c)]
         guards, entered = len(told) - len(of_sizes), len(self._entered)
+        outer, self._places = self._place, self._places + 1
+        self._place = self._places
         scopes = [self._analyzer.constraint_scope(condition) for condition in told]
         for scope in scopes:
             scope.__enter__()
@@ -381,6 +389,7 @@ class _Walk:
         try:
             yield
         finally:
+            self._place = outer
             self._guards -= guards
             del self._entered[entered:]
             for scope in reversed(scopes):
@@ -398,12 +407,12 @@ class _Walk:
     def _note_written(self, store: tirx.BufferStore) -> None:
         """Once all stores into a tensor were seen, what it holds is known."""
         key = hash(store.buffer)
+        self._stores_ahead[key] -= 1
         if "int" not in str(store.value.ty):
             return
         span = self._spans.of(self._numbers.of(store.value))
         known = self._written.get(key)
         self._written[key] = span if known is None else _either(known, span)
-        self._stores_ahead[key] -= 1
 
     def _note_read(self, load: tvm.ir.TensorLoad) -> None:
         key = hash(load.source)
@@ -436,11 +445,7 @@ class _Walk:
     # Accesses -------------------------------------------------------------------------------------
 
     def _access(self, access: Access, buffer: Any) -> None:
-        key = (
-            hash(buffer),
-            self._guards,
-            tvm_ffi.StructuralKey(tvm.runtime.convert(list(access.indices))),
-        )
+        key = (self._place, access_key(access))
         if self._numbers.has_bound or key not in self._seen:
             self._seen.add(key)
             for axis, (index, size) in enumerate(zip(access.indices, buffer.shape, strict=True)):
