@@ -14,7 +14,7 @@ from tvm_ext.tir_schedules.check_bounds import checked_bounds
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 
 TARGET = tvm.target.Target("llvm")
-N, M, K = (tirx.Var(name, "int64") for name in "nmk")
+N, M = (tirx.Var(name, "int64") for name in "nm")
 FOUR = tirx.const(4, "int64")
 X = te.placeholder((N, FOUR), "float32", "x")
 AT = te.placeholder((M,), "int64", "at")

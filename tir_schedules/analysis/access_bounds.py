@@ -16,6 +16,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
+from tvm_ext.tir_schedules.analysis.affine import TWO_SIDED
 from tvm_ext.tir_schedules.analysis.buffer_access import is_conditional, nodes, static_extent
 from tvm_ext.tir_schedules.analysis.guarded_loads import children
 
@@ -138,16 +139,12 @@ class _Spans:
             return _Span(expr, expr, True)
         if isinstance(expr, tvm.ir.Var):
             return self.known.get(hash(expr), _Span())
-        if is_conditional(expr) or isinstance(expr, tirx.Select):
+        if is_conditional(expr):
             return self._of_choice(expr)
         if isinstance(expr, tirx.Cast):
             return self.of(expr.value).each(lambda value: value.astype(str(expr.ty)))
-        by_kind = {
-            tirx.Add: self._of_sum, tirx.Sub: self._of_sum, tirx.Mul: self._of_product,
-            tirx.FloorDiv: self._of_quotient, tirx.FloorMod: self._of_remainder,
-            tirx.Min: self._of_bound, tirx.Max: self._of_bound,
-        }  # fmt: skip
-        return by_kind[type(expr)](expr) if type(expr) in by_kind else _Span()
+        look = _SPANS.get(type(expr))
+        return _Span() if look is None else look(self, expr)
 
     def _both_reached(self, expr: Any) -> bool:
         """Whether both sides have their least, or largest, value in one and the same iteration."""
@@ -209,6 +206,18 @@ class _Spans:
         return _Span(low, high, one.is_reached and other.is_reached)
 
 
+_SPANS: dict[type, Callable[[_Spans, Any], _Span]] = {
+    tirx.Add: _Spans._of_sum,
+    tirx.Sub: _Spans._of_sum,
+    tirx.Mul: _Spans._of_product,
+    tirx.FloorDiv: _Spans._of_quotient,
+    tirx.FloorMod: _Spans._of_remainder,
+    tirx.Min: _Spans._of_bound,
+    tirx.Max: _Spans._of_bound,
+    tirx.Select: _Spans._of_choice,
+}
+
+
 def _negated(condition: Any) -> Any:
     """Not ``condition``, as TVM's prover can use it."""
     if isinstance(condition, tirx.Or):
@@ -252,21 +261,12 @@ class _Numbers:
             return tirx.Not(self.of(expr.a))
         if isinstance(expr, tirx.Cast) and _is_integer(expr.value):
             return self.of(expr.value).astype(str(expr.ty))
-        if type(expr) in _OF_TWO and _is_integer(expr.a):
+        if type(expr) in TWO_SIDED and _is_integer(expr.a):
             return type(expr)(self.of(expr.a), self.of(expr.b))
         number = tirx.Var("number", str(expr.ty))
         if not all(self._is_settled(load.source) for load in nodes(expr, tvm.ir.TensorLoad)):
             return number
         return self._variables.setdefault(tvm_ffi.StructuralKey(expr), number)
-
-
-_OF_TWO = frozenset(
-    (
-        *(tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod),
-        *(tirx.Min, tirx.Max, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE),
-        *(tirx.And, tirx.Or),
-    )
-)
 
 
 def _is_integer(expr: tvm.ir.Expr) -> bool:
@@ -335,7 +335,7 @@ class _Walk:
 
     def _store(self, store: tirx.BufferStore) -> None:
         self._expressions(store.value, *store.indices)
-        self._access(store, store.buffer)
+        self._access(store)
         self._note_written(store)
 
     def _branch(self, branch: tirx.IfThenElse) -> None:
@@ -440,15 +440,16 @@ class _Walk:
             self._expression(part)
         if isinstance(expr, tvm.ir.TensorLoad):
             self._note_read(expr)
-            self._access(expr, expr.source)
+            self._access(expr)
 
     # Accesses -------------------------------------------------------------------------------------
 
-    def _access(self, access: Access, buffer: Any) -> None:
+    def _access(self, access: Access) -> None:
         key = (self._place, access_key(access))
         if self._numbers.has_bound or key not in self._seen:
             self._seen.add(key)
-            for axis, (index, size) in enumerate(zip(access.indices, buffer.shape, strict=True)):
+            shape = accessed_buffer(access).shape
+            for axis, (index, size) in enumerate(zip(access.indices, shape, strict=True)):
                 if not isinstance(index, tirx.Ramp):
                     self._check(StrayAccess(access, axis), index, size)
 

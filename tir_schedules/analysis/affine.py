@@ -62,7 +62,7 @@ def affine_of(expr: tvm.ir.Expr, known: Mapping[int, Affine | None]) -> Affine |
         return known.get(hash(expr))
     if kind is tirx.Cast:
         return affine_of(expr.value, known)
-    if kind in _TWO_SIDED:
+    if kind in TWO_SIDED:
         left, right = affine_of(expr.a, known), affine_of(expr.b, known)
         if left is None or right is None:
             return None
@@ -83,7 +83,7 @@ def _together(kind: type, left: Affine, right: Affine) -> Affine:
 
 
 # Taken apart here, which is several times faster than a walk of TVM's.
-_TWO_SIDED = frozenset(
+TWO_SIDED = frozenset(
     (
         *(tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod),
         *(tirx.Min, tirx.Max, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE),
