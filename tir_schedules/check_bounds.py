@@ -19,6 +19,7 @@ from tvm_ext.tir_schedules.analysis.access_bounds import (
     shape_of,
 )
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.analysis.possible_values import Tables
 from tvm_ext.tir_schedules.statements import changed_block
 
 # On a kernel, until it is lowered: the condition, and for each variable in it the position of a
@@ -29,14 +30,15 @@ _BOUNDS_ATTRIBUTE = "tvm_ext.bounds"
 _DEEPEST = 8
 
 
-def checked_bounds(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def checked_bounds(func: tirx.PrimFunc, tables: Tables = lambda _: None) -> tirx.PrimFunc:
     """A kernel that stays inside its buffers; ``func`` itself if it is known to do so.
 
-    It is not scheduled yet. Its check of sizes becomes code when the kernel is lowered.
+    It is not scheduled yet. Its check of sizes becomes code when the kernel is lowered. ``tables``
+    says what is in those of its parameters that are constants.
     """
     kept: set[Any] = set()
     for _ in range(_DEEPEST):
-        bounds = access_bounds(func)
+        bounds = access_bounds(func, tables)
         stray = [s for s in bounds.stray if access_key(s.access) not in kept]
         if not stray:
             break

@@ -19,6 +19,7 @@ from tvm.sym import Analyzer
 from tvm_ext.tir_schedules.analysis.affine import TWO_SIDED
 from tvm_ext.tir_schedules.analysis.buffer_access import is_conditional, nodes, static_extent
 from tvm_ext.tir_schedules.analysis.guarded_loads import children
+from tvm_ext.tir_schedules.analysis.possible_values import PossibleValues, Tables
 
 # No size is larger: an address has 48 bits.
 _LARGEST_SIZE = 1 << 48
@@ -73,8 +74,10 @@ def _is_buffer(param: tirx.Var) -> bool:
     return isinstance(param.ty, tirx.BufferType)
 
 
-def access_bounds(func: tirx.PrimFunc) -> AccessBounds:
+def access_bounds(func: tirx.PrimFunc, tables: Tables = lambda _: None) -> AccessBounds:
     """Looks at every access of a kernel that is not scheduled yet.
+
+    ``tables`` says what is in those of its parameters that are constants.
 
     Nothing is found in a kernel of known sizes whose indices no tensor decides: what it may reach
     was known when it was written.
@@ -85,7 +88,7 @@ def access_bounds(func: tirx.PrimFunc) -> AccessBounds:
         _loads(index) for access in accesses for index in access.indices
     ):
         return AccessBounds()
-    walk = _Walk(func, accesses)
+    walk = _Walk(func, accesses, PossibleValues(func, tables))
     walk.statement(func.body)
     walk.look_at_guarded()
     return walk.found
@@ -123,11 +126,14 @@ def _either(one: _Span, other: _Span) -> _Span:
 class _Spans:
     """The spans of integers, from those of the loops' variables around them."""
 
-    def __init__(self, analyzer: Analyzer, sizes: set[int]) -> None:
+    def __init__(self, analyzer: Analyzer, sizes: set[int], values: PossibleValues) -> None:
         self._analyzer = analyzer
         self._sizes = sizes
+        self._values = values
         # Of the variables that are no sizes.
         self.known: dict[int, _Span] = {}
+        # What those stand for that are computed in another way.
+        self.computed: dict[int, tvm.ir.Expr] = {}
 
     def is_of_sizes(self, expr: Any) -> bool:
         """Whether the kernel's sizes alone decide a value."""
@@ -138,13 +144,22 @@ class _Spans:
         if self.is_of_sizes(expr):
             return _Span(expr, expr, True)
         if isinstance(expr, tvm.ir.Var):
-            return self.known.get(hash(expr), _Span())
+            return self._of_variable(expr)
         if is_conditional(expr):
             return self._of_choice(expr)
         if isinstance(expr, tirx.Cast):
             return self.of(expr.value).each(lambda value: value.astype(str(expr.ty)))
         look = _SPANS.get(type(expr))
         return _Span() if look is None else look(self, expr)
+
+    def _of_variable(self, var: tirx.Var) -> _Span:
+        key = hash(var)
+        if key not in self.known and key in self.computed:
+            values = self._values.of(self.computed.pop(key))
+            if values is not None:
+                ends = (tirx.const(int(end), str(var.ty)) for end in (values.min(), values.max()))
+                self.known[key] = _Span(*ends)
+        return self.known.get(key, _Span())
 
     def _both_reached(self, expr: Any) -> bool:
         """Whether both sides have their least, or largest, value in one and the same iteration."""
@@ -230,11 +245,17 @@ class _Numbers:
 
     What is loaded, converted from floating point, or called for, is only equal to itself, and what
     is loaded from a tensor that ``is_settled`` says will be written again is equal to nothing.
+    ``computed`` gets what each variable stands for, by its hash.
     """
 
-    def __init__(self, is_settled: Callable[[Any], bool]) -> None:
+    def __init__(
+        self, is_settled: Callable[[Any], bool], computed: dict[int, tvm.ir.Expr]
+    ) -> None:
         self._is_settled = is_settled
+        self._computed = computed
         self._variables: dict[Any, tirx.Var] = {}
+        # A variable that nothing holds any more would leave its hash to another one.
+        self._numbers: list[tirx.Var] = []
         self._values: dict[int, Any] = {}
 
     @property
@@ -264,6 +285,8 @@ class _Numbers:
         if type(expr) in TWO_SIDED and _is_integer(expr.a):
             return type(expr)(self.of(expr.a), self.of(expr.b))
         number = tirx.Var("number", str(expr.ty))
+        self._computed[hash(number)] = expr
+        self._numbers.append(number)
         if not all(self._is_settled(load.source) for load in nodes(expr, tvm.ir.TensorLoad)):
             return number
         return self._variables.setdefault(tvm_ffi.StructuralKey(expr), number)
@@ -285,11 +308,15 @@ class _Guarded(NamedTuple):
 class _Walk:
     """Goes through a kernel's statements with what is known at each place."""
 
-    def __init__(self, func: tirx.PrimFunc, accesses: Sequence[Access]) -> None:
+    def __init__(
+        self, func: tirx.PrimFunc, accesses: Sequence[Access], values: PossibleValues
+    ) -> None:
         self.found = AccessBounds()
         self._analyzer = Analyzer()
-        self._spans = _Spans(self._analyzer, self._bind_sizes(func))
-        self._numbers = _Numbers(lambda buffer: not self._stores_ahead[hash(buffer)])
+        self._spans = _Spans(self._analyzer, self._bind_sizes(func), values)
+        self._numbers = _Numbers(
+            lambda buffer: not self._stores_ahead[hash(buffer)], self._spans.computed
+        )
         # Conditions of sizes that hold here, those of the loops that run at all among them.
         self._entered: list[Any] = []
         # How many conditions are around that anything else decides.
@@ -417,7 +444,9 @@ class _Walk:
     def _note_read(self, load: tvm.ir.TensorLoad) -> None:
         key = hash(load.source)
         if key in self._written and not self._stores_ahead[key]:
-            self._spans.known[hash(self._numbers.of(load))] = self._written[key]
+            number = self._numbers.of(load)
+            if self._spans.of(number).low is None:
+                self._spans.known[hash(number)] = self._written[key]
 
     # Expressions ----------------------------------------------------------------------------------
 

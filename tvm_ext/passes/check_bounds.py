@@ -1,8 +1,14 @@
 """The pass that keeps kernels inside their buffers."""
 
-import tvm
-from tvm import tirx
+import functools
+from collections.abc import Sequence
 
+import numpy as np
+import tvm
+from tvm import relax, tirx
+from tvm.ir import GenericConst
+
+from tvm_ext.passes.pack_weights import kernel_arguments
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import with_functions
 from tvm_ext.tir_schedules.apply_template import SCHEDULED_ATTRIBUTE
@@ -27,12 +33,22 @@ class CheckBounds:
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself when all kernels are known to stay inside."""
         changed = {}
+        arguments = kernel_arguments(mod)
         for global_var, func in mod.functions.items():
             if not isinstance(func, tirx.PrimFunc):
                 continue
             if func.attrs is not None and SCHEDULED_ATTRIBUTE in func.attrs:
                 continue
-            checked = checked_bounds(func)
+            calls = arguments.get(str(global_var.name_hint), [])
+            checked = checked_bounds(func, functools.partial(_tables, calls))
             if not checked.same_as(func):
                 changed[global_var] = checked
         return with_functions(mod, changed)
+
+
+def _tables(calls: Sequence[Sequence[relax.Expr]], place: int) -> list[np.ndarray] | None:
+    """The constants that all ``calls`` of a kernel give to one of its parameters."""
+    given = [call[place] if place < len(call) else None for call in calls]
+    if not all(isinstance(argument, GenericConst) for argument in given):
+        return None
+    return [argument.value.numpy() for argument in given]

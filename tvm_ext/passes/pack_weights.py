@@ -1,6 +1,7 @@
 """Constants that kernels read: marks them for the templates, packs them as the templates ask."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import tvm
@@ -52,18 +53,10 @@ class PackWeights:
 
 def mark_constant_parameters(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with the notes of ``MarkConstantParameters``."""
-    always: dict[str, set[int]] = {}
-    for binding in relax_bindings(mod):
-        call = binding.value
-        if not isinstance(call, relax.Call) or not _CALL_TIR.same_as(call.op):
-            continue
-        constant = {
-            position
-            for position, argument in enumerate(call.args[1].fields)
-            if isinstance(argument, GenericConst)
-        }
-        name = str(call.args[0].name_hint)
-        always[name] = always.get(name, constant) & constant
+    always = {
+        name: set.intersection(*map(_constant_positions, calls))
+        for name, calls in kernel_arguments(mod).items()
+    }
     changed = {
         global_var: func.with_attr(CONSTANTS_ATTRIBUTE, positions)
         for global_var, func in mod.functions.items()
@@ -71,6 +64,20 @@ def mark_constant_parameters(mod: tvm.IRModule) -> tvm.IRModule:
         and (positions := sorted(always.get(str(global_var.name_hint), ())))
     }
     return with_functions(mod, changed)
+
+
+def kernel_arguments(mod: tvm.IRModule) -> dict[str, list[Sequence[relax.Expr]]]:
+    """By kernel name: the inputs that each call gives it."""
+    found: dict[str, list[Sequence[relax.Expr]]] = defaultdict(list)
+    for binding in relax_bindings(mod):
+        call = binding.value
+        if isinstance(call, relax.Call) and _CALL_TIR.same_as(call.op):
+            found[str(call.args[0].name_hint)].append(call.args[1].fields)
+    return found
+
+
+def _constant_positions(inputs: Sequence[relax.Expr]) -> set[int]:
+    return {place for place, one in enumerate(inputs) if isinstance(one, GenericConst)}
 
 
 def pack_weights(mod: tvm.IRModule, choices: Mapping[str, ScheduleChoice]) -> tvm.IRModule:
