@@ -37,7 +37,7 @@ from tvm_ext.model_inputs import (
 )
 from tvm_ext.program_call import ProgramCall, memory_tensor, to_array
 from tvm_ext.report.compile_report import CompileReport
-from tvm_ext.report.records import WITH_OUT_PARAMS, KernelCall
+from tvm_ext.report.records import WITH_OUT_PARAMS, KernelCall, as_machine_code
 from tvm_ext.report.units import format_bytes
 from tvm_ext.run_errors import TVM_ERRORS, failing_node, register_failed_branch, run_error
 from tvm_ext.tensor_spec import TensorSpec
@@ -88,6 +88,7 @@ class CompiledModel:
         self._output_names = [spec.name for spec in outputs]
         copied = report.memory.copied_outputs
         self._copied = [copied is None or name in copied for name in self._output_names]
+        self._any_copied = any(self._copied)
         self._narrow_outputs = [spec for spec in outputs if spec.dtype in HOLDERS]
         self.report = report
         names = report.memory.out_params
@@ -187,26 +188,32 @@ class CompiledModel:
     def _results(self, inputs: Mapping[str, Any], on_device: bool | None) -> dict[str, Any]:
         if self._gpu is not None:
             return self._gpu.run(inputs, on_device)
-        require_no_device(on_device)
+        if on_device:
+            require_no_device(on_device)
         call = self._made()
         names = self._input_names
         arrays = None
         if type(inputs) is dict and len(inputs) == len(names):
-            arrays = call.like_last([inputs.get(name) for name in names])
+            arrays = call.like_last(list(map(inputs.get, names)))
         if arrays is None:
             arrays = call(check_inputs(self.inputs, inputs))
         return self._named(arrays)
 
     def _named(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """Outputs by name, those in memory of something else as copies."""
-        own = [
-            array.copy() if copied else array
-            for array, copied in zip(arrays, self._copied, strict=True)
-        ]
-        results = dict(zip(self._output_names, own, strict=True))
+        if self._any_copied:
+            arrays = [
+                array.copy() if copied else array
+                for array, copied in zip(arrays, self._copied, strict=True)
+            ]
+        results = dict(zip(self._output_names, arrays, strict=True))
         for spec in self._narrow_outputs:
             results[spec.name] = release(results[spec.name], spec.dtype)
         return results
+
+    def is_fresh(self, output: str) -> bool:
+        """Whether an output is made anew in each run, in memory that is nothing else's."""
+        return not self._copied[self._output_names.index(output)]
 
     def io_binding(
         self, inputs: Mapping[str, np.ndarray], out: Mapping[str, Any] | None = None
@@ -505,12 +512,12 @@ class CompiledModel:
         if made is None:
             machine = self._new_machine()
             made = ProgramCall(
-                machine["main"],
+                _fastest(machine, "main"),
                 len(self.outputs),
                 self._threads,
                 self._run_error,
                 in_place=self.report.memory.copied_outputs is not None,
-                with_out_params=machine[WITH_OUT_PARAMS] if self._out_params else None,
+                with_out_params=(_fastest(machine, WITH_OUT_PARAMS) if self._out_params else None),
             )
             self._threads_own.made = made
         return made
@@ -598,3 +605,11 @@ class CompiledModel:
             loaded._threads = loaded._checked_threads(threads)
         loaded.prepare()
         return loaded
+
+
+def _fastest(machine: tvm_ffi.Module, name: str) -> Callable[..., Any]:
+    """A function of the program, as machine code where it has that."""
+    try:
+        return machine[as_machine_code(name)]
+    except AttributeError:
+        return machine[name]

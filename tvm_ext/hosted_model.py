@@ -84,9 +84,21 @@ class HostedModel(CompiledModel):
         )
         # Name, shape and dtype of the inputs of the last run, if these are all there is to check.
         self._last: tuple[tuple[str, tuple[int, ...], np.dtype], ...] | None = None
+        fresh = self._made_by_parts()
         self._conversions = tuple(
-            (value.name, output_conversion(value.type)) for value in host.graph.output
+            (value.name, output_conversion(value.type, is_fresh=value.name in fresh))
+            for value in host.graph.output
         )
+
+    def _made_by_parts(self) -> set[str]:
+        """Values whose memory is nothing else's: a part makes them anew in each run."""
+        return {
+            name
+            for step in self._program_of_host.steps
+            if step.part is not None
+            for name in step.outputs
+            if self._parts[step.part].is_fresh(name)
+        }
 
     def _results(self, inputs: Mapping[str, Any], on_device: bool | None) -> dict[str, Any]:
         require_no_device(on_device)

@@ -7,7 +7,7 @@ read where it lies.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +17,8 @@ from tvm_ext.errors import RunError
 from tvm_ext.hardware.cpu.threads import thread_pool
 from tvm_ext.run_errors import TVM_ERRORS
 
+# Names of their own, which are found faster.
+_Array, _Tensor = np.ndarray, tvm_ffi.Tensor
 _view = np.from_dlpack
 _field = tvm_ffi.get_global_func("ffi.ArrayGetItem")
 
@@ -25,6 +27,16 @@ _LARGE_BYTES = 1 << 14
 
 # Raised for tensors that NumPy cannot look at.
 _NO_VIEW = (BufferError, RuntimeError, TypeError, ValueError, AttributeError)
+
+# An input of the last run: how to read another one like it in place, unless it is too small for
+# that; the tensor that it was copied into and a view of that, unless it was read in place; its
+# shape and its dtype.
+_LastInput: TypeAlias = tuple[
+    Callable[[np.ndarray], tvm_ffi.Tensor | None] | None,
+    tuple[tvm_ffi.Tensor, np.ndarray] | None,
+    tuple[int, ...],
+    np.dtype,
+]
 
 
 class ProgramCall:
@@ -61,10 +73,8 @@ class ProgramCall:
         self._threads = threads
         self._run_error = run_error
         self._in_place = _in_place if in_place else _never
-        # A tensor and a view of it for each input of the last run, unless it was read in place.
-        self._kept: dict[
-            int, tuple[tuple[tvm_ffi.Tensor, np.ndarray] | None, tuple[int, ...], np.dtype]
-        ] = {}
+        # For each input of the last run.
+        self._kept: dict[int, _LastInput] = {}
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs for inputs that have been checked; their memory is the program's."""
@@ -75,14 +85,15 @@ class ProgramCall:
 
         That one has been checked; looking at each anew would take longer than a small model.
         """
-        if len(self._kept) != len(values):
+        kept = self._kept
+        if len(kept) != len(values):
             return None
         tensors = []
         for position, array in enumerate(values):
-            copy, shape, dtype = self._kept[position]
-            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+            in_place, copy, shape, dtype = kept[position]
+            if type(array) is not _Array or array.shape != shape or array.dtype != dtype:
                 return None
-            tensor = self._in_place(array)
+            tensor = None if in_place is None else in_place(array)
             if tensor is None:
                 if copy is None:
                     return None
@@ -96,11 +107,12 @@ class ProgramCall:
         return [self._tensor(position, array) for position, array in enumerate(arrays)]
 
     def _tensor(self, position: int, array: np.ndarray) -> tvm_ffi.Tensor:
-        in_place = self._in_place(array)
-        if in_place is not None:
-            self._kept[position] = (None, array.shape, array.dtype)
-            return in_place
-        copy, shape, dtype = self._kept.get(position, (None, (), array.dtype))
+        in_place = None if array.nbytes < _LARGE_BYTES else self._in_place
+        tensor = None if in_place is None else in_place(array)
+        if tensor is not None:
+            self._kept[position] = (in_place, None, array.shape, array.dtype)
+            return tensor
+        _, copy, shape, dtype = self._kept.get(position, (None, None, (), array.dtype))
         if copy is not None and shape == array.shape and dtype == array.dtype:
             tensor, view = copy
             view[...] = array
@@ -108,7 +120,7 @@ class ProgramCall:
         tensor = _own_tensor(array)
         made = memory_view(tensor)
         if made.flags.writeable:
-            self._kept[position] = ((tensor, made), made.shape, made.dtype)
+            self._kept[position] = (in_place, (tensor, made), made.shape, made.dtype)
         else:
             self._kept.pop(position, None)
         return tensor
@@ -129,11 +141,15 @@ class ProgramCall:
             result = self._with_out_params(*tensors, *written) if written else self.main(*tensors)
         except TVM_ERRORS as error:
             raise self._run_error(error, tensors) from error
-        if isinstance(result, tvm_ffi.Tensor):
+        if isinstance(result, _Tensor):
             return [memory_view(result)]
         try:
-            # Iterating over an array of TVM's takes a microsecond a tensor.
-            return [_view(_field(result, place)) for place in self._places]
+            # Iterating over an array of TVM's takes a microsecond a tensor, and a comprehension
+            # longer than a loop.
+            views = []
+            for place in self._places:
+                views.append(_view(_field(result, place)))
+            return views
         except _NO_VIEW:
             return [memory_view(_field(result, place)) for place in self._places]
 
@@ -143,8 +159,8 @@ def _never(_array: np.ndarray) -> None:
 
 
 def _in_place(array: np.ndarray) -> tvm_ffi.Tensor | None:
-    """A large array's own memory as a tensor, which a program reads only; else None."""
-    if array.nbytes < _LARGE_BYTES or not lies_in_order(array):
+    """An array's own memory as a tensor, which a program reads only; None if it cannot be."""
+    if not lies_in_order(array):
         return None
     try:
         return memory_tensor(array)

@@ -248,9 +248,7 @@ class _Numbers:
     ``computed`` gets what each variable stands for, by its hash.
     """
 
-    def __init__(
-        self, is_settled: Callable[[Any], bool], computed: dict[int, tvm.ir.Expr]
-    ) -> None:
+    def __init__(self, is_settled: Callable[[Any], bool], computed: dict[int, tvm.ir.Expr]) -> None:
         self._is_settled = is_settled
         self._computed = computed
         self._variables: dict[Any, tirx.Var] = {}

@@ -7,6 +7,7 @@ built, and with it all that the kernel reads and computes from it.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -88,10 +89,8 @@ class PossibleValues:
         key, find = self._variable(expr) if isinstance(expr, tvm.ir.Var) else self._element(expr)
         if key not in self._found:
             self._found[key] = None
-            try:
+            with suppress(_Unknown):
                 self._found[key] = find()
-            except _Unknown:
-                pass
         found = self._found[key]
         if found is None:
             raise _Unknown

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import tvm
 from tvm import relax, tirx
+from tvm.relax import vm_build
 
 from tvm_ext.compiler.backend import programs_of
 from tvm_ext.configs.progress import tell
@@ -17,12 +18,16 @@ from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.passes import registry
 from tvm_ext.relay_passes.cuda_graphs import captured_kernels, launches_only, without_capture
-from tvm_ext.report.records import DeviceRecord, KernelCall
+from tvm_ext.relay_passes.spans import bindings_of, relax_functions
+from tvm_ext.report.records import WITH_OUT_PARAMS, DeviceRecord, KernelCall, as_machine_code
 from tvm_ext.tensor_spec import listed
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.cuda.cublas import library_modules
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels, lowering_pipeline, pass_options
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_by_fallback
+
+# Machine code for each takes a millisecond to make.
+_FEW_INSTRUCTIONS = 128
 
 # What code generation raises.
 BUILD_ERRORS = (tvm.error.InternalError, RuntimeError, ValueError, TypeError, AttributeError)
@@ -46,15 +51,49 @@ def build(
     tell(f"code for {kernels} kernels")
     try:
         with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
-            built = relax.build(
-                mod, target=target, relax_pipeline=None, tir_pipeline=lowering_pipeline(target)
-            )
+            built = _executable(mod, target)
         for module in library_modules(mod):
             # Beside the device code of the kernels that call it.
             built.mod.imports[0].import_module(module)
         return built
     except BUILD_ERRORS as error:
         raise BuildError(_no_code(mod, target, origins or {}), defect=True) from error
+
+
+def _executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
+    """The program as bytecode, and a short one as machine code beside it.
+
+    An instruction of bytecode takes 50 ns: a third of the run of a model of a few small kernels.
+    Of a model of many kernels it is nothing, and machine code for all its instructions would take
+    long to make. What finds out where a run is, a profile or an error, needs bytecode.
+    """
+    builder = relax.ExecBuilder()
+    functions = dict(vm_build._vmcodegen(builder, mod, "bytecode").functions.items())
+    programs = {str(var.name_hint): func for var, func in relax_functions(mod).items()}
+    # TVM makes no machine code of calls from one function to another.
+    is_alone = programs.keys() <= {"main", WITH_OUT_PARAMS}
+    if target.kind.name == "llvm" and is_alone and all(map(_is_short, programs.values())):
+        for name, func in programs.items():
+            symbol = as_machine_code(name)
+            functions[tvm.ir.GlobalVar(symbol)] = func.with_attr("global_symbol", symbol)
+        both = tvm.IRModule(functions, attrs=mod.attrs)
+        functions = dict(vm_build._vmcodegen(builder, both, "compiled").functions.items())
+    kernels = tvm.IRModule(functions, attrs=mod.attrs)
+    # What passes that offload to other libraries (BYOC) leave.
+    attrs = dict(mod.attrs.items()) if mod.attrs else {}
+    libraries = list(attrs.get("external_mods", ()))
+    constants = dict(attrs.get("const_name_to_constant", {}))
+    return vm_build._vmlink(
+        builder, target, kernels, lowering_pipeline(target), libraries, constants
+    )
+
+
+def _is_short(func: relax.Function) -> bool:
+    """Whether a function is few calls one after the other."""
+    values = [binding.value for binding in bindings_of(func)]
+    return len(values) <= _FEW_INSTRUCTIONS and not any(
+        isinstance(value, relax.If) for value in values
+    )
 
 
 def can_be_built(func: tirx.PrimFunc, target: tvm.target.Target) -> bool:

@@ -228,6 +228,11 @@ class KernelRecord:
 WITH_OUT_PARAMS = "main_with_out_params"
 
 
+def as_machine_code(name: str) -> str:
+    """What a function of the program is called as machine code, where it is that as well."""
+    return f"{name}_compiled"
+
+
 @dataclass(frozen=True)
 class MemoryRecord:
     """Memory of one run, in bytes.

@@ -126,8 +126,11 @@ def _unfit(spec: TensorSpec, what: str) -> InputError:
     )
 
 
-def output_conversion(type_: onnx.TypeProto) -> Conversion:
-    """What makes of a computed value what ONNX Runtime returns for an output of the type."""
+def output_conversion(type_: onnx.TypeProto, is_fresh: bool = False) -> Conversion:
+    """What makes of a computed value what ONNX Runtime returns for an output of the type.
+
+    ``is_fresh``: whether an array is nothing else's memory.
+    """
     kind = type_.WhichOneof("value")
     if kind == "tensor_type" and type_.tensor_type.elem_type == TensorProto.STRING:
         return as_strings
@@ -139,8 +142,8 @@ def output_conversion(type_: onnx.TypeProto) -> Conversion:
         return lambda value: None if value is None else inner(value)
     if kind == "map_type":
         return _as_is
-    # A copy: what a step or a part of the program returned may be a weight, or another output.
-    return np.array
+    # What a step or a part of the program returned may be a weight, or another output.
+    return _as_is if is_fresh else np.array
 
 
 def _as_is(value: Any) -> Any:
