@@ -609,7 +609,5 @@ class CompiledModel:
 
 def _fastest(machine: tvm_ffi.Module, name: str) -> Callable[..., Any]:
     """A function of the program, as machine code where it has that."""
-    try:
-        return machine[as_machine_code(name)]
-    except AttributeError:
-        return machine[name]
+    symbol = as_machine_code(name)
+    return machine[symbol if machine.implements_function(symbol) else name]

@@ -149,3 +149,58 @@ def test_what_is_written_again_is_not_what_was_compared() -> None:
                 y[0] = values[place[0]]
 
     assert len(access_bounds(walk).stray) == 1
+
+
+def constant(*numbers: int) -> Callable[[int], list[np.ndarray] | None]:
+    """``AT``, the second parameter, is the same table in each of two calls."""
+    return lambda place: [np.array(numbers, np.int64)] * 2 if place == 1 else None
+
+
+FIVE_ROWS = te.placeholder((tirx.const(5, "int64"), FOUR), "float32", "x")
+NUMBERS = te.placeholder((tirx.const(3, "int64"),), "int64", "at")
+
+
+@pytest.mark.parametrize(
+    ("index", "numbers", "is_inside"),
+    [
+        (lambda at: at, (0, 4, 2), True),
+        (lambda at: at, (0, 5, 2), False),
+        (lambda at: at, (-1, 4, 2), False),
+        # A negative index counts from the end: each number is looked at alone.
+        (lambda at: tirx.Select(at < 0, at + 5, at), (-5, 4, 0), True),
+        (lambda at: tirx.Select(at < 0, at + 5, at), (-6, 4, 0), False),
+        (
+            lambda at: (at >> 4) + ((at & 1) << tirx.Cast("int64", FIVE_ROWS[0, 0] < 0)),
+            (33, 64),
+            True,
+        ),
+        (
+            lambda at: (at >> 4) + ((at & 1) << tirx.Cast("int64", FIVE_ROWS[0, 0] < 0)),
+            (65, 0),
+            False,
+        ),
+    ],
+)
+def test_a_table_of_constants_says_where_it_leads(
+    index: Callable[[Any], Any], numbers: Sequence[int], is_inside: bool
+) -> None:
+    func = kernel([FIVE_ROWS, NUMBERS], (3, FOUR), lambda i, j: FIVE_ROWS[index(NUMBERS[i]), j])
+    assert checked_bounds(func, constant(*numbers)).same_as(func) == is_inside
+    assert not checked_bounds(func, lambda _: None).same_as(func)
+
+
+def test_a_walk_through_a_table_is_followed_to_its_end() -> None:
+    """Each step leads to where the table says, and the table leads nowhere else."""
+
+    @T.prim_func(s_tir=True)
+    def walk(x: T.Buffer((5,), "float32"), at: T.Buffer((5,), "int64"), y: T.Buffer((1,))):
+        with T.sblock("root"):
+            place = T.sblock_alloc_buffer((1,), "int64")
+            place[0] = T.int64(2)
+            while x[place[0]] > T.float32(0):
+                place[0] = at[place[0]]
+            y[0] = x[place[0]]
+
+    assert not access_bounds(walk, constant(1, 2, 3, 4, 0)).stray
+    assert len(access_bounds(walk, constant(1, 2, 3, 4, 5)).stray) == 2
+    assert len(access_bounds(walk).stray) == 2

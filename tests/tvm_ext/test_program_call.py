@@ -1,12 +1,16 @@
 """Memory of inputs and outputs: read in place, handed out as it is, and still nobody else's."""
 
+from itertools import pairwise
+
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 from small_models import model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
+from tvm_ext.report.records import WITH_OUT_PARAMS, as_machine_code
 
 # Enough for an input to be read in place.
 ROWS, COLUMNS = 64, 512
@@ -117,3 +121,24 @@ def test_what_a_branch_gives_back_is_copied() -> None:
     found = compiled.run({"x": x})["y"]
     assert not np.shares_memory(found, x)
     np.testing.assert_array_equal(found, x)
+
+
+def layers(count: int) -> onnx.ModelProto:
+    """Layers that no pass makes one kernel of."""
+    names = [f"x{place}" for place in range(count)] + ["y"]
+    nodes = [node("Softmax", [before], [after]) for before, after in pairwise(names)]
+    return model(nodes, [value("x0", ["n", 8])], [value("y", None)])
+
+
+@pytest.mark.parametrize(("count", "is_short"), [(2, True), (100, False)])
+def test_a_short_program_is_machine_code_beside_bytecode(count: int, is_short: bool) -> None:
+    made = tvm_ext.compile(layers(count), HOST, opt_level="O1")
+    machine = made._new_machine()
+    names = [as_machine_code(name) for name in ("main", WITH_OUT_PARAMS)]
+    assert [machine.implements_function(name) for name in names] == [is_short] * 2
+    # A profile reads the bytecode.
+    assert len(made.profile({"x0": rand(3, 8)}, repeat=1).calls) == count
+    out = np.empty((3, 8), np.float32)
+    np.testing.assert_array_equal(
+        made.run({"x0": rand(3, 8)})["y"], made.run({"x0": rand(3, 8)}, out={"y": out})["y"]
+    )

@@ -155,11 +155,15 @@ class _Spans:
     def _of_variable(self, var: tirx.Var) -> _Span:
         key = hash(var)
         if key not in self.known and key in self.computed:
-            values = self._values.of(self.computed.pop(key))
-            if values is not None:
-                ends = (tirx.const(int(end), str(var.ty)) for end in (values.min(), values.max()))
-                self.known[key] = _Span(*ends)
+            self.known[key] = self.of_values(self.computed.pop(key))
         return self.known.get(key, _Span())
+
+    def of_values(self, expr: tvm.ir.Expr) -> _Span:
+        """The span of what tables of constants decide."""
+        values = self._values.of(expr)
+        if values is None:
+            return _Span()
+        return _Span(*(tirx.const(int(end), str(expr.ty)) for end in (values.min(), values.max())))
 
     def _both_reached(self, expr: Any) -> bool:
         """Whether both sides have their least, or largest, value in one and the same iteration."""
@@ -481,6 +485,8 @@ class _Walk:
                     self._check(StrayAccess(access, axis), index, size)
 
     def _check(self, found: StrayAccess, index: Any, size: Any) -> None:
+        if _loads(index) and self._is_inside(index, self._spans.of_values(index), size):
+            return
         index = self._numbers.of(index)
         span = self._spans.of(index)
         if self._is_inside(index, span, size):

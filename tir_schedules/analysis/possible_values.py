@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import is_conditional, nodes, static_extent
 
 # The tables at a parameter of a kernel, one for each of its calls; None if one call has another
 # thing there.
@@ -164,6 +164,11 @@ class _Grid:
         if kind in _OPERATORS:
             sides = self.evaluated(expr.a), self.evaluated(expr.b)
             return np.asarray(_OPERATORS[kind](*sides)).astype(dtype)
+        if kind is tirx.Select:
+            parts = (expr.condition, expr.true_value, expr.false_value)
+            return np.where(*map(self.evaluated, parts))
+        if is_conditional(expr):
+            return np.where(*map(self.evaluated, expr.args))
         if kind in (tvm.ir.Var, tvm.ir.TensorLoad):
             return self._axis(expr, self._source)
         raise _Unknown
