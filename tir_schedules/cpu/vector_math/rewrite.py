@@ -21,7 +21,7 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import COMPARISONS
 from tvm_ext.tir_schedules.cpu.vector_math import exponential, logarithm, trigonometric
 from tvm_ext.tir_schedules.cpu.vector_math.expression import Let
 from tvm_ext.tir_schedules.cpu.vector_math.logarithm import CONSTANT_POWERS, power
-from tvm_ext.tir_schedules.statements import stack_array
+from tvm_ext.tir_schedules.statements import changed_block, stack_array
 
 # Takes deep expressions apart: the result of an inner part waits in a small array.
 #
@@ -79,8 +79,24 @@ def _staged_loop(loop: tirx.For, is_function: Callable[[tvm.ir.Call], bool]) -> 
     body = structural_map(loop.body, (tirx.BufferStore, stage.split))
     if not stage.declarations:
         return loop
+    body = structural_map(body, (s_tir.SBlockRealize, lambda block: _with_lane(block, loop)))
     vector = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
     return tirx.SeqStmt([*stage.declarations, vector])
+
+
+def _with_lane(realize: s_tir.SBlockRealize, loop: tirx.For) -> s_tir.SBlockRealize:
+    """A block that names the loop's variable, with an axis for it, as TVM wants it."""
+    block = realize.block
+    if not block.iter_vars or not any(
+        loop.loop_var.same_as(v) for v in nodes(block.body, tirx.Var)
+    ):
+        return realize
+    lane = tirx.Var("v_lane", str(loop.loop_var.ty))
+    limits = tvm.ir.Range.from_min_extent(loop.min, loop.extent)
+    axes = [*block.iter_vars, tirx.IterVar(limits, lane, tirx.IterVar.DataPar)]
+    body = structural_map(block.body, (tirx.Var, lambda v: lane if v.same_as(loop.loop_var) else v))
+    closed = changed_block(block, iter_vars=axes, body=body)
+    return s_tir.SBlockRealize([*realize.iter_values, loop.loop_var], realize.predicate, closed)
 
 
 def _lanes(loop: tirx.For) -> list[tirx.Var]:
