@@ -8,11 +8,9 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.tir_schedules.check_bounds import InsertBoundsChecks
-from tvm_ext.tir_schedules.cpu.hoist_divisions import HoistDivisions
-from tvm_ext.tir_schedules.cpu.lone_arguments import NoAliasOfLoneArguments
+from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, TruncateDivisions
+from tvm_ext.tir_schedules.cpu.kernel_arguments import NoAliasOfLoneArguments, UnalignedArguments
 from tvm_ext.tir_schedules.cpu.narrow_fills import SerialNarrowFills
-from tvm_ext.tir_schedules.cpu.truncate_divisions import TruncateDivisions
-from tvm_ext.tir_schedules.cpu.unaligned_arguments import UnalignedArguments
 from tvm_ext.tir_schedules.cuda.empty_launches import LeaveOutEmptyLaunches
 
 _OPTIONS = {

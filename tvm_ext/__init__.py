@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 def _named_pipeline(**options: Any) -> Any:
     """What ``relax.get_pipeline("tvm_ext")`` returns; see ``tvm_ext_pipeline``."""
-    from tvm_ext.compiler.named_pipeline import tvm_ext_pipeline
+    from tvm_ext.compiler.stages import tvm_ext_pipeline
 
     return tvm_ext_pipeline(**options)
 

@@ -43,6 +43,13 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 # How the work of a Winograd convolution is cut by default, from registers and caches.
 
 
+# How much longer the last turn of few blocks may make the others wait.
+_FEW_IDLE = 1.1
+
+# Multiplications and additions for one element of a transform, along the rows and the columns.
+_TRANSFORM_OPERATIONS = 5
+
+
 @dataclass(frozen=True)
 class WinogradShape:
     """Extents of the products: positions in a tile, tiles by image, row and column, channels."""
@@ -142,22 +149,34 @@ def _closed_blocks(
     """Blocks of tiles, so that what is between the stages stays in L2.
 
     Weights in L3 are read again for every block: measured as fast as weights in L2. All tiles at a
-    time where weights come from main memory, or where there are too few blocks for the threads.
+    time where weights come from main memory, or where no size of blocks keeps the threads busy.
     """
     weights = 4 * shape.positions * shape.inputs * shape.outputs
     room = max(1, machine.l2_bytes // 2 // shape.tile_bytes)
-    blocks = (rows[0] * max(1, room // (rows[0] * shape.tile_columns)), rows[1])
-    if blocks[0] > rows[0]:
-        blocks = (min(blocks[0], shape.tile_rows), shape.tile_columns)
-    count = shape.images * math.prod(
-        -(-extent // size)
-        for extent, size in zip((shape.tile_rows, shape.tile_columns), blocks, strict=True)
-    )
+    wide = (rows[0] * max(1, room // (rows[0] * shape.tile_columns)), shape.tile_columns)
+    sizes = [(down, wide[1]) for down in range(min(wide[0], shape.tile_rows), rows[0], -rows[0])]
+    sizes = [size for size in (*sizes, rows) if _threads_are_busy(shape, machine, size)]
     fits = shape.tiles * shape.tile_bytes <= max(machine.l3_bytes // 4, machine.l2_bytes)
     from_memory = weights > max(machine.l3_bytes, machine.l2_bytes) // 2
-    if fits and (from_memory or count < 4 * machine.cores > 4):
+    if fits and (from_memory or not sizes):
         return None
-    return rows if count < 4 * machine.cores else blocks
+    return sizes[0] if sizes else rows
+
+
+def _threads_are_busy(
+    shape: WinogradShape, machine: CpuDescription, blocks: tuple[int, int]
+) -> bool:
+    """Whether blocks of this size are many, or share out evenly."""
+    extents = (shape.tile_rows, shape.tile_columns)
+    count = shape.images * math.prod(
+        -(-extent // size) for extent, size in zip(extents, blocks, strict=True)
+    )
+    turns = -(-count // machine.cores)
+    return (
+        machine.cores == 1
+        or count >= 4 * machine.cores
+        or (turns > 1 and turns * machine.cores <= _FEW_IDLE * count)
+    )
 
 
 def _picked_blocks(
@@ -253,7 +272,8 @@ class _Scheduler:
         self.decision: WinogradDecision = decide_winograd(shape, machine, decisions)
         self.lanes = machine.vector_lanes("float32")
         self.work = shape.positions * shape.tiles * shape.inputs * shape.outputs
-        self.transform_work = shape.positions * shape.tiles * (shape.inputs + shape.outputs)
+        elements = _TRANSFORM_OPERATIONS * shape.positions * shape.tiles
+        self.input_work, self.output_work = (elements * n for n in (shape.inputs, shape.outputs))
 
     def run(self, stages: dict[str, SBlockRV]) -> None:
         """Writes the schedule."""
@@ -306,7 +326,7 @@ class _Scheduler:
         sch.compute_at(stages["output_rows"], channel, preserve_unit_loops=True)
         flatten(sch, list(sch.get_loops(stages["output_rows"]))[-6:])
         if decision.blocks is None:
-            self._threads([blocks], self.transform_work, "output_threads")
+            self._threads([blocks], self.output_work, "output_threads")
             return None
         self._threads([blocks], self.work)
         return blocks
@@ -356,4 +376,4 @@ class _Scheduler:
         flatten(sch, list(sch.get_loops(stages["input_tile"]))[-6:])
         if block_loop is None:
             outer = [image, tile_row, tile_column, channel]
-            self._threads(outer, self.transform_work, "input_threads")
+            self._threads(outer, self.input_work, "input_threads")

@@ -7,9 +7,8 @@ from tvm_ext.tir_schedules.wafer.blockwise import WaferBlockwise
 from tvm_ext.tir_schedules.wafer.convolution import WaferConvolution
 from tvm_ext.tir_schedules.wafer.elementwise import WaferElementwise
 from tvm_ext.tir_schedules.wafer.gemv import WaferGemv
-from tvm_ext.tir_schedules.wafer.matmul import WaferMatmul
+from tvm_ext.tir_schedules.wafer.matmul import WaferMatmul, with_skewed_steps
 from tvm_ext.tir_schedules.wafer.reduction import WaferReduction
-from tvm_ext.tir_schedules.wafer.skewed_steps import with_skewed_steps
 from tvm_ext.tir_schedules.wafer.stencil import WaferStencil
 from tvm_ext.tir_schedules.wafer.transpose import WaferTranspose
 from tvm_ext.tuning.backend import RANDOM, CostModelEntry, Tuning

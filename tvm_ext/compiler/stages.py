@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import onnx
 import tvm
 
-from tvm_ext.compiler.compile_context import CompileContext
+from tvm_ext.compiler.compile_context import CompileContext, compiling
 from tvm_ext.compiler.graph_analysis import (
     FusionObserver,
     KernelCall,
@@ -23,10 +23,11 @@ from tvm_ext.compiler.tuned_kernels import RecordsSource, find_records
 from tvm_ext.configs.progress import part_of
 from tvm_ext.errors import REPORT_IT, BuildError, PassError, TvmExtError
 from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.targets import current_description, program_target
 from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
-from tvm_ext.passes.pipeline import Pipeline
+from tvm_ext.passes.pipeline import Pipeline, build_pipeline
 from tvm_ext.passes.runner import BUILDER_LOCK, PassRunner, freezing_advice
-from tvm_ext.relax_frontend import import_relax
+from tvm_ext.relax_frontend import import_relax, normalized
 from tvm_ext.report.records import PhaseRecord
 from tvm_ext.tensor_spec import InputShapes, shapes_of
 from tvm_ext.tir_schedules.backend import scheduling_of
@@ -188,3 +189,31 @@ def plan_module(
     """Plans storage, and turns the program into calls of the virtual machine."""
     with phases.timed("memory"):
         return runner.run(pipeline.target, runner.run(pipeline.memory, mod))
+
+
+# The pipeline for users of plain TVM: ``relax.get_pipeline("tvm_ext")``.
+
+
+def tvm_ext_pipeline(records: RecordsSource = (), **options: Any) -> tvm.transform.Pass:
+    """All passes from Relax to what ``relax.build`` generates code for, for the current target.
+
+    Parameters
+    ----------
+    records
+        As for ``tvm_ext.compile``.
+    **options
+        As for ``build_pipeline``: ``opt_level``, ``disabled_passes``, ``pass_config``, ``own``.
+    """
+    pipeline = build_pipeline(**options)
+
+    @tvm.transform.module_pass(opt_level=0, name="tvm_ext")
+    def run(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        runner, phases = PassRunner(), Phases()
+        machine = program_target(current_description())
+        require_schedules(pipeline, machine)
+        with compiling(machine) as context:
+            lowered = lower_module(normalized(mod), pipeline, runner, phases)
+            scheduled = schedule_module(lowered, pipeline, runner, phases, context, records)
+            return plan_module(scheduled, pipeline, runner, phases)
+
+    return run

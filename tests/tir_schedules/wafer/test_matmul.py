@@ -8,8 +8,7 @@ from wafer_matmuls import WSE2, product, random, run, scheduled
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.program import BlockWork, Transfer
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.wafer.matmul import ON_LEFT, SUMMA, WaferMatmul
-from tvm_ext.tir_schedules.wafer.skewed_steps import CANNON, INTERLEAVED
+from tvm_ext.tir_schedules.wafer.matmul import CANNON, INTERLEAVED, ON_LEFT, SUMMA, WaferMatmul
 from tvm_ext.tuning.wafer.cost_model import read_program
 
 ALGORITHMS = pytest.mark.parametrize("algorithm", [SUMMA, CANNON, INTERLEAVED])

@@ -16,8 +16,7 @@ from tvm_ext.tir_schedules.template import FixedDecisions
 from tvm_ext.tir_schedules.wafer import matmul as matmul_decision
 from tvm_ext.tir_schedules.wafer import mesh_partition
 from tvm_ext.tir_schedules.wafer.gemv import COMBINATIONS, WaferGemv
-from tvm_ext.tir_schedules.wafer.matmul import SUMMA, WaferMatmul
-from tvm_ext.tir_schedules.wafer.skewed_steps import CANNON, INTERLEAVED
+from tvm_ext.tir_schedules.wafer.matmul import CANNON, INTERLEAVED, SUMMA, WaferMatmul
 from tvm_ext.tuning.wafer.cost_model import read_program
 
 

@@ -66,7 +66,7 @@ def test_a_mapping_that_computes_the_wrong_thing_is_caught(tmp_path, task):
     def part(order, step, count, i, j):
         return tirx.floormod(step + i + j, count - 1)
 
-    with mock.patch("tvm_ext.tir_schedules.wafer.skewed_steps._part", part):
+    with mock.patch("tvm_ext.tir_schedules.wafer.matmul._part", part):
         progress = tuned(tmp_path, task, trials=3)
     (kernel,) = progress.kernels
     assert kernel.state == "skipped"

@@ -19,7 +19,6 @@ from tvm.tirx.buffer import buffer_data
 from tvm_ext.hardware.matrix_instructions import WARPGROUP_INSTRUCTIONS
 from tvm_ext.tir_schedules.cuda.launch import Arrays, alone, bound, guarded
 from tvm_ext.tir_schedules.cuda.warp_instructions import in_use
-from tvm_ext.tir_schedules.cuda.warpgroup import cluster_instructions as cluster
 from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_instructions as hopper
 from tvm_ext.tir_schedules.cuda.warpgroup.stream_k import (
     StepRange,
@@ -102,9 +101,10 @@ class TmaPipeline:
 
     def free(self, stage: tvm.ir.Expr, parity: tvm.ir.Expr) -> tirx.Stmt:
         """Waits until ``stage`` may be written, in all blocks that get a part of it."""
-        several = cluster if self.tiles.cluster > 1 else hopper
+        is_cluster = self.tiles.cluster > 1
+        wait = hopper.cluster_barrier_wait if is_cluster else hopper.barrier_wait
         before = tirx.const(1, "uint32") - parity
-        return several.barrier_wait(self.barrier("empty", stage), before)
+        return wait(self.barrier("empty", stage), before)
 
     def released(self, stage: tvm.ir.Expr, lane: tvm.ir.Expr, condition: tvm.ir.Expr) -> tirx.Stmt:
         """One thread of each warp says that the warp is done with ``stage``.
@@ -116,7 +116,9 @@ class TmaPipeline:
         if condition is not None:
             wanted = tirx.And(wanted, condition)
         if blocks > 1:
-            return cluster.barrier_arrive(barrier, lane.astype("uint32"), wanted.astype("uint32"))
+            return hopper.cluster_barrier_arrive(
+                barrier, lane.astype("uint32"), wanted.astype("uint32")
+            )
         return hopper.barrier_arrive(barrier, wanted.astype("uint32"))
 
 
@@ -194,7 +196,9 @@ class WarpgroupGemmKernel:
         used = [buffer for buffer in used if any(buffer.same_as(b) for b in self.arrays.buffers)]
         prepared += [in_use(buffer_data(buffer)) for buffer in used]
         several = self.tiles.cluster > 1
-        ready = cluster.meet(barriers_are_new=True) if several else hopper.barrier_init_done()
+        ready = (
+            hopper.cluster_meet(barriers_are_new=True) if several else hopper.barrier_init_done()
+        )
         code = [
             tirx.Bind(self.pipeline.base, hopper.shared_address(buffer_data(self.shared))),
             guarded(tirx.EQ(thread, self._int(0)), sequence(prepared)),
@@ -203,7 +207,7 @@ class WarpgroupGemmKernel:
         ]
         if several:
             # Others still arrive at this block's barriers.
-            code.append(cluster.meet())
+            code.append(hopper.cluster_meet())
         return sequence(code)
 
     def _copies(self, block: tvm.ir.Expr) -> tirx.Stmt:

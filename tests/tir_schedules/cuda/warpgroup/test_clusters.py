@@ -8,7 +8,6 @@ from matmul_kernels import product
 from warpgroup_cases import H200, check_numbers
 
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MatmulProblem
-from tvm_ext.tir_schedules.cuda.warpgroup import cluster_instructions as cluster
 from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_instructions as hopper
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_decision import (
     WarpgroupGemmTiles,
@@ -39,12 +38,15 @@ def test_numbers_of_a_batch_in_groups_of_tiles(columns):
 
 
 def test_a_block_that_ends_before_the_other_has_told_it_is_found():
-    meet = cluster.meet
+    meet = hopper.cluster_meet
 
     def only_at_the_start(*, barriers_are_new=False):
         return meet(barriers_are_new=True) if barriers_are_new else hopper.commit()
 
-    with mock.patch.object(cluster, "meet", only_at_the_start), pytest.raises(CudaEmulationError):
+    with (
+        mock.patch.object(hopper, "cluster_meet", only_at_the_start),
+        pytest.raises(CudaEmulationError),
+    ):
         check_numbers(product(128, 128, 320, b_transposed=True), 2, **SMALL)
 
 

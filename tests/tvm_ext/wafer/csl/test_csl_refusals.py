@@ -12,7 +12,7 @@ from csl_kernels import elementwise, machine, matmul, over_mesh, product
 from tvm_ext.errors import TvmExtError
 from tvm_ext.hardware.wafer.description import WaferLimitError
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, MESH_AXIS, ROW, Pattern
-from tvm_ext.tir_schedules.wafer.skewed_steps import CANNON
+from tvm_ext.tir_schedules.wafer.matmul import CANNON
 from tvm_ext.wafer.csl import CslError, kernel_code
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tvm_ext.export.model_header import comment_text, header_values, identifier, string_literal
+from tvm_ext.export.library_folder import comment_text, header_values, identifier, string_literal
 from tvm_ext.tensor_spec import SizeRange, TensorSpec
 
 
