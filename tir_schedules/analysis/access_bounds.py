@@ -165,19 +165,20 @@ class _Spans:
             return _Span()
         return _Span(*(tirx.const(int(end), str(expr.ty)) for end in (values.min(), values.max())))
 
-    def _both_reached(self, expr: Any) -> bool:
+    def _both_reached(self, expr: Any, *spans: _Span) -> bool:
         """Whether both sides have their least, or largest, value in one and the same iteration."""
+        if not all(span.is_reached for span in spans):
+            return False
         one, other = ({hash(v) for v in nodes(side, tvm.ir.Var)} for side in (expr.a, expr.b))
-        apart = not (one & other) - self._sizes
-        return apart and self.of(expr.a).is_reached and self.of(expr.b).is_reached
+        return not (one & other) - self._sizes
 
     def _of_sum(self, expr: tirx.Add | tirx.Sub) -> _Span:
         one, other = self.of(expr.a), self.of(expr.b)
         if isinstance(expr, tirx.Sub):
             negative = other.each(lambda end: -end)
-            other = _Span(negative.high, negative.low)
+            other = _Span(negative.high, negative.low, negative.is_reached)
         low, high = _both(tirx.Add, one.low, other.low), _both(tirx.Add, one.high, other.high)
-        return _Span(low, high, self._both_reached(expr))
+        return _Span(low, high, self._both_reached(expr, one, other))
 
     def _of_product(self, expr: tirx.Mul) -> _Span:
         factor, value = (expr.a, expr.b) if self.is_of_sizes(expr.a) else (expr.b, expr.a)
@@ -208,7 +209,7 @@ class _Spans:
             high = other.high if one.high is None else one.high
         if isinstance(expr, tirx.Max) and low is None:
             low = other.low if one.low is None else one.low
-        return _Span(low, high, self._both_reached(expr))
+        return _Span(low, high, self._both_reached(expr, one, other))
 
     def _of_choice(self, expr: Any) -> _Span:
         if is_conditional(expr):
