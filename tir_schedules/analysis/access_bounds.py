@@ -61,8 +61,9 @@ def accessed_buffer(access: Access) -> Any:
 
 def access_key(access: Access) -> Any:
     """Equal for accesses of one element."""
-    indices = tvm_ffi.StructuralKey(tvm.runtime.convert(list(access.indices)))
-    return hash(accessed_buffer(access)), indices
+    if isinstance(access, tirx.BufferStore):
+        access = tirx.BufferLoad(access.buffer, access.indices)
+    return tvm_ffi.StructuralKey(access)
 
 
 def shape_of(param: tirx.Var) -> Sequence[Any]:
@@ -458,6 +459,17 @@ class _Walk:
             self._expression(expr)
 
     def _expression(self, expr: Any) -> None:
+        found = nodes(expr, tvm.ir.TensorLoad, tvm.ir.Call, tirx.Let)
+        if any(is_conditional(node) or isinstance(node, tirx.Let) for node in found):
+            self._parts(expr)
+            return
+        # Those in indices first.
+        for node in reversed(found):
+            if isinstance(node, tvm.ir.TensorLoad):
+                self._load(node)
+
+    def _parts(self, expr: Any) -> None:
+        """An expression with branches or names: what holds differs from part to part."""
         if is_conditional(expr):
             condition, first, second = expr.args
             self._expression(condition)
@@ -469,10 +481,13 @@ class _Walk:
             self._expression(expr.body)
             return
         for part in children(expr):
-            self._expression(part)
+            self._parts(part)
         if isinstance(expr, tvm.ir.TensorLoad):
-            self._note_read(expr)
-            self._access(expr)
+            self._load(expr)
+
+    def _load(self, load: tvm.ir.TensorLoad) -> None:
+        self._note_read(load)
+        self._access(load)
 
     # Accesses -------------------------------------------------------------------------------------
 

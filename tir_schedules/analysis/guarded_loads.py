@@ -81,5 +81,6 @@ def children(node: tvm.ir.Expr) -> list[tvm.ir.Expr]:
     """The expressions that ``node`` is made of."""
     found = [getattr(node, name, None) for name in _CHILDREN]
     for name in ("indices", "args"):
-        found += getattr(node, name, None) or ()
+        # Not "+=": TVM's arrays take that over, and copy the list.
+        found.extend(getattr(node, name, None) or ())
     return [child for child in found if isinstance(child, tvm.ir.Expr)]
