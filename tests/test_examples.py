@@ -39,6 +39,7 @@ def test_resnet18_agrees_with_onnx_runtime(example, tmp_path):
     assert check_compiled(model, path, random_inputs(model.inputs)).ok
 
 
+@pytest.mark.slow
 def test_demo_takes_the_other_model_when_the_first_cannot_be_had(
     example, tmp_path, monkeypatch, capsys
 ):

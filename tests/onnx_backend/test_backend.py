@@ -13,8 +13,8 @@ from expected_failures import may_differ, reason_of
 
 RUN = Path(__file__).parent / "run.py"
 
-# Every 192nd case: many operator families, in five seconds.
-FAST_SHARDS = 192
+# Every 384th case: many operator families, in four seconds.
+FAST_SHARDS = 384
 SLOW_SHARDS = 8
 
 

@@ -29,7 +29,7 @@ def check(graph: RandomGraph) -> None:
 
 
 @given(graph=random_graphs)
-@settings(COMMON, max_examples=10, derandomize=True)
+@settings(COMMON, max_examples=6, derandomize=True)
 def test_fixed_graphs(graph):
     check(graph)
 

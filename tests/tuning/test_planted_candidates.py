@@ -38,7 +38,7 @@ def planting(monkeypatch):
 
 
 def test_each_is_recorded_and_none_is_chosen(tmp_path, planting):
-    limits = Limits(300, 5, 300, 1 << 29)
+    limits = Limits(300, 3, 300, 1 << 29)
     progress = run_session(tmp_path, [add_task()], trials=10, limits=limits)
     trials = read_trials(tmp_path).trials
     statuses = {trial.candidate: trial.status for trial in trials}
@@ -48,7 +48,7 @@ def test_each_is_recorded_and_none_is_chosen(tmp_path, planting):
     messages = {trial.candidate: trial.message for trial in trials}
     assert "elements differ" in messages[planting["wrong"]]
     assert "SIGABRT" in messages[planting["crash"]]
-    assert "longer than 5 s" in messages[planting["hang"]]
+    assert "longer than 3 s" in messages[planting["hang"]]
     assert "memory limit 512 MiB" in messages[planting["greedy"]]
     (kernel,) = progress.kernels
     assert kernel.failed == len(EXPECTED)
