@@ -1,6 +1,6 @@
 """Constants that kernels read: marks them for the templates, packs them as the templates ask."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ext.compiler.compile_context import current_compilation
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import relax_bindings, relax_functions, with_functions
-from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE, nodes
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 
@@ -67,13 +67,21 @@ def mark_constant_parameters(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def kernel_arguments(mod: tvm.IRModule) -> dict[str, list[Sequence[relax.Expr]]]:
-    """By kernel name: the inputs that each call gives it."""
+    """By kernel name: the inputs that each call gives it.
+
+    Without kernels that something else names as well: it may give them anything.
+    """
     found: dict[str, list[Sequence[relax.Expr]]] = defaultdict(list)
     for binding in relax_bindings(mod):
         call = binding.value
         if isinstance(call, relax.Call) and _CALL_TIR.same_as(call.op):
             found[str(call.args[0].name_hint)].append(call.args[1].fields)
-    return found
+    named = Counter(
+        str(var.name_hint)
+        for func in mod.functions.values()
+        for var in nodes(func, tvm.ir.GlobalVar)
+    )
+    return {name: calls for name, calls in found.items() if named[name] == len(calls)}
 
 
 def _constant_positions(inputs: Sequence[relax.Expr]) -> set[int]:

@@ -40,6 +40,24 @@ def test_constant_in_every_call() -> None:
     assert constant_positions(mark_constant_parameters(module(False))) == []
 
 
+def test_a_kernel_that_is_called_in_another_way_too() -> None:
+    """What that gives it is not looked at."""
+    mod = module(True)
+    builder = relax.BlockBuilder(mod)
+    x, w = (
+        relax.Var(name, relax.TensorType(shape, "float32"))
+        for name, shape in (("x", [4, 8]), ("w", [8, 8]))
+    )
+    with builder.function("other", [x, w]):
+        kernel = mod.get_global_var("matmul")
+        changed = relax.op.call_tir_inplace(
+            kernel, [x, w], [0], relax.TensorType([4, 8], "float32")
+        )
+        builder.emit_func_output(builder.emit(changed))
+    assert constant_positions(mark_constant_parameters(mod)) == [1]
+    assert constant_positions(mark_constant_parameters(builder.get())) == []
+
+
 def test_every_call_gets_its_packed_constant() -> None:
     mod = module(True, True)
     choice = ScheduleChoice("t", "template", "", packed=PackedOperand(1, 1, 4))
