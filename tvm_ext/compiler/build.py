@@ -2,16 +2,22 @@
 and makes the program.
 """
 
+import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax import vm_build
 
 from tvm_ext.compiler.backend import programs_of
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, BuildError
+from tvm_ext.hardware.cpu.system import usable_cores
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.hardware.cuda.runtime_library import runtime_problem
@@ -21,13 +27,11 @@ from tvm_ext.relay_passes.cuda_graphs import captured_kernels, launches_only, wi
 from tvm_ext.relay_passes.spans import bindings_of, relax_functions
 from tvm_ext.report.records import WITH_OUT_PARAMS, DeviceRecord, KernelCall, as_machine_code
 from tvm_ext.tensor_spec import listed
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.cuda.cublas import library_modules
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels, lowering_pipeline, pass_options
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_by_fallback
-
-# Machine code for each takes a millisecond to make.
-_FEW_INSTRUCTIONS = 128
 
 # What code generation raises.
 BUILD_ERRORS = (tvm.error.InternalError, RuntimeError, ValueError, TypeError, AttributeError)
@@ -61,39 +65,94 @@ def build(
 
 
 def _executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
-    """The program as bytecode, and a short one as machine code beside it.
+    """The program as bytecode; one of few kernels as machine code beside it.
 
-    An instruction of bytecode takes 50 ns: a third of the run of a model of a few small kernels.
-    Of a model of many kernels it is nothing, and machine code for all its instructions would take
-    long to make. What finds out where a run is, a profile or an error, needs bytecode.
+    An instruction of bytecode takes 50 ns: a third of the run of a model of a few small kernels,
+    and nothing of a model of many. What finds out where a run is, a profile or an error, needs
+    bytecode.
     """
     builder = relax.ExecBuilder()
     functions = dict(vm_build._vmcodegen(builder, mod, "bytecode").functions.items())
-    programs = {str(var.name_hint): func for var, func in relax_functions(mod).items()}
-    # TVM makes no machine code of calls from one function to another.
-    is_alone = programs.keys() <= {"main", WITH_OUT_PARAMS}
-    if target.kind.name == "llvm" and is_alone and all(map(_is_short, programs.values())):
-        for name, func in programs.items():
-            symbol = as_machine_code(name)
-            functions[tvm.ir.GlobalVar(symbol)] = func.with_attr("global_symbol", symbol)
-        both = tvm.IRModule(functions, attrs=mod.attrs)
+    objects: list[tvm_ffi.Module] = []
+    if target.kind.name == "llvm" and len(functions) < 2 * _KERNELS_PER_OBJECT:
+        entries = _entries(mod)
+        both = tvm.IRModule({**functions, **entries}, attrs=mod.attrs)
         functions = dict(vm_build._vmcodegen(builder, both, "compiled").functions.items())
-    kernels = tvm.IRModule(functions, attrs=mod.attrs)
+    elif target.kind.name == "llvm":
+        objects, functions = _kernel_objects(functions, mod.attrs, target), {}
+    rest = tvm.IRModule(functions, attrs=mod.attrs)
     # What passes that offload to other libraries (BYOC) leave.
     attrs = dict(mod.attrs.items()) if mod.attrs else {}
-    libraries = list(attrs.get("external_mods", ()))
+    libraries = [*attrs.get("external_mods", ()), *objects]
     constants = dict(attrs.get("const_name_to_constant", {}))
-    return vm_build._vmlink(
-        builder, target, kernels, lowering_pipeline(target), libraries, constants
-    )
+    return vm_build._vmlink(builder, target, rest, lowering_pipeline(target), libraries, constants)
 
 
-def _is_short(func: relax.Function) -> bool:
-    """Whether a function is few calls one after the other."""
-    values = [binding.value for binding in bindings_of(func)]
-    return len(values) <= _FEW_INSTRUCTIONS and not any(
-        isinstance(value, relax.If) for value in values
-    )
+# Code for the kernels of a CPU, in objects that threads make side by side.
+
+# Setting up LLVM for an object takes as long as code for a small kernel.
+_KERNELS_PER_OBJECT = 4
+_MOST_OBJECTS = 16
+
+_Functions: TypeAlias = dict[tvm.ir.GlobalVar, tirx.PrimFunc]
+
+
+def _kernel_objects(
+    functions: _Functions, attrs: tvm.ir.Attrs | None, target: tvm.target.Target
+) -> list[tvm_ffi.Module]:
+    """Objects with all of ``functions``, of which there are enough for two."""
+    count = min(len(functions) // _KERNELS_PER_OBJECT, _MOST_OBJECTS)
+    # The largest first, so that none of them is left to the end.
+    largest = sorted(functions, key=lambda var: (-_size(functions[var]), str(var.name_hint)))
+    groups = [{var: functions[var] for var in largest[start::count]} for start in range(count)]
+    pool = ThreadPoolExecutor(usable_cores(), "tvm-ext-code")
+    try:
+        made = {
+            pool.submit(_object, tvm.IRModule(group, attrs=attrs), target): len(group)
+            for group in groups
+        }
+        done = 0
+        for one in as_completed(made):
+            one.result()
+            done += made[one]
+            tell(f"code for {done} of {len(functions)} kernels")
+        return [one.result() for one in made]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _size(func: tirx.PrimFunc) -> int:
+    return len(nodes(func.body, tvm.ir.TensorLoad, tirx.BufferStore, tirx.For))
+
+
+def _object(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm_ffi.Module:
+    """An object file as TVM links it; for one thread, which has no context of the others."""
+    with (
+        tvm.transform.PassContext(opt_level=3, config=pass_options(target)),
+        tempfile.TemporaryDirectory(prefix="tvmx-") as folder,
+    ):
+        made = tirx.build(kernels, target, lowering_pipeline(target))
+        path = str(Path(folder) / "kernels.o")
+        made.write_to_file(path)
+        names = [str(func.attrs["global_symbol"]) for func in kernels.functions.values()]
+        return tvm.runtime.load_static_library(path, names)
+
+
+def _entries(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, relax.Function]:
+    """The program's functions under the names that they have as machine code.
+
+    None where one calls another or has branches, which TVM makes no machine code of.
+    """
+    programs = {str(var.name_hint): func for var, func in relax_functions(mod).items()}
+    values = [binding.value for func in programs.values() for binding in bindings_of(func)]
+    if programs.keys() - {"main", WITH_OUT_PARAMS} or any(isinstance(v, relax.If) for v in values):
+        return {}
+    return {
+        tvm.ir.GlobalVar(as_machine_code(name)): func.with_attr(
+            "global_symbol", as_machine_code(name)
+        )
+        for name, func in programs.items()
+    }
 
 
 def can_be_built(func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
