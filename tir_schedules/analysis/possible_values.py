@@ -98,10 +98,13 @@ class PossibleValues:
 
     def _variable(self, var: tirx.Var) -> tuple[Any, Callable[[], np.ndarray]]:
         loop = self._loops.get(hash(var))
-        limits = (None,) if loop is None else (static_extent(loop.min), static_extent(loop.extent))
-        if None in limits or not 0 < limits[1] <= _MOST_VALUES:
+        if loop is None:
             raise _Unknown
-        return hash(var), lambda: np.arange(limits[0], sum(limits), dtype=str(var.ty))
+        first, extent = static_extent(loop.min), static_extent(loop.extent)
+        if first is None or extent is None or not 0 < extent <= _MOST_VALUES:
+            raise _Unknown
+        values = np.arange(first, first + extent, dtype=str(var.ty))
+        return hash(var), lambda: values
 
     def _element(self, load: tvm.ir.TensorLoad) -> tuple[Any, Callable[[], np.ndarray]]:
         """Of a tensor that the kernel writes all elements are taken together."""

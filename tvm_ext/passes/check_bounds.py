@@ -49,6 +49,5 @@ class CheckBounds:
 def _tables(calls: Sequence[Sequence[relax.Expr]], place: int) -> list[np.ndarray] | None:
     """The constants that all ``calls`` of a kernel give to one of its parameters."""
     given = [call[place] if place < len(call) else None for call in calls]
-    if not all(isinstance(argument, GenericConst) for argument in given):
-        return None
-    return [argument.value.numpy() for argument in given]
+    tables = [each.value.numpy() for each in given if isinstance(each, GenericConst)]
+    return tables if len(tables) == len(given) else None
