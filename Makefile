@@ -9,7 +9,8 @@ MODELS_VENV := .venv-models
 MODELS_STAMP := $(MODELS_VENV)/.installed
 MODELS_CACHE ?= .models
 # Two test processes fill two cores; TVM's own threads are few in tests.
-TEST_WORKERS ?= 2
+# One more than the cores: some tests wait.
+TEST_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-emulated test-all test-cuda check bench models docs clean

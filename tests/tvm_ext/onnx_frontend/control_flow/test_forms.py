@@ -110,12 +110,15 @@ def test_what_a_loop_passes_on_unchanged_is_taken_out():
     assert [value.name for value in prepared.graph.output] == ["w2", "y", "b2", "ys", "b3"]
 
 
+@pytest.fixture(scope="module")
+def compiled_loop():
+    return tvm_ext.compile(invariant_loop(), HOST, opt_level="O3")
+
+
 @pytest.mark.parametrize("trips", [0, 1, 7])
-def test_a_loop_with_invariants_computes_the_same(trips):
+def test_a_loop_with_invariants_computes_the_same(trips, compiled_loop):
     bias = rand(3, seed=3)
-    found = tvm_ext.compile(invariant_loop(), HOST, opt_level="O3").run(
-        {"m": np.array(trips), "x": X, "b": bias}
-    )
+    found = compiled_loop.run({"m": np.array(trips), "x": X, "b": bias})
     state, products = X, []
     for _ in range(trips):
         products.append(state @ W)
