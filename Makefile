@@ -8,8 +8,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 MODELS_VENV := .venv-models
 MODELS_STAMP := $(MODELS_VENV)/.installed
 MODELS_CACHE ?= .models
-# Two test processes fill two cores; TVM's own threads are few in tests.
-# One more than the cores: some tests wait.
+# One more than two cores: some tests wait, and TVM's own threads are few in tests.
 TEST_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
