@@ -133,8 +133,9 @@ class _Spans:
         self._values = values
         # Of the variables that are no sizes.
         self.known: dict[int, _Span] = {}
-        # What those stand for that are computed in another way.
-        self.computed: dict[int, tvm.ir.Expr] = {}
+        # Those that are computed in another way, and what they stand for. A variable that nothing
+        # holds any more would leave its hash to another one.
+        self.computed: dict[int, tuple[tirx.Var, tvm.ir.Expr]] = {}
 
     def is_of_sizes(self, expr: Any) -> bool:
         """Whether the kernel's sizes alone decide a value."""
@@ -156,7 +157,7 @@ class _Spans:
     def _of_variable(self, var: tirx.Var) -> _Span:
         key = hash(var)
         if key not in self.known and key in self.computed:
-            self.known[key] = self.of_values(self.computed.pop(key))
+            self.known[key] = self.of_values(self.computed[key][1])
         return self.known.get(key, _Span())
 
     def of_values(self, expr: tvm.ir.Expr) -> _Span:
@@ -251,15 +252,17 @@ class _Numbers:
 
     What is loaded, converted from floating point, or called for, is only equal to itself, and what
     is loaded from a tensor that ``is_settled`` says will be written again is equal to nothing.
-    ``computed`` gets what each variable stands for, by its hash.
+    ``computed`` gets each variable and what it stands for, by its hash.
     """
 
-    def __init__(self, is_settled: Callable[[Any], bool], computed: dict[int, tvm.ir.Expr]) -> None:
+    def __init__(
+        self,
+        is_settled: Callable[[Any], bool],
+        computed: dict[int, tuple[tirx.Var, tvm.ir.Expr]],
+    ) -> None:
         self._is_settled = is_settled
         self._computed = computed
         self._variables: dict[Any, tirx.Var] = {}
-        # A variable that nothing holds any more would leave its hash to another one.
-        self._numbers: list[tirx.Var] = []
         self._values: dict[int, Any] = {}
 
     @property
@@ -289,8 +292,7 @@ class _Numbers:
         if type(expr) in TWO_SIDED and _is_integer(expr.a):
             return type(expr)(self.of(expr.a), self.of(expr.b))
         number = tirx.Var("number", str(expr.ty))
-        self._computed[hash(number)] = expr
-        self._numbers.append(number)
+        self._computed[hash(number)] = number, expr
         if not all(self._is_settled(load.source) for load in nodes(expr, tvm.ir.TensorLoad)):
             return number
         return self._variables.setdefault(tvm_ffi.StructuralKey(expr), number)

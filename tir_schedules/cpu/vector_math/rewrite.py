@@ -17,6 +17,7 @@ from tvm_ffi import (
 )
 
 from tvm_ext.tir_schedules.analysis.buffer_access import among, depends, nodes
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import COMPARISONS
 from tvm_ext.tir_schedules.cpu.vector_math import exponential, logarithm, trigonometric
 from tvm_ext.tir_schedules.cpu.vector_math.expression import Let
@@ -87,15 +88,14 @@ def _staged_loop(loop: tirx.For, is_function: Callable[[tvm.ir.Call], bool]) -> 
 def _with_lane(realize: s_tir.SBlockRealize, loop: tirx.For) -> s_tir.SBlockRealize:
     """A block that names the loop's variable, with an axis for it, as TVM wants it."""
     block = realize.block
-    if not block.iter_vars or not any(
-        loop.loop_var.same_as(v) for v in nodes(block.body, tirx.Var)
-    ):
+    if not block.iter_vars or not depends(block.body, loop.loop_var):
         return realize
     lane = tirx.Var("v_lane", str(loop.loop_var.ty))
     limits = tvm.ir.Range.from_min_extent(loop.min, loop.extent)
     axes = [*block.iter_vars, tirx.IterVar(limits, lane, tirx.IterVar.DataPar)]
-    body = structural_map(block.body, (tirx.Var, lambda v: lane if v.same_as(loop.loop_var) else v))
-    closed = changed_block(block, iter_vars=axes, body=body)
+    closed = changed_block(
+        block, iter_vars=axes, body=substitute(block.body, {loop.loop_var: lane})
+    )
     return s_tir.SBlockRealize([*realize.iter_values, loop.loop_var], realize.predicate, closed)
 
 

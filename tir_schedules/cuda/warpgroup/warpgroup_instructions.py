@@ -66,17 +66,25 @@ def barrier_init_done() -> tirx.Stmt:
     return _statement("tvm_ext_barrier_init_done", "", asm)
 
 
-def barrier_wait(address: tvm.ir.Expr, parity: tvm.ir.Expr) -> tirx.Stmt:
-    """Waits for the end of the phase of ``parity``: of the one before the first for 1 at first."""
+def barrier_wait(
+    address: tvm.ir.Expr, parity: tvm.ir.Expr, *, of_cluster: bool = False
+) -> tirx.Stmt:
+    """Waits for the end of the phase of ``parity``: of the one before the first for 1 at first.
+
+    ``of_cluster``: for arrivals of all blocks of the cluster.
+    """
+    name, scope = ("cluster", ".acquire.cluster") if of_cluster else ("barrier", "")
     asm = (
         "unsigned done = 0;\n"
         "  do {\n"
         '    asm volatile("{ .reg .pred p; "\n'
-        '      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"\n'
+        f'      "mbarrier.try_wait.parity{scope}.shared::cta.b64 p, [%1], %2; "\n'
+        '      "selp.u32 %0, 1, 0, p; }"\n'
         '      : "=r"(done) : "r"(a), "r"(parity) : "memory");\n'
         "  } while (!done);"
     )
-    return _statement("tvm_ext_barrier_wait", "unsigned a, unsigned parity", asm, address, parity)
+    params = "unsigned a, unsigned parity"
+    return _statement(f"tvm_ext_{name}_wait", params, asm, address, parity)
 
 
 def barrier_arrive(address: tvm.ir.Expr, wanted: tvm.ir.Expr) -> tirx.Stmt:
@@ -472,21 +480,6 @@ def cluster_meet(*, barriers_are_new: bool = False) -> tirx.Stmt:
         '  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");\n  '
     )
     return call_statement("tvm_ext_cluster_begin", "", fences + asm)
-
-
-def cluster_barrier_wait(address: tvm.ir.Expr, parity: tvm.ir.Expr) -> tirx.Stmt:
-    """As ``barrier_wait``, for arrivals of all blocks of the cluster."""
-    asm = (
-        "unsigned done = 0;\n"
-        "  do {\n"
-        '    asm volatile("{ .reg .pred p; "\n'
-        '      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "\n'
-        '      "selp.u32 %0, 1, 0, p; }"\n'
-        '      : "=r"(done) : "r"(a), "r"(parity) : "memory");\n'
-        "  } while (!done);"
-    )
-    params = "unsigned a, unsigned parity"
-    return call_statement("tvm_ext_cluster_wait", params, asm, address, parity)
 
 
 def cluster_barrier_arrive(

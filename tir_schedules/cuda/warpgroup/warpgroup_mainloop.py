@@ -101,10 +101,9 @@ class TmaPipeline:
 
     def free(self, stage: tvm.ir.Expr, parity: tvm.ir.Expr) -> tirx.Stmt:
         """Waits until ``stage`` may be written, in all blocks that get a part of it."""
-        is_cluster = self.tiles.cluster > 1
-        wait = hopper.cluster_barrier_wait if is_cluster else hopper.barrier_wait
         before = tirx.const(1, "uint32") - parity
-        return wait(self.barrier("empty", stage), before)
+        barrier = self.barrier("empty", stage)
+        return hopper.barrier_wait(barrier, before, of_cluster=self.tiles.cluster > 1)
 
     def released(self, stage: tvm.ir.Expr, lane: tvm.ir.Expr, condition: tvm.ir.Expr) -> tirx.Stmt:
         """One thread of each warp says that the warp is done with ``stage``.
