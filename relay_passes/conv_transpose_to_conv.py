@@ -14,7 +14,7 @@ from tvm_ext.hardware.cost_model import Work, cost_model
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.targets import current_program_target
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import constant_value, shape_obstacle
+from tvm_ext.relay_passes.expressions import constant_value, item_obstacle, item_shape
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import (
     LAYOUT_NAMES,
@@ -311,7 +311,7 @@ class ConvTransposeToConv:
     along the rows where it joins phases and channels): there an infinite input makes NaN of its
     neighbours.
 
-    Leaves alone: weights that are not constant, unknown or symbolic shapes, layouts other than
+    Leaves alone: weights that are not constant, unknown shapes, symbolic sizes other than the batch, layouts other than
     channels first, meshes.
 
     Run after: ConvBnReluFold. Run before: LayoutPlanning, SinkReshapes.
@@ -348,7 +348,8 @@ class _Transposed:
 
     def work(self, products: float, lanes_used: float) -> Work:
         """The work for ``products`` of an input's channel with a weight, over all of a batch."""
-        batch, inputs = int(self.x.ty.shape[0]), int(self.weight.shape[0])
+        batch, *_ = item_shape(self.x) or []
+        inputs = int(self.weight.shape[0])
         nbytes = tensor_bytes(self.x.ty) + self.weight.nbytes + tensor_bytes(self.call.ty)
         flops = 2.0 * batch * inputs * self.group_outputs * products
         return Work(flops, nbytes, str(self.x.ty.dtype), lanes_used)
@@ -426,7 +427,7 @@ class _ConvTransposeRewriter(BindingRewriter):
             primfunc_name_hint=_name(operator),
             primfunc_attrs={ATTRIBUTE: _name(operator)},
         )
-        batch, channels = (int(extent) for extent in list(operator.call.ty.shape)[:2])
+        batch, channels = list(operator.call.ty.shape)[:2]
         image = relax.op.reshape(made, [batch, *kernel.output_spatial, channels])
         first = relax.op.permute_dims(
             self.bind(image, var), list(conversion_axes(ndim, ChannelLayout.CHANNELS_FIRST))
@@ -438,7 +439,7 @@ class _ConvTransposeRewriter(BindingRewriter):
     ) -> relax.Expr:
         weight = _constant(stacked.pack(operator.weight))
         convolution = self.bind(_stacked_call(operator, stacked, weight), var)
-        shape = [int(extent) for extent in convolution.ty.shape]
+        shape = list(convolution.ty.shape)
         sides = [side * axis.stride for side, axis in zip(shape[2:], stacked.axes, strict=True)]
         channels = operator.groups * operator.group_outputs
         value = relax.op.reshape(convolution, stacked.split_shape(shape))
@@ -471,9 +472,9 @@ def _refusal(call: relax.Call) -> str:
     expected = (data, weight.replace("OI", "IO"), data)
     if found != expected:
         return f"layout {' '.join(found)} is not {' '.join(expected)}"
-    if obstacle := shape_obstacle(*call.args, call):
+    if obstacle := item_obstacle(*call.args, call):
         return obstacle
-    if any(int(extent) == 0 for extent in (*call.args[0].ty.shape, *call.ty.shape)):
+    if 0 in (*(item_shape(call.args[0]) or []), *(item_shape(call) or [])):
         return "an empty tensor"
     return ""
 

@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import convolution_like, static_shape
+from tvm_ext.relay_passes.expressions import convolution_like, item_shape
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 
@@ -23,7 +23,7 @@ class DropPaddedTaps:
     A window that is spread over more than the image (the pyramids of DeepLab, large kernels over
     small maps) multiplies weights with zeros, and the zeros are written to memory first.
 
-    Leaves alone: unknown and symbolic shapes; a convolution all of whose taps see padding only.
+    Leaves alone: unknown and symbolic sizes other than the batch; a convolution all of whose taps see padding only.
 
     Run after: ConvBnReluFold. Run before: LayoutPlanning, FlattenPointwise.
     """
@@ -114,7 +114,7 @@ class _Dropper(BindingRewriter):
     def _cut(self, expr: relax.Expr, layout: str, kept: list[range], var: relax.Var) -> relax.Expr:
         """The ranges of the axes of an image's dimensions that are kept."""
         axes = _image_axes(layout)
-        shape = static_shape(expr) or []
+        shape = item_shape(expr) or []
         if all(len(part) == shape[axis] for part, axis in zip(kept, axes, strict=True)):
             return expr
         if isinstance(expr, GenericConst):
@@ -134,7 +134,7 @@ def _image_axes(layout: str) -> list[int]:
 def _windows(call: relax.Call, var: relax.Var) -> list[_Window] | None:
     """What the convolution reads along each dimension of the image; None where that is unknown."""
     attrs: Any = call.attrs
-    image, taps, results = (static_shape(expr) for expr in (*call.args, var))
+    image, taps, results = (item_shape(expr) for expr in (*call.args, var))
     if image is None or taps is None or results is None or 0 in (*image, *taps, *results):
         return None
     layouts = [str(attrs.data_layout), str(attrs.kernel_layout)]

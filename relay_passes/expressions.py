@@ -52,9 +52,38 @@ def static_extents(ty: tvm.ir.Type) -> list[int] | None:
     return [int(extent) for extent in shape]
 
 
+def item_shape(expr: relax.Expr) -> list[int] | None:
+    """Extents of the tensor ``expr`` for a batch of one; None when that is not known.
+
+    A first dimension of any size is taken for the batch: what is decided for one item of it holds
+    for each. Without such a dimension these are the extents.
+    """
+    shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
+    if shape is None or _obstacle([_of_one_item(shape)]):
+        return None
+    return [int(extent) for extent in _of_one_item(shape)]
+
+
+def _of_one_item(shape: Any) -> Any:
+    if not isinstance(shape, relax.ShapeExpr) or not len(shape):
+        return shape
+    first, *others = shape
+    return relax.ShapeExpr([tvm.tirx.const(1, "int64"), *others]) if is_open(first) else shape
+
+
+def is_open(extent: Any) -> bool:
+    """Whether a dimension has a size of its own that is known in the run only."""
+    return isinstance(extent, tvm.tirx.Var)
+
+
 def shape_obstacle(*tensors: relax.Expr) -> str:
     """What the shapes of ``tensors`` lack to be numbers; empty when they are."""
     return _obstacle([tensor.ty.shape for tensor in tensors])
+
+
+def item_obstacle(*tensors: relax.Expr) -> str:
+    """What the shapes of ``tensors`` lack to be numbers but for an open batch: empty when none."""
+    return _obstacle([_of_one_item(tensor.ty.shape) for tensor in tensors])
 
 
 def _obstacle(shapes: list[Any]) -> str:

@@ -9,7 +9,7 @@ from tvm.ir import GenericConst
 
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import shape_obstacle, static_shape
+from tvm_ext.relay_passes.expressions import item_obstacle, item_shape, static_shape
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.pad_output_channels import lane_use
 
@@ -50,17 +50,17 @@ class _Flattener(BindingRewriter):
         if call is None or not is_pointwise(call):
             return None
         x, weight = call.args
-        if obstacle := shape_obstacle(x, weight, var):
+        if obstacle := item_obstacle(x, weight, var):
             self.refuse(obstacle, var)
             return None
-        data, kernel, made = ([int(n) for n in expr.ty.shape] for expr in (x, weight, var))
+        data, kernel, made = (item_shape(expr) or [] for expr in (x, weight, var))
         pixels, columns = prod(made[2:]), made[-1]
         lanes = self.machine.vector_lanes(str(var.ty.dtype))
         before, after = max(lane_use(columns, lanes)), max(lane_use(pixels, lanes))
         is_large = prod(data) * tvm.DataType(str(x.ty.dtype)).bits // 8 > self.machine.l2_bytes // 2
         if after < before or (after == before and not is_large):
             return None
-        flat_x = relax.op.reshape(x, [*data[:2], pixels])
+        flat_x = relax.op.reshape(x, [x.ty.shape[0], data[1], pixels])
         flat = relax.op.nn.conv1d(
             self.bind(flat_x, var),
             self._flat_weight(weight, kernel[:2], var),
@@ -72,7 +72,7 @@ class _Flattener(BindingRewriter):
             f"{made[-2]} rows of {columns} columns computed as one of {pixels}: "
             f"{100 * after:.0f} % of the vector lanes useful, {100 * before:.0f} % before"
         )
-        return Replacement(relax.op.reshape(self.bind(flat, var), made), (), what)
+        return Replacement(relax.op.reshape(self.bind(flat, var), var.ty.shape), (), what)
 
     def _flat_weight(self, weight: relax.Expr, channels: list[int], var: relax.Var) -> relax.Expr:
         if isinstance(weight, GenericConst):

@@ -10,7 +10,7 @@ from tvm import relax, te, tirx, topi
 from tvm_ext.hardware.cuda.description import current_gpu
 from tvm_ext.hardware.targets import current_program_target
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import shape_obstacle
+from tvm_ext.relay_passes.expressions import item_obstacle
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
@@ -198,7 +198,7 @@ def _refusal(call: relax.Call) -> str:
     known = LAYOUT_NAMES[CONVOLUTIONS[str(call.op.name)]]
     if names not in known or str(attrs.out_layout) != names[0]:
         return f"layout {' '.join(names)} {attrs.out_layout}, neither channels first nor last"
-    return shape_obstacle(*call.args, call)
+    return item_obstacle(*call.args, call)
 
 
 def _kernel_of(call: relax.Call) -> GroupedKernel:

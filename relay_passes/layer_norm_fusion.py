@@ -11,7 +11,6 @@ from tvm.ir import GenericConst
 from tvm_ffi import structural_equal
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
-from tvm_ext.relay_passes.expressions import static_shape
 from tvm_ext.relay_passes.gemm_epilogue import scalar_value
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 
@@ -104,9 +103,11 @@ class _LayerNormFuser(BindingRewriter):
         return Replacement(result, (), f"over {_words(norm)} of its input, deviations squared")
 
     def _is_possible(self, norm: _Norm, var: relax.Var) -> bool:
-        shape = static_shape(norm.x)
-        if shape is None or 0 in shape or str(norm.x.ty.dtype) != "float32":
-            self.refuse("its shape is not known, empty, or its type is not float32", var)
+        shape = norm.x.ty.shape
+        sizes = [shape[axis] for axis in norm.axes] if isinstance(shape, relax.ShapeExpr) else []
+        known = sizes and all(isinstance(n, tirx.IntImm) and int(n) > 0 for n in sizes)
+        if not known or str(norm.x.ty.dtype) != "float32":
+            self.refuse("its size is not known, empty, or its type is not float32", var)
             return False
         return True
 

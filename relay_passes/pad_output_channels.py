@@ -11,7 +11,7 @@ from tvm.ir import GenericConst
 
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import static_shape
+from tvm_ext.relay_passes.expressions import item_shape, static_shape
 from tvm_ext.relay_passes.gemm_epilogue import ATTRIBUTE, GemmCompute, cropped
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
@@ -166,7 +166,7 @@ def _linear_of(call: relax.Call, mod: tvm.IRModule) -> _LinearCall | None:
 
 def _gemm(kernel: GemmCompute, name: str, inputs: tuple[relax.Expr, ...]) -> _LinearCall | None:
     """A matmul; one of a vector has no rows to share what is added to the weight."""
-    left, right = (static_shape(expr) for expr in inputs[:2])
+    left, right = item_shape(inputs[0]), static_shape(inputs[1])
     if right is None or len(right) < 2 or inputs[0].ty.ndim < 2:
         return None
     channels = right[-2 if kernel.transpose_b else -1]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 import tvm
@@ -9,7 +10,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import static_shape
+from tvm_ext.relay_passes.expressions import is_open, item_shape
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_roles import BROADCASTING, CONVOLUTIONS
 
@@ -127,8 +128,8 @@ class _Sinker(BindingRewriter):
         self, call: relax.Call, tensors: Sequence[relax.Expr], source: relax.Var, var: relax.Var
     ) -> relax.Call | None:
         """``call`` on operands with the axes of ``source``; None where that is not possible."""
-        made, wanted = static_shape(source), static_shape(var)
-        if made is None or wanted is None or prod(made) != prod(wanted) or 0 in wanted:
+        made, wanted = item_shape(source), item_shape(var)
+        if made is None or wanted is None or not _same_batch(source, var) or prod(made) != prod(wanted) or 0 in wanted:
             self.refuse("its shape is not known, empty, or not that of the kernel's result", var)
             return None
         operands = [self._operand(tensor, made, wanted, var) for tensor in tensors]
@@ -145,16 +146,20 @@ class _Sinker(BindingRewriter):
         self, expr: relax.Expr, source: list[int], view: list[int], var: relax.Var
     ) -> relax.Expr | None:
         own = self._source(expr)
-        if own is not None and static_shape(own) == source and static_shape(expr) == view:
+        is_same = own is not None and item_shape(own) == source and item_shape(expr) == view
+        if is_same and _same_batch(own, expr) and _same_batch(expr, var):
             return own
         # Another value may be waiting for this operator: a residual that is added behind the
         # next convolution belongs to that one's kernel.
         if not isinstance(expr, GenericConst) and self._has_other_users(var):
             return None
-        shape = static_shape(expr)
-        if shape is None:
+        shape, batch = item_shape(expr), expr.ty.shape[0] if expr.ty.ndim else 1
+        is_other = is_open(batch) and (expr.ty.ndim < len(view) or not _same_batch(expr, var))
+        if shape is None or is_other:
             return None
         shape = [1] * (len(view) - len(shape)) + shape
+        if is_open(var.ty.shape[0]) and shape[0] != 1:
+            return None
         groups = axis_groups(source, view)
         if isinstance(expr, GenericConst):
             array = _spread(expr.value.numpy().reshape(shape), groups, source, view)
@@ -163,7 +168,16 @@ class _Sinker(BindingRewriter):
         known = [part for part in extents if part is not None]
         if len(known) < len(extents):
             return None
-        return self.bind(relax.op.reshape(expr, [n for part in known for n in part]), var)
+        wanted: list[Any] = [n for part in known for n in part]
+        if is_open(batch):
+            wanted[0] = batch
+        return self.bind(relax.op.reshape(expr, wanted), var)
+
+
+def _same_batch(expr: relax.Expr, other: relax.Expr) -> bool:
+    """Whether the first sizes of two tensors are known both, or open and the same."""
+    one, two = expr.ty.shape[0], other.ty.shape[0]
+    return one.same_as(two) if is_open(one) or is_open(two) else True
 
 
 def _extents(

@@ -19,7 +19,7 @@ from tvm.ir import GenericConst
 from tvm_ext.hardware.cost_model import CostModel, Work, cost_model
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import shape_obstacle
+from tvm_ext.relay_passes.expressions import item_obstacle, item_shape
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.layout_cost import tensor_bytes
 
@@ -175,7 +175,8 @@ class WinogradForm:
         their outputs the first ``channels`` are kept.
         """
         top, left, bottom, right = padding
-        batch, height, width, _ = (int(size) for size in x.shape)
+        batch, height, width, _ = x.shape
+        height, width = int(height), int(width)
         out_height = height + top + bottom - self.taps[0] + 1
         out_width = width + left + right - self.taps[1] + 1
         tiles = (batch, -(-out_height // self.tile[0]), -(-out_width // self.tile[1]))
@@ -183,7 +184,7 @@ class WinogradForm:
         return self._transformed_output(products, (batch, out_height, out_width, channels))
 
     def _transformed_input(
-        self, x: te.Tensor, tiles: tuple[int, int, int], start: tuple[int, int]
+        self, x: te.Tensor, tiles: tuple[Any, int, int], start: tuple[int, int]
     ) -> te.Tensor:
         """``B^T d B`` for every tile: [rows, columns, n, tile rows, tile columns, in]."""
         _, height, width, inputs = x.shape
@@ -224,7 +225,7 @@ class WinogradForm:
         )
 
     def _transformed_output(
-        self, products: te.Tensor, shape: tuple[int, int, int, int]
+        self, products: te.Tensor, shape: tuple[Any, int, int, int]
     ) -> te.Tensor:
         """``A^T m A`` of every tile, put in its place: [n, h, w, channels]."""
         rows, columns = self.sides
@@ -369,7 +370,7 @@ class WinogradConvolution:
     Rounding: outputs differ from the direct form by about 1e-5 of the largest output in float32.
 
     Leaves alone: other kernels, strides, dilations, groups; weights that are not constant; other
-    types than float32; symbolic shapes; channels-first layouts; targets that are not CPUs; maps so
+    types than float32; symbolic sizes other than the batch; channels-first layouts; targets that are not CPUs; maps so
     small, or weights so large, that reading more weights (36 instead of 9) costs more than is
     saved.
 
@@ -407,7 +408,7 @@ class _WinogradRewriter(BindingRewriter):
         if reason := _obstacle(call):
             self.refuse(reason, var)
             return None
-        batch, height, width, outputs = (int(size) for size in var.ty.shape)
+        batch, height, width, outputs = item_shape(var) or []
         inputs = int(call.args[0].ty.shape[-1])
         lanes = self.machine.vector_lanes("float32")
         padded = -(-outputs // lanes) * lanes
@@ -427,7 +428,7 @@ class _WinogradRewriter(BindingRewriter):
 
     def _direct_seconds(self, call: relax.Call) -> float:
         kernel = [int(size) for size in call.args[1].ty.shape]
-        flops = 2.0 * prod(kernel[:3]) * prod(int(size) for size in call.ty.shape)
+        flops = 2.0 * prod(kernel[:3]) * prod(item_shape(call) or [])
         weights = tensor_bytes(call.args[1].ty)
         nbytes = weights + tensor_bytes(call.args[0].ty) + tensor_bytes(call.ty)
         return max(self.costs.seconds(Work(flops, nbytes)), self._loading(weights))
@@ -482,4 +483,4 @@ def _obstacle(call: relax.Call) -> str:
         return f"it computes in {' and '.join(sorted(types))}, not in float32"
     if (str(attrs.kernel_layout), str(attrs.out_layout)) != ("HWIO", "NHWC"):
         return f"its layouts are {attrs.kernel_layout} and {attrs.out_layout}, not HWIO and NHWC"
-    return shape_obstacle(call.args[0], call)
+    return item_obstacle(call.args[0], call)

@@ -177,3 +177,8 @@ def _known(extent: tvm.ir.Expr, inner: frozenset[tirx.Var]) -> Any:
     if isinstance(extent, tirx.Min):
         return ways[0] if ways else None
     return tirx.max(*ways) if len(ways) == 2 else None
+
+
+def without_choice(loop: tirx.For) -> tirx.For:
+    """A parallel loop that is worth its threads at any size."""
+    return _version(loop, tirx.ForKind.PARALLEL)

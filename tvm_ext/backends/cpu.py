@@ -10,6 +10,7 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.cpu.tvm_target import cpu_of_tvm_target
 from tvm_ext.tir_schedules.backend import Scheduling
+from tvm_ext.tir_schedules.cpu.batch_loop import BatchLoop
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution
 from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise
@@ -41,16 +42,16 @@ CPU = Backend(
     parts=(
         Scheduling(
             templates=(
-                CpuTranspose(),
-                CpuElementwise(),
-                CpuPooling(),
-                SoftmaxAndNorm(),
-                CpuReduction(),
+                BatchLoop(CpuTranspose()),
+                BatchLoop(CpuElementwise(), whole_first=True),
+                BatchLoop(CpuPooling()),
+                BatchLoop(SoftmaxAndNorm()),
+                BatchLoop(CpuReduction()),
                 CpuScan(),
                 CpuRecurrentLayer(),
-                Winograd(),
-                CpuDepthwiseConvolution(),
-                RegisterTile(),
+                BatchLoop(Winograd()),
+                BatchLoop(CpuDepthwiseConvolution()),
+                BatchLoop(RegisterTile(), least_uses=16),
                 CpuReduction(products=True, name="matrix times vector"),
                 SymbolicTiles(),
             ),

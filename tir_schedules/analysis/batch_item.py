@@ -1,0 +1,207 @@
+"""What a kernel of an open batch computes for one item of it: a kernel whose sizes are known.
+
+Most models are exported with a batch of any size. A kernel of such a model does the same for each
+item, and knows all other sizes: it can be scheduled as if the batch were one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.sym import Analyzer
+from tvm_ffi import structural_map
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    depends,
+    nodes,
+    slope,
+    static_extent,
+)
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+
+
+@dataclass(frozen=True)
+class BatchItem:
+    """A kernel for one item of an open batch.
+
+    Attributes
+    ----------
+    func : tirx.PrimFunc
+        The kernel with a batch of one: all its sizes are numbers, and all its parameters tensors.
+    size : tirx.Var
+        How many items the whole kernel has.
+    parts : tuple[BatchPart or None, ...]
+        Where each tensor has the batch; None for one that all items share, such as weights.
+    """
+
+    func: tirx.PrimFunc
+    size: tirx.Var
+    parts: tuple["BatchPart | None", ...]
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """Where an array has the batch: ``[64, 12 * N]`` has 12 indices of axis 1 for each item."""
+
+    axis: int
+    indices: int
+
+
+def batch_item(func: tirx.PrimFunc) -> BatchItem:
+    """The kernel for one item of the only size of ``func`` that is not known.
+
+    All that depends on an item has it as a part of one dimension: in parameters, of the outermost,
+    so that what belongs to an item is one piece of memory.
+
+    Raises
+    ------
+    NotApplicable
+        Other sizes are open as well, or items meet: their sum is taken, say.
+    """
+    if not isinstance(func.body, s_tir.SBlockRealize):
+        raise NotApplicable("it has no blocks")
+    tensors = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
+    size = _open_size(tensors)
+    if any(not param.same_as(size) for param in func.params if not among(param, tensors)):
+        raise NotApplicable("it has parameters that are no tensors")
+    root = func.body.block
+    parts = {buffer: _batch_part(buffer, size) for buffer in (*tensors, *root.alloc_buffers)}
+    for param in tensors:
+        part = parts[param]
+        if part is not None and any(static_extent(n) != 1 for n in param.shape[: part.axis]):
+            raise NotApplicable("a parameter has the batch inside of another dimension")
+    loops = {loop.loop_var: loop.extent for loop in nodes(root.body, tirx.For)}
+    for realize in nodes(root.body, s_tir.SBlockRealize):
+        _check_block(realize, size, parts, loops)
+    one = tirx.const(1, str(size.ty))
+    alone = tirx.PrimFunc(tensors, func.body, func.ret_type, func.attrs)
+    # Not in one walk: TVM's memory breaks where a shape changes in both.
+    item = structural_map(alone, (tirx.Var, lambda var: one if var.same_as(size) else var))
+    item = structural_map(item, (tirx.Mul, lambda product: product.a * product.b))
+    return BatchItem(item, size, tuple(parts[param] for param in tensors))
+
+
+def _open_size(tensors: Sequence[tvm.ir.Var]) -> tirx.Var:
+    """The only variable among the sizes of the tensors."""
+    found: list[tirx.Var] = []
+    for tensor in tensors:
+        for var in nodes(list(tensor.shape), tirx.Var):
+            if not among(var, found):
+                found.append(var)
+    if len(found) != 1:
+        raise NotApplicable("all sizes are known" if not found else "several sizes are open")
+    return found[0]
+
+
+def _batch_part(buffer: tvm.ir.Var, size: tirx.Var) -> BatchPart | None:
+    if buffer.strides or static_extent(buffer.elem_offset) not in (None, 0):
+        raise NotApplicable("a buffer has strides")
+    open_axes = [axis for axis, n in enumerate(buffer.shape) if static_extent(n) is None]
+    if len(open_axes) > 1:
+        raise NotApplicable("several dimensions of an array are open")
+    return next((BatchPart(axis, _multiple(buffer.shape[axis], size)) for axis in open_axes), None)
+
+
+def _multiple(extent: Any, size: tirx.Var) -> int:
+    """The number that ``size`` is multiplied by in ``extent``, and by which nothing else is."""
+    times = slope(extent, size)
+    if times is None or times < 1 or not _is_zero(substitute(extent, {size: _zero(size)})):
+        raise NotApplicable("a dimension is no multiple of the size that is open")
+    return times
+
+
+def _zero(like: tirx.Var) -> Any:
+    return tirx.const(0, str(like.ty))
+
+
+def _is_zero(expr: Any) -> bool:
+    return static_extent(Analyzer().simplify(expr)) == 0
+
+
+def _check_block(
+    realize: s_tir.SBlockRealize,
+    size: tirx.Var,
+    parts: Mapping[tvm.ir.Var, BatchPart | None],
+    loops: Mapping[tirx.Var, Any],
+) -> None:
+    """Raises NotApplicable where the block does not stay within the item that it computes."""
+    block = realize.block
+    mixing = NotApplicable("what is computed for one item depends on others")
+    if static_extent(realize.predicate) != 1:
+        raise NotApplicable("a block of it has a condition")
+    if nodes(block.body, s_tir.SBlockRealize):
+        raise NotApplicable("a block of it holds others")
+    batch = [
+        (iter_var, value)
+        for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True)
+        if depends(iter_var.dom.extent, size)
+    ]
+    if len(batch) != 1:
+        raise mixing
+    iter_var, value = batch[0]
+    extent = loops.get(value)
+    if iter_var.iter_type != tirx.IterVar.DataPar or extent is None:
+        raise mixing
+    times = _multiple(iter_var.dom.extent, size)
+    if _multiple(extent, size) != times or not _is_zero(iter_var.dom.min):
+        raise mixing
+    item, row = tirx.Var("item", str(iter_var.var.ty)), tirx.Var("row", str(iter_var.var.ty))
+    split = _Split(item, size, parts, Analyzer())
+    split.analyzer.bind(item, tvm.ir.Range(0, size))
+    split.analyzer.bind(row, tvm.ir.Range(0, times))
+    for other in block.iter_vars:
+        if not other.var.same_as(iter_var.var):
+            split.analyzer.bind(other.var, other.dom)
+    place = item * tirx.const(times, str(item.ty)) + row
+    for statement in (block.body, block.init):
+        if statement is not None:
+            split.check(substitute(statement, {iter_var.var: place}))
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Tells what an access of one item is in a kernel of that item alone."""
+
+    item: tirx.Var
+    size: tirx.Var
+    parts: Mapping[tvm.ir.Var, BatchPart | None]
+    analyzer: Any
+
+    def check(self, statement: tirx.Stmt) -> None:
+        """Raises NotApplicable unless ``statement`` stays within ``item`` of each buffer."""
+        for store in nodes(statement, tirx.BufferStore):
+            if self.parts[store.buffer] is None:
+                raise NotApplicable("all items write to one place")
+            self._check_place(store.buffer, store.indices)
+        for load in nodes(statement, tvm.ir.TensorLoad):
+            self._check_place(load.source, load.indices)
+        for expr in self._beside(statement):
+            if depends(self.analyzer.simplify(expr), self.item, self.size):
+                raise NotApplicable("what is computed depends on the number of the item")
+
+    def _check_place(self, buffer: tvm.ir.Var, indices: Any) -> None:
+        part = self.parts[buffer]
+        simple = [self.analyzer.simplify(index) for index in indices]
+        if part is not None:
+            start = self.item * tirx.const(part.indices, str(self.item.ty))
+            row = self.analyzer.simplify(simple[part.axis] - start)
+            if not self.analyzer.can_prove(tirx.all(row >= 0, row < part.indices)):
+                raise NotApplicable("an item reads what belongs to others")
+            simple[part.axis] = row
+        if any(depends(index, self.item, self.size) for index in simple):
+            raise NotApplicable("a place depends on the number of the item")
+
+    def _beside(self, statement: tirx.Stmt) -> Iterator[Any]:
+        """What ``statement`` computes, without the places that it reads and writes."""
+
+        def without(load: tvm.ir.TensorLoad) -> Any:
+            return tirx.Var("element", str(load.ty))
+
+        yield from (
+            structural_map(store.value, (tvm.ir.TensorLoad, without))
+            for store in nodes(statement, tirx.BufferStore)
+        )

@@ -1,0 +1,176 @@
+"""A template for kernels of an open batch: that of one item, in a loop over the batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from sys import maxsize
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.batch_item import BatchItem, BatchPart, batch_item
+from tvm_ext.tir_schedules.analysis.buffer_access import among, depends, nodes, runs_in_any_order, static_extent
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.cpu.thread_choice import without_choice
+from tvm_ext.tir_schedules.packing import packed_annotations, packed_operand
+from tvm_ext.tir_schedules.statements import changed_block, changed_loop, in_root_block, sequence
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Template
+
+# Elements that an item has, at least, so that a loop over items costs nothing beside them.
+_LEAST_ELEMENTS = 1024
+
+
+@dataclass(frozen=True)
+class BatchLoop:
+    """``template`` for kernels of known sizes and, in a loop over an open batch, for its items.
+
+    Kernels of which other sizes are open it gets as they are.
+
+    Attributes
+    ----------
+    template : Template
+        Asked for the kernel of one item, and for the whole one.
+    whole_first : bool
+        Whether the loop is for kernels only that it does not take whole, whatever an item's size.
+    least_uses : int
+        How often an item uses each element of what all items share, at least: where it is less,
+        it pays to read weights once for the rows of several items.
+    """
+
+    template: Template
+    whole_first: bool = False
+    least_uses: int = 0
+
+    @property
+    def name(self) -> str:
+        """That of the template."""
+        return self.template.name
+
+    @property
+    def machine_type(self) -> type[CpuDescription]:
+        """See ``Template``."""
+        return CpuDescription
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule:
+        """See ``Template.apply``. The decisions are those for one item."""
+        item = _item(func)
+        if item is None or _uses(item) < self.least_uses:
+            return self.template.apply(func, machine, decisions)
+        whole, looped = (
+            lambda: self.template.apply(func, machine, decisions),
+            lambda: _looped(func, item, self.template.apply(item.func, machine, decisions)),
+        )
+        is_small = _elements(item) < _LEAST_ELEMENTS
+        first, second = (whole, looped) if self.whole_first or is_small else (looped, whole)
+        try:
+            return first()
+        except (NotApplicable, s_tir.ScheduleError):
+            return second()
+
+
+@lru_cache(maxsize=3)
+def _item(func: tirx.PrimFunc) -> BatchItem | None:
+    """The kernel for one item; None for one of known sizes, or with others than the batch open."""
+    try:
+        return batch_item(func)
+    except NotApplicable:
+        return None
+
+
+def _blocks(item: BatchItem) -> list[s_tir.SBlock]:
+    return [realize.block for realize in nodes(item.func.body.block.body, s_tir.SBlockRealize)]
+
+
+def _elements(item: BatchItem) -> int:
+    """Of the largest array that is computed for an item."""
+    return max(prod(_extents(block, tirx.IterVar.DataPar)) for block in _blocks(item))
+
+
+def _uses(item: BatchItem) -> int:
+    """How often the sums of an item read each element of what items share, at the least."""
+    params = zip(item.func.params, item.parts, strict=True)
+    shared = [param for param, part in params if part is None]
+    sums = [block for block in _blocks(item) if not runs_in_any_order(block)]
+    reads = [(b, r) for b in sums for r in b.reads if among(r.source, shared)]
+    return min((_reuse(block, read) for block, read in reads), default=maxsize)
+
+
+def _reuse(block: s_tir.SBlock, read: Any) -> int:
+    moving = [v.var for v in block.iter_vars if any(depends(r.min, v.var) for r in read.region)]
+    return prod(_extents(block, tirx.IterVar.DataPar, moving))
+
+
+def _extents(block: s_tir.SBlock, kind: int, without: Sequence[Any] = ()) -> list[int]:
+    """Of the loops of one kind, but for those that are left out."""
+    return [
+        static_extent(one.dom.extent) or 0
+        for one in block.iter_vars
+        if one.iter_type == kind and not among(one.var, without)
+    ]
+
+
+def _looped(func: tirx.PrimFunc, item: BatchItem, sch: s_tir.Schedule) -> s_tir.Schedule:
+    """The schedule of one item for all of ``func``."""
+    scheduled = sch.mod["main"]
+    root = scheduled.body.block
+    statements = root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    work = [one for one in statements if not isinstance(one, tirx.DeclBuffer)]
+    threads = _is_parallel(work[0]) and len(work) == 1
+    own = str(item.size.ty)
+    if threads:
+        # One loop over the items and over what threads share of each.
+        inner = work[0]
+        extent = inner.extent if str(inner.extent.ty) == own else inner.extent.astype(own)
+        both = tirx.Var("items", own)
+        number = tirx.floordiv(both, extent)
+        place = tirx.floormod(both, extent).astype(str(inner.loop_var.ty))
+        body = substitute(inner.body, {inner.loop_var: place + inner.min})
+        statements = [inner.body if one.same_as(inner) else one for one in statements]
+        statements = [body if one.same_as(inner.body) else one for one in statements]
+        loop = tirx.For(both, tirx.const(0, own), item.size * extent, tirx.ForKind.PARALLEL, body)
+    else:
+        number = tirx.Var("item", own)
+        kind = (
+            tirx.ForKind.SERIAL
+            if any(_is_parallel(loop) for loop in work)
+            else tirx.ForKind.PARALLEL
+        )
+        loop = tirx.For(number, tirx.const(0, own), item.size, kind, root.body)
+    own = iter(zip(scheduled.params, item.parts, strict=True))
+    params: list[Any] = []
+    views: list[tirx.Stmt] = []
+    for param in func.params:
+        if param.same_as(item.size):
+            params.append(param)
+            continue
+        tensor, part = next(own)
+        params.append(tensor if part is None else param)
+        if part is not None:
+            first = number * tirx.const(part.indices, str(number.ty))
+            views.append(_view(param, tensor, part, first))
+    inside = changed_block(root, name_hint="item", body=sequence(statements))
+    realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), inside)
+    whole_loop = changed_loop(loop, body=sequence([*views, realize]))
+    if threads:
+        whole_loop = without_choice(whole_loop)
+    body = in_root_block(whole_loop, annotations={**root.annotations, **packed_annotations(packed_operand(sch))})
+    return s_tir.Schedule(tirx.PrimFunc(params, body, func.ret_type, scheduled.attrs))
+
+
+def _is_parallel(statement: tirx.Stmt) -> bool:
+    return (
+        isinstance(statement, tirx.For) and tirx.ForKind(statement.kind) == tirx.ForKind.PARALLEL
+    )
+
+
+def _view(whole: tvm.ir.Var, own: tvm.ir.Var, part: BatchPart, first: Any) -> tirx.Stmt:
+    """``own`` declared to be the part of ``whole`` that begins at index ``first`` of the batch."""
+    place: list[Any] = [tirx.const(0, "int64")] * len(whole.shape)
+    place[part.axis] = first
+    return tirx.DeclBuffer(own, data=tirx.address_of(tirx.BufferLoad(whole, place)))
