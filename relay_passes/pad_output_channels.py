@@ -166,7 +166,7 @@ def _linear_of(call: relax.Call, mod: tvm.IRModule) -> _LinearCall | None:
 
 def _gemm(kernel: GemmCompute, name: str, inputs: tuple[relax.Expr, ...]) -> _LinearCall | None:
     """A matmul; one of a vector has no rows to share what is added to the weight."""
-    left, right = item_shape(inputs[0]), static_shape(inputs[1])
+    left, right = (item_shape(expr) for expr in inputs[:2])
     if right is None or len(right) < 2 or inputs[0].ty.ndim < 2:
         return None
     channels = right[-2 if kernel.transpose_b else -1]

@@ -39,6 +39,15 @@ def changed_loop(loop: tirx.For, **changes: Any) -> tirx.For:
     return tirx.For(*(changes.get(name, getattr(loop, name)) for name in names))
 
 
+def with_sizes(func: tirx.PrimFunc, values: Mapping[Any, Any]) -> tirx.PrimFunc:
+    """``func`` with numbers for symbolic sizes; those that are parameters are none any more."""
+    params = [param for param in func.params if param not in values]
+    known = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)
+    known = structural_map(known, (tirx.Var, lambda var: values.get(var, var)))
+    # Not in the same walk: TVM's memory breaks where both change a shape.
+    return structural_map(known, (tirx.Mul, lambda product: product.a * product.b))
+
+
 def in_root_block(
     body: tirx.Stmt,
     arrays: Sequence[tirx.Buffer] = (),

@@ -22,6 +22,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     static_extent,
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.statements import with_sizes
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,7 @@ def batch_item(func: tirx.PrimFunc) -> BatchItem:
     loops = {loop.loop_var: loop.extent for loop in nodes(root.body, tirx.For)}
     for realize in nodes(root.body, s_tir.SBlockRealize):
         _check_block(realize, size, parts, loops)
-    one = tirx.const(1, str(size.ty))
-    alone = tirx.PrimFunc(tensors, func.body, func.ret_type, func.attrs)
-    # Not in one walk: TVM's memory breaks where a shape changes in both.
-    item = structural_map(alone, (tirx.Var, lambda var: one if var.same_as(size) else var))
-    item = structural_map(item, (tirx.Mul, lambda product: product.a * product.b))
+    item = with_sizes(func, {size: tirx.const(1, str(size.ty))})
     return BatchItem(item, size, tuple(parts[param] for param in tensors))
 
 

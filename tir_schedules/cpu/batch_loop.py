@@ -15,7 +15,8 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.batch_item import BatchItem, BatchPart, batch_item
 from tvm_ext.tir_schedules.analysis.buffer_access import among, depends, nodes, runs_in_any_order, static_extent
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
-from tvm_ext.tir_schedules.cpu.thread_choice import without_choice
+from tvm_ext.tir_schedules.backend import scheduling_of
+from tvm_ext.tir_schedules.cpu.thread_choice import over_items, without_choice
 from tvm_ext.tir_schedules.packing import packed_annotations, packed_operand
 from tvm_ext.tir_schedules.statements import changed_block, changed_loop, in_root_block, sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Template
@@ -64,7 +65,7 @@ class BatchLoop:
             return self.template.apply(func, machine, decisions)
         whole, looped = (
             lambda: self.template.apply(func, machine, decisions),
-            lambda: _looped(func, item, self.template.apply(item.func, machine, decisions)),
+            lambda: _looped(func, item, self._finished(item.func, machine, decisions)),
         )
         is_small = _elements(item) < _LEAST_ELEMENTS
         first, second = (whole, looped) if self.whole_first or is_small else (looped, whole)
@@ -72,6 +73,17 @@ class BatchLoop:
             return first()
         except (NotApplicable, s_tir.ScheduleError):
             return second()
+
+
+    def _finished(
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
+    ) -> s_tir.Schedule:
+        """The schedule of an item, after the steps that are for kernels without a loop around."""
+        scheduled = self.template.apply(func, machine, decisions)
+        finished = scheduled.mod["main"]
+        for step in scheduling_of(machine).finishing:
+            finished = step(finished, machine)
+        return s_tir.Schedule(finished)
 
 
 @lru_cache(maxsize=3)
@@ -159,6 +171,8 @@ def _looped(func: tirx.PrimFunc, item: BatchItem, sch: s_tir.Schedule) -> s_tir.
     whole_loop = changed_loop(loop, body=sequence([*views, realize]))
     if threads:
         whole_loop = without_choice(whole_loop)
+    elif tirx.ForKind(loop.kind) == tirx.ForKind.SERIAL:
+        whole_loop = over_items(whole_loop)
     body = in_root_block(whole_loop, annotations={**root.annotations, **packed_annotations(packed_operand(sch))})
     return s_tir.Schedule(tirx.PrimFunc(params, body, func.ret_type, scheduled.attrs))
 

@@ -16,10 +16,13 @@ from tvm_ffi import structural_map, structural_walk
 
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import PARALLEL_GAIN
-from tvm_ext.tir_schedules.statements import changed_block
+from tvm_ext.tir_schedules.statements import changed_block, changed_loop
 
-# On loops that a run chooses from.
-_MARK = "tvm_ext_thread_choice"
+# On loops that a run chooses from, and on loops over a batch whose items are shared by threads.
+_MARK, _ITEMS = "tvm_ext_thread_choice", "tvm_ext_batch_items"
+
+# Items for each thread, at least, so that a last round of few does not make the others wait.
+_ENOUGH_ITEMS = 4
 
 # Taken for a loop that only its condition ends.
 _TURNS_OF_WHILE = 8
@@ -57,6 +60,9 @@ def with_thread_choice(func: tirx.PrimFunc, machine: CpuDescription) -> ThreadCh
 
     def chosen(node: tirx.For) -> tirx.Stmt:
         nonlocal loops, left
+        if _ITEMS in node.annotations:
+            loops += 1
+            return _items_or_parts(node, machine.cores)
         if tirx.ForKind(node.kind) != tirx.ForKind.PARALLEL or _MARK in node.annotations:
             return node
         work = _work(node, frozenset())
@@ -121,8 +127,9 @@ def _allocating(block: s_tir.SBlock, copies: Mapping[tirx.Buffer, tirx.Buffer]) 
 
 
 def _version(loop: tirx.For, kind: tirx.ForKind) -> tirx.For:
-    marks = {_MARK: tirx.const(1, "int32")} if kind == tirx.ForKind.PARALLEL else {}
-    marks = {**loop.annotations, **marks}
+    marks = {key: value for key, value in loop.annotations.items() if key != _ITEMS}
+    if kind == tirx.ForKind.PARALLEL:
+        marks[_MARK] = tirx.const(1, "int32")
     return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, None, marks)
 
 
@@ -179,6 +186,31 @@ def _known(extent: tvm.ir.Expr, inner: frozenset[tirx.Var]) -> Any:
     return tirx.max(*ways) if len(ways) == 2 else None
 
 
+def _items_or_parts(loop: tirx.For, threads: int) -> tirx.Stmt:
+    """Threads that take whole items where these are enough, and parts of one item else."""
+    copies = {one: tirx.Var(one.name, one.ty) for one in _allocated(loop)}
+
+    def in_series(node: tirx.For) -> tirx.For:
+        is_parallel = tirx.ForKind(node.kind) == tirx.ForKind.PARALLEL
+        return changed_loop(node, kind=tirx.ForKind.SERIAL) if is_parallel else node
+
+    items = structural_map(loop, (tirx.For, in_series))
+    items = structural_map(items, (tirx.Var, lambda variable: copies.get(variable, variable)))
+    count, most = loop.extent, tirx.const(_ENOUGH_ITEMS * threads, str(loop.extent.ty))
+    even = tirx.floormod(count, tirx.const(threads, str(count.ty))) == tirx.const(0, str(count.ty))
+    parts = _version(loop, tirx.ForKind.SERIAL)
+    items = _version(items, tirx.ForKind.PARALLEL)
+    return tirx.IfThenElse(tirx.any(even, count >= most), items, parts)
+
+
 def without_choice(loop: tirx.For) -> tirx.For:
     """A parallel loop that is worth its threads at any size."""
     return _version(loop, tirx.ForKind.PARALLEL)
+
+
+def over_items(loop: tirx.For) -> tirx.For:
+    """A loop over a batch, inside of which threads share the parts of each item.
+
+    ``with_thread_choice`` gives it a version in which threads take an item each.
+    """
+    return changed_loop(loop, annotations={_ITEMS: tirx.const(1, "int32")})

@@ -11,8 +11,8 @@ from tvm.sym import Analyzer
 from tvm_ext.hardware.cost_model import CostModel, Work
 from tvm_ext.report.records import KernelCall, KernelRecord
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
-from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
+from tvm_ext.tir_schedules.statements import with_sizes
 
 _UNSCHEDULED = ScheduleChoice("as written", "as written", "ScheduleKernels did not run")
 
@@ -100,7 +100,7 @@ def work_of_call(
         for size, actual in zip(param.shape, shape, strict=True):
             if isinstance(size, tvm.ir.Var):
                 found.setdefault(size, tirx.IntImm(str(size.ty), actual))
-    known = substitute(func, found)
+    known = with_sizes(func, found)
     return kernel_work(known) if has_known_sizes(known) else None
 
 
