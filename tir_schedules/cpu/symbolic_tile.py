@@ -89,7 +89,8 @@ class SymbolicTiles:
             columns = _vector_axis(found)
         if columns is None:
             raise NotApplicable("no loop walks the output and the operands without a stride")
-        tile = _decide(found, columns, machine)
+        computed = static_extent(sch.get(anchor).iter_vars[columns.position].dom.extent)
+        tile = _decide(found, columns, computed, machine)
         sch = _packed(sch, anchor, tile)
         packed = symbolic_contraction(sch, anchor, epilogue)
         func = sch.mod["main"]
@@ -188,7 +189,9 @@ def _packed(sch: s_tir.Schedule, anchor: SBlockRV, tile: SymbolicTile) -> s_tir.
     func = packed.mod["main"]
     sizes = [(tile.columns, tile.column_sizes), (tile.rows, tile.row_sizes)]
     for axis, (size, *_) in sizes:
-        if axis is None or axis.length is None or axis.length % size:
+        if axis is None or axis.length is None:
+            continue
+        if axis.length % size and not (tile.padded and axis is tile.columns):
             continue
         for index, read in enumerate(operands_of(packed.get(anchor))):
             if constant_parameter(func, read.source) is None:
@@ -202,16 +205,25 @@ def _packed(sch: s_tir.Schedule, anchor: SBlockRV, tile: SymbolicTile) -> s_tir.
 
 
 def _decide(
-    contraction: SymbolicContraction, columns: LoopAxis, machine: CpuDescription
+    contraction: SymbolicContraction,
+    columns: LoopAxis,
+    computed: int | None,
+    machine: CpuDescription,
 ) -> SymbolicTile:
+    """How the loops are cut, where ``computed`` sums lie along the columns, wanted or not."""
     lanes = machine.vector_lanes(str(contraction.start.ty))
     sizes = _column_sizes(columns, lanes)
+    wide = 2 * lanes
+    padded = columns.length is not None and columns.length % wide > 0
+    padded = padded and computed is not None and computed >= -(-columns.length // wide) * wide
+    if padded:
+        sizes = (wide,)
     most = min(_MOST_ROWS, row_limit(machine, sizes[0], lanes, 1))
     rows = _row_axis(contraction, columns, most)
     if rows is None:
-        return SymbolicTile(columns, sizes, None, (1,))
+        return SymbolicTile(columns, sizes, None, (1,), padded=padded)
     large = _vector_bytes(contraction, columns, rows) > machine.l2_bytes // 2
-    return SymbolicTile(columns, sizes, rows, _row_sizes(rows, most), large)
+    return SymbolicTile(columns, sizes, rows, _row_sizes(rows, most), large, padded=padded)
 
 
 def _moved(tile: SymbolicTile, old: SymbolicContraction, new: SymbolicContraction) -> SymbolicTile:
@@ -253,6 +265,8 @@ def _with_joined_columns(
     machine: CpuDescription,
 ) -> tuple[SymbolicContraction, SymbolicTile]:
     """The columns of a tile across all the loops that can be one: pixels of all lines."""
+    if tile.padded:
+        return contraction, tile
     contraction, columns = _with_joined_outer(contraction, tile.columns, tile.rows, func)
     if columns is tile.columns:
         return contraction, tile

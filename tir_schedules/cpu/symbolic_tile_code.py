@@ -67,6 +67,8 @@ class SymbolicTile:
         Whether all other tiles pass before the columns advance.
     panel : Panel or None
         The operand whose columns are copied before all rows of tiles pass.
+    padded : bool
+        Whether the operands have whole tiles of columns, of which the last sums are not wanted.
     """
 
     columns: LoopAxis
@@ -75,6 +77,7 @@ class SymbolicTile:
     row_sizes: tuple[int, ...]
     columns_first: bool = False
     panel: Panel | None = None
+    padded: bool = False
 
 
 def symbolic_tile_code(
@@ -205,7 +208,11 @@ class _Version:
     ) -> tuple[LoopAxis, list[tirx.Stmt]]:
         """A loop over tiles, and what its body begins with: the first sum of a tile along it."""
         var = tirx.Var(axis.var.name, self.index)
-        start = chunk_start(var if chunk is None else chunk, size, axis.extent)
+        number = var if chunk is None else chunk
+        if self.tile.padded and axis is self.tile.columns:
+            self.values[axis.var] = number * tirx.const(size, self.index)
+            return LoopAxis(var, self._count(axis.extent, size)), []
+        start = chunk_start(number, size, axis.extent)
         binds: list[tirx.Stmt] = []
         if isinstance(start, tirx.Min):
             first = tirx.Var(f"first_{axis.var.name}", self.index)
@@ -283,13 +290,25 @@ class _Version:
         body = self._each(add)
         for axis in reversed(reduction):
             body = self._loop(axis.var, axis.extent, body)
-        return [self._each(zero), body, self._each(finish)]
+        return [self._each(zero), body, self._finished(finish)]
 
-    def _each(self, statement: Any) -> tirx.Stmt:
+    def _finished(self, finish: Any) -> tirx.Stmt:
+        """``finish`` for the sums of the tile that are wanted."""
+        length = self.tile.columns.length
+        if not self.tile.padded or length is None or length % self.columns == 0:
+            return self._each(finish)
+        first = self.values[self.tile.columns.var]
+        is_whole = first < tirx.const(length - length % self.columns, self.index)
+        return tirx.IfThenElse(
+            is_whole, self._each(finish), self._each(finish, length % self.columns)
+        )
+
+    def _each(self, statement: Any, lanes: int | None = None) -> tirx.Stmt:
         """``statement`` for each sum of the tile: rows written out, columns in vectors."""
-        return sequence([self._row(statement, row) for row in range(self.rows)])
+        count = self.columns if lanes is None else lanes
+        return sequence([self._row(statement, row, count) for row in range(self.rows)])
 
-    def _row(self, statement: Any, row: int) -> tirx.Stmt:
+    def _row(self, statement: Any, row: int, lanes: int) -> tirx.Stmt:
         rows, columns = self.tile.rows, self.tile.columns
         lane: Any = tirx.Var("lane", self.index)
         place = lane if self.columns > 1 else tirx.const(0, self.index)
@@ -300,7 +319,7 @@ class _Version:
         body = statement(self.arrays[row], place, values)
         if self.columns == 1:
             return body
-        return self._loop(lane, self.columns, body, tirx.ForKind.VECTORIZED)
+        return self._loop(lane, lanes, body, tirx.ForKind.VECTORIZED)
 
     def _at(self, expr: tvm.ir.Expr, values: dict[Any, Any]) -> tvm.ir.Expr:
         analyzer = Analyzer()

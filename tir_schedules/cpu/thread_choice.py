@@ -15,6 +15,7 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_map, structural_walk
 
 from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import buffer_bytes, nodes, static_product
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import PARALLEL_GAIN
 from tvm_ext.tir_schedules.statements import changed_block, changed_loop
 
@@ -23,6 +24,9 @@ _MARK, _ITEMS = "tvm_ext_thread_choice", "tvm_ext_batch_items"
 
 # Items for each thread, at least, so that a last round of few does not make the others wait.
 _ENOUGH_ITEMS = 4
+
+# Cycles at most that a statement waits for what it reads: it may read a part of an array only.
+_LOADING_STATEMENT = 8
 
 # Taken for a loop that only its condition ends.
 _TURNS_OF_WHILE = 8
@@ -65,7 +69,7 @@ def with_thread_choice(func: tirx.PrimFunc, machine: CpuDescription) -> ThreadCh
             return _items_or_parts(node, machine.cores)
         if tirx.ForKind(node.kind) != tirx.ForKind.PARALLEL or _MARK in node.annotations:
             return node
-        work = _work(node, frozenset())
+        work = _with_loading(_work(node, frozenset()), node, machine)
         if work is None:
             left += not isinstance(node.extent, tirx.IntImm)
             return node
@@ -159,6 +163,17 @@ def _work(stmt: tirx.Stmt, inner: frozenset[tirx.Var]) -> tvm.ir.Expr:
             return _work(stmt.body, inner)
         case _:
             return tirx.const(1, "int64")
+
+
+def _with_loading(work: Any, loop: tirx.For, machine: CpuDescription) -> Any:
+    """``work``, and the cycles to read arrays of known size from outside of L2: weights, say."""
+    arrays = {load.source for load in nodes(loop.body, tvm.ir.TensorLoad)}
+    nbytes = sum(buffer_bytes(a) for a in arrays if static_product(a.shape) is not None)
+    if work is None or nbytes <= machine.l2_bytes:
+        return work
+    cycles = nbytes / machine.bandwidth(nbytes) * machine.clock_ghz * 1e9
+    loading = tirx.const(round(cycles), "int64")
+    return work + tirx.min(loading, work * tirx.const(_LOADING_STATEMENT, "int64"))
 
 
 def _sequence_work(parts: list[tirx.Stmt], inner: frozenset[tirx.Var]) -> tvm.ir.Expr:
