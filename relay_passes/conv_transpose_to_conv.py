@@ -311,8 +311,8 @@ class ConvTransposeToConv:
     along the rows where it joins phases and channels): there an infinite input makes NaN of its
     neighbours.
 
-    Leaves alone: weights that are not constant, unknown shapes, symbolic sizes other than the batch, layouts other than
-    channels first, meshes.
+    Leaves alone: weights that are not constant, unknown shapes, symbolic sizes other than the
+    batch, layouts other than channels first, meshes.
 
     Run after: ConvBnReluFold. Run before: LayoutPlanning, SinkReshapes.
     """

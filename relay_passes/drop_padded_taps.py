@@ -23,7 +23,8 @@ class DropPaddedTaps:
     A window that is spread over more than the image (the pyramids of DeepLab, large kernels over
     small maps) multiplies weights with zeros, and the zeros are written to memory first.
 
-    Leaves alone: unknown and symbolic sizes other than the batch; a convolution all of whose taps see padding only.
+    Leaves alone: unknown shapes, symbolic sizes other than the batch; a convolution all of whose
+    taps see padding only.
 
     Run after: ConvBnReluFold. Run before: LayoutPlanning, FlattenPointwise.
     """

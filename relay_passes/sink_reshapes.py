@@ -129,7 +129,8 @@ class _Sinker(BindingRewriter):
     ) -> relax.Call | None:
         """``call`` on operands with the axes of ``source``; None where that is not possible."""
         made, wanted = item_shape(source), item_shape(var)
-        if made is None or wanted is None or not _same_batch(source, var) or prod(made) != prod(wanted) or 0 in wanted:
+        is_known = made and wanted and 0 not in wanted and _same_batch(source, var)
+        if not (made and wanted and is_known and prod(made) == prod(wanted)):
             self.refuse("its shape is not known, empty, or not that of the kernel's result", var)
             return None
         operands = [self._operand(tensor, made, wanted, var) for tensor in tensors]

@@ -370,9 +370,9 @@ class WinogradConvolution:
     Rounding: outputs differ from the direct form by about 1e-5 of the largest output in float32.
 
     Leaves alone: other kernels, strides, dilations, groups; weights that are not constant; other
-    types than float32; symbolic sizes other than the batch; channels-first layouts; targets that are not CPUs; maps so
-    small, or weights so large, that reading more weights (36 instead of 9) costs more than is
-    saved.
+    types than float32; symbolic sizes other than the batch; channels-first layouts; targets that
+    are not CPUs; maps so small, or weights so large, that reading more weights (36 instead of 9)
+    costs more than is saved for a batch of one.
 
     Run after: ConvBnReluFold, LayoutPlanning. Run before: PadOutputChannels, LegalizeOps.
     """

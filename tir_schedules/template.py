@@ -208,7 +208,10 @@ class Template(Protocol):
         What ``apply`` gets as its machine: it is asked for no other, see ``apply_template``.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """See the class."""
+        ...
 
     @property
     def machine_type(self) -> type[MachineDescription]:

@@ -13,7 +13,13 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.batch_item import BatchItem, BatchPart, batch_item
-from tvm_ext.tir_schedules.analysis.buffer_access import among, depends, nodes, runs_in_any_order, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    depends,
+    nodes,
+    runs_in_any_order,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.cpu.thread_choice import over_items, without_choice
@@ -74,7 +80,6 @@ class BatchLoop:
         except (NotApplicable, s_tir.ScheduleError):
             return second()
 
-
     def _finished(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
     ) -> s_tir.Schedule:
@@ -127,64 +132,72 @@ def _extents(block: s_tir.SBlock, kind: int, without: Sequence[Any] = ()) -> lis
     ]
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """One iteration of the loop around an item's statements.
+
+    Attributes
+    ----------
+    loop : tirx.For
+        The loop, with the statements as its body.
+    item : Expr
+        The number of the item that an iteration computes.
+    """
+
+    loop: tirx.For
+    item: Any
+
+
 def _looped(func: tirx.PrimFunc, item: BatchItem, sch: s_tir.Schedule) -> s_tir.Schedule:
     """The schedule of one item for all of ``func``."""
     scheduled = sch.mod["main"]
     root = scheduled.body.block
-    statements = root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    work = [one for one in statements if not isinstance(one, tirx.DeclBuffer)]
-    threads = _is_parallel(work[0]) and len(work) == 1
-    own = str(item.size.ty)
-    if threads:
-        # One loop over the items and over what threads share of each.
-        inner = work[0]
-        extent = inner.extent if str(inner.extent.ty) == own else inner.extent.astype(own)
-        both = tirx.Var("items", own)
-        number = tirx.floordiv(both, extent)
-        place = tirx.floormod(both, extent).astype(str(inner.loop_var.ty))
-        body = substitute(inner.body, {inner.loop_var: place + inner.min})
-        statements = [inner.body if one.same_as(inner) else one for one in statements]
-        statements = [body if one.same_as(inner.body) else one for one in statements]
-        loop = tirx.For(both, tirx.const(0, own), item.size * extent, tirx.ForKind.PARALLEL, body)
-    else:
-        number = tirx.Var("item", own)
-        kind = (
-            tirx.ForKind.SERIAL
-            if any(_is_parallel(loop) for loop in work)
-            else tirx.ForKind.PARALLEL
-        )
-        loop = tirx.For(number, tirx.const(0, own), item.size, kind, root.body)
+    turn = _turn(root.body, item.size)
     own = iter(zip(scheduled.params, item.parts, strict=True))
     params: list[Any] = []
     views: list[tirx.Stmt] = []
     for param in func.params:
-        if param.same_as(item.size):
-            params.append(param)
-            continue
-        tensor, part = next(own)
+        tensor, part = (param, None) if param.same_as(item.size) else next(own)
         params.append(tensor if part is None else param)
         if part is not None:
-            first = number * tirx.const(part.indices, str(number.ty))
-            views.append(_view(param, tensor, part, first))
-    inside = changed_block(root, name_hint="item", body=sequence(statements))
+            views.append(_view(param, tensor, part, turn.item))
+    inside = changed_block(root, name_hint="item", body=turn.loop.body)
     realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), inside)
-    whole_loop = changed_loop(loop, body=sequence([*views, realize]))
-    if threads:
-        whole_loop = without_choice(whole_loop)
-    elif tirx.ForKind(loop.kind) == tirx.ForKind.SERIAL:
-        whole_loop = over_items(whole_loop)
-    body = in_root_block(whole_loop, annotations={**root.annotations, **packed_annotations(packed_operand(sch))})
+    loop = changed_loop(turn.loop, body=sequence([*views, realize]))
+    notes = {**root.annotations, **packed_annotations(packed_operand(sch))}
+    body = in_root_block(loop, annotations=notes)
     return s_tir.Schedule(tirx.PrimFunc(params, body, func.ret_type, scheduled.attrs))
 
 
+def _turn(body: tirx.Stmt, size: tirx.Var) -> _Turn:
+    """The loop over all items around ``body``, whose threads it takes over where it can."""
+    statements = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    work = [one for one in statements if not isinstance(one, tirx.DeclBuffer)]
+    zero = tirx.const(0, str(size.ty))
+    if len(work) > 1 or not _is_parallel(work[0]):
+        item = tirx.Var("item", str(size.ty))
+        if any(map(_is_parallel, work)):
+            loop = tirx.For(item, zero, size, tirx.ForKind.SERIAL, body)
+            return _Turn(over_items(loop), item)
+        return _Turn(tirx.For(item, zero, size, tirx.ForKind.PARALLEL, body), item)
+    # One loop over the items and over what threads share of each.
+    inner = work[0]
+    extent = inner.extent.astype(str(size.ty))
+    both = tirx.Var("items", str(size.ty))
+    place = tirx.floormod(both, extent).astype(str(inner.loop_var.ty))
+    shared = substitute(inner.body, {inner.loop_var: place + inner.min})
+    body = sequence([shared if one.same_as(inner) else one for one in statements])
+    loop = tirx.For(both, zero, size * extent, tirx.ForKind.PARALLEL, body)
+    return _Turn(without_choice(loop), tirx.floordiv(both, extent))
+
+
 def _is_parallel(statement: tirx.Stmt) -> bool:
-    return (
-        isinstance(statement, tirx.For) and tirx.ForKind(statement.kind) == tirx.ForKind.PARALLEL
-    )
+    is_loop = isinstance(statement, tirx.For)
+    return is_loop and tirx.ForKind(statement.kind) == tirx.ForKind.PARALLEL
 
 
-def _view(whole: tvm.ir.Var, own: tvm.ir.Var, part: BatchPart, first: Any) -> tirx.Stmt:
-    """``own`` declared to be the part of ``whole`` that begins at index ``first`` of the batch."""
+def _view(whole: tvm.ir.Var, own: tvm.ir.Var, part: BatchPart, item: Any) -> tirx.Stmt:
+    """``own`` declared to be what ``whole`` has of ``item``."""
     place: list[Any] = [tirx.const(0, "int64")] * len(whole.shape)
-    place[part.axis] = first
+    place[part.axis] = item * tirx.const(part.indices, str(item.ty))
     return tirx.DeclBuffer(own, data=tirx.address_of(tirx.BufferLoad(whole, place)))

@@ -213,9 +213,8 @@ def _decide(
     """How the loops are cut, where ``computed`` sums lie along the columns, wanted or not."""
     lanes = machine.vector_lanes(str(contraction.start.ty))
     sizes = _column_sizes(columns, lanes)
-    wide = 2 * lanes
-    padded = columns.length is not None and columns.length % wide > 0
-    padded = padded and computed is not None and computed >= -(-columns.length // wide) * wide
+    wide, wanted = 2 * lanes, columns.length or 0
+    padded = wanted % wide > 0 and (computed or 0) >= -(-wanted // wide) * wide
     if padded:
         sizes = (wide,)
     most = min(_MOST_ROWS, row_limit(machine, sizes[0], lanes, 1))
