@@ -111,7 +111,7 @@ def _(folder):
     from tvm_ext.tir_schedules.backend import Scheduling
 
     known = get_backend("cpu").part(Scheduling).recordable
-    named = {template.name: type(template) for template in known}
+    named = {one.name: type(getattr(one, "template", one)) for one in known}
 
     def broken(*_):
         raise AttributeError("'Add' object has no attribute 'value'")

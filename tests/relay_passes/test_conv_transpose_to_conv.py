@@ -214,9 +214,24 @@ def variable_weight():
     )
 
 
+@pytest.mark.parametrize(
+    ("shape", "weight", "attrs"),
+    [((5, 3, 4), (5, 16, 2, 2), {}), ((8, 32, 32), (8, 1, 4, 4), {"padding": (1, 1)})],
+    ids=["every output to its place", "phases as channels"],
+)
+def test_batch_of_any_size(shape, weight, attrs):
+    mod = one((tirx.Var("n", "int64"), *shape), weight, strides=(2, 2), **attrs)
+    known = operators(rewrite(one((1, *shape), weight, strides=(2, 2), **attrs)))
+    after = rewrite(mod)
+    assert operators(after) == known
+    for batch in (1, 3):
+        x = draw(batch, *shape)
+        np.testing.assert_allclose(run(after, x)[0], run(mod, x)[0], rtol=1e-4, atol=1e-5)
+
+
 REFUSED = {
     "not constant": variable_weight(),
-    "its shape is symbolic": one((tirx.Var("n", "int64"), 4, 3, 3), (4, 4, 2, 2), strides=(2, 2)),
+    "its shape is symbolic": one((1, 4, tirx.Var("h", "int64"), 3), (4, 4, 2, 2), strides=(2, 2)),
     "layout": one(
         (1, 3, 3, 4), (4, 4, 2, 2), strides=(2, 2), data_layout="NHWC", kernel_layout="IOHW"
     ),

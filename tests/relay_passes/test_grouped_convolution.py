@@ -141,7 +141,17 @@ def test_a_template_takes_the_kernel(last):
     assert choice.source == "template", choice
 
 
-SYMBOLIC = one((tirx.Var("n", "int64"), 4, 5, 5), (6, 2, 3, 3), 2)
+@pytest.mark.parametrize("last", [False, True])
+def test_batch_of_any_size(last):
+    mod = one((tirx.Var("n", "int64"), 8, 5, 6), (12, 4, 3, 3), 2, last, padding=1)
+    after = rewrite(mod)
+    assert operators(after) == ["call_tir", "reshape"]
+    for batch in (1, 3):
+        x = draw(batch, *((5, 6, 8) if last else (8, 5, 6)))
+        np.testing.assert_allclose(run(after, x)[0], run(mod, x)[0], rtol=1e-5, atol=1e-5)
+
+
+SYMBOLIC = one((1, 4, tirx.Var("h", "int64"), 5), (6, 2, 3, 3), 2)
 
 
 def test_symbolic_shapes_are_left_alone_and_say_so():

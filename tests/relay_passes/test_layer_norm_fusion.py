@@ -114,8 +114,14 @@ def test_left_alone(mod):
     assert structural_equal(fused(mod), mod)
 
 
-def test_symbolic_shape_is_refused():
-    mod = spelled_out((tirx.Var("n", "int64"), 8), [1])
+def test_rows_of_any_number():
+    mod = spelled_out((tirx.Var("n", "int64"), tirx.Var("l", "int64"), 8), [2])
+    calls = [name for name in map(str, fused(mod).get_global_vars()) if "layer_norm" in name]
+    assert len(calls) == 1
+
+
+def test_symbolic_row_is_refused():
+    mod = spelled_out((3, tirx.Var("n", "int64")), [1])
     with recording() as decisions:
         assert structural_equal(fused(mod), mod)
     assert [(d.applied, "not known" in d.reason) for d in decisions] == [(False, True)]

@@ -124,7 +124,8 @@ def test_refused_primitive_asks_the_next_template(monkeypatch: pytest.MonkeyPatc
         return sch
 
     first, second, *_ = scheduling_of(MACHINE).templates
-    monkeypatch.setattr(type(first), "apply", lambda self, f, m, decisions: refuse(f, m))
+    own = type(first.template)
+    monkeypatch.setattr(own, "apply", lambda self, f, m, decisions: refuse(f, m))
     _, choice = schedule_kernel(kernel_of(op.exp, f32(64)), MACHINE)
     assert choice.schedule == second.name
     assert choice.refusals[0].endswith("does not apply to these loops")

@@ -25,6 +25,18 @@ from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.statements import with_sizes
 
 
+# Statements other than assignments that kernels of tensor expressions do not consist of, and loops.
+_STEPS = (
+    tirx.AllocBuffer,
+    tirx.AttrStmt,
+    tirx.Bind,
+    tirx.DeclBuffer,
+    tirx.Evaluate,
+    tirx.For,
+    tirx.While,
+)
+
+
 @dataclass(frozen=True)
 class BatchItem:
     """A kernel for one item of an open batch.
@@ -76,7 +88,12 @@ def batch_item(func: tirx.PrimFunc) -> BatchItem:
         if part is not None and any(static_extent(n) != 1 for n in param.shape[: part.axis]):
             raise NotApplicable("a parameter has the batch inside of another dimension")
     loops = {loop.loop_var: loop.extent for loop in nodes(root.body, tirx.For)}
-    for realize in nodes(root.body, s_tir.SBlockRealize):
+    realizes = nodes(root.body, s_tir.SBlockRealize)
+    inside = [nodes(realize.block, tirx.BufferStore) for realize in realizes]
+    is_outside = len(nodes(root.body, tirx.BufferStore)) > sum(map(len, inside))
+    if not realizes or is_outside or len(nodes(root.body, *_STEPS)) > len(loops):
+        raise NotApplicable("it consists of more than blocks of assignments")
+    for realize in realizes:
         _check_block(realize, size, parts, loops)
     item = with_sizes(func, {size: tirx.const(1, str(size.ty))})
     return BatchItem(item, size, tuple(parts[param] for param in tensors))
@@ -130,8 +147,8 @@ def _check_block(
     mixing = NotApplicable("what is computed for one item depends on others")
     if static_extent(realize.predicate) != 1:
         raise NotApplicable("a block of it has a condition")
-    if nodes(block.body, s_tir.SBlockRealize):
-        raise NotApplicable("a block of it holds others")
+    if nodes(block.body, s_tir.SBlockRealize, tirx.For):
+        raise NotApplicable("a block of it holds others, or loops")
     batch = [
         (iter_var, value)
         for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True)
@@ -176,6 +193,9 @@ class _Split:
             self._check_place(store.buffer, store.indices)
         for load in nodes(statement, tvm.ir.TensorLoad):
             self._check_place(load.source, load.indices)
+        for call in nodes(statement, tirx.Call):
+            if any(isinstance(arg, tvm.ir.Var) and arg in self.parts for arg in call.args):
+                raise NotApplicable("a function gets a whole array")
         for expr in self._beside(statement):
             if depends(self.analyzer.simplify(expr), self.item, self.size):
                 raise NotApplicable("what is computed depends on the number of the item")
