@@ -24,7 +24,6 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.statements import with_sizes
 
-
 # Statements other than assignments that kernels of tensor expressions do not consist of, and loops.
 _STEPS = (
     tirx.AllocBuffer,
@@ -193,7 +192,7 @@ class _Split:
             self._check_place(store.buffer, store.indices)
         for load in nodes(statement, tvm.ir.TensorLoad):
             self._check_place(load.source, load.indices)
-        for call in nodes(statement, tirx.Call):
+        for call in nodes(statement, tvm.ir.Call):
             if any(isinstance(arg, tvm.ir.Var) and arg in self.parts for arg in call.args):
                 raise NotApplicable("a function gets a whole array")
         for expr in self._beside(statement):
