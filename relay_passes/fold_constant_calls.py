@@ -9,6 +9,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.hardware.tvm_compat import without_scope_marks
 from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.relay_passes.expressions import constant_value, static_extents
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied
@@ -199,7 +200,10 @@ class _ComputedVariables:
         """Constants, None for what cannot be computed."""
         calls = [value for value in self._bound.values() if isinstance(value, relax.Call)]
         names = {str(call.args[0].name_hint) for call in calls}
-        kernels = {name: self._mod[name].with_attr("global_symbol", name) for name in names}
+        kernels = {
+            name: without_scope_marks(self._mod[name]).with_attr("global_symbol", name)
+            for name in names
+        }
         library = tirx.build(tvm.IRModule(kernels), target=_TARGET) if kernels else {}
         for var, value in self._bound.items():
             if isinstance(value, relax.Call):

@@ -11,6 +11,7 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.configs.former_names import TEMPLATES as FORMER_NAMES
 from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.tvm_compat import without_scope_marks
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.apply_template import (
     ScheduledKernel,
@@ -18,7 +19,6 @@ from tvm_ext.tir_schedules.apply_template import (
     marked_as_scheduled,
 )
 from tvm_ext.tir_schedules.backend import scheduling_of
-from tvm_ext.tir_schedules.statements import without_scope_marks
 from tvm_ext.tir_schedules.template import FixedDecisions
 
 # What a kernel is: the same work has the same workload and the same hash, whatever its name.

@@ -9,6 +9,7 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable, ScheduleRefusedError, TvmExtError
 from tvm_ext.configs.progress import tell
 from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.tvm_compat import without_scope_marks
 from tvm_ext.tir_schedules.apply_template import (
     SCHEDULED_ATTRIBUTE,
     ScheduledKernel,
@@ -17,7 +18,6 @@ from tvm_ext.tir_schedules.apply_template import (
 from tvm_ext.tir_schedules.backend import Scheduling, scheduling_of
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
-from tvm_ext.tir_schedules.statements import without_scope_marks
 from tvm_ext.tir_schedules.template import Decisions, StatedDecisions, Template, stated_decisions
 
 

@@ -174,21 +174,3 @@ def with_flat_memory(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferSt
         return tirx.BufferStore(store.buffer, value, store.indices)
     buffer, indices = in_memory(store.buffer, store.indices)
     return tirx.BufferStore(buffer, value, indices)
-
-
-# Takes out of kernels the marks that TVM's IR builder leaves, of which code generation warns.
-
-
-# Groups statements while a kernel is built (ScatterND, ScatterElements, NonMaxSuppression); means
-# nothing afterwards.
-_MARK = "pragma_scope"
-
-
-def without_scope_marks(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func`` without the marks; ``func`` itself when it has none."""
-    body = structural_map(func.body, (tirx.AttrStmt, _inside))
-    return func if body.same_as(func.body) else func.with_body(body)
-
-
-def _inside(stmt: tirx.AttrStmt) -> tirx.Stmt:
-    return stmt.body if stmt.attr_key == _MARK else stmt

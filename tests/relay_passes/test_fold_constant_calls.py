@@ -208,3 +208,17 @@ def test_arithmetic_of_rows_and_columns_is_left_to_the_rule_for_large_results() 
 
     mod = build(body, 1, 1)
     assert operators(fold(mod)) == ["multiply", "add"]
+
+
+def test_scattered_constants_are_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+    """TVM marks the statements of ScatterND, and warns of the mark."""
+    table, places = np.zeros((4, 2), "float32"), np.array([[1], [3]], "int64")
+    updates = np.ones((2, 2), "float32")
+
+    def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
+        constants = [relax.const(array) for array in (table, places, updates)]
+        return [relax.op.add(x, emit(relax.op.scatter_nd(*constants)))]
+
+    new = fold(build(body, 4, 2))
+    assert operators(new) == ["add"]
+    assert "pragma" not in capfd.readouterr().err

@@ -7,6 +7,7 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.tvm_compat import without_scope_marks
 from tvm_ext.hardware.wafer.description import WaferDescription, WaferLimitError
 from tvm_ext.hardware.wafer.program import WaferProgram
 from tvm_ext.hardware.wafer.program_cost import WaferCost, program_cost
@@ -14,7 +15,6 @@ from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.recorded_schedule import RecordedSchedule, RecordSource
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_kernel
-from tvm_ext.tir_schedules.statements import without_scope_marks
 from tvm_ext.tir_schedules.template import FixedDecisions
 from tvm_ext.tuning.candidate import refusal
 from tvm_ext.tuning.wafer.cost_model import read_program
