@@ -12,16 +12,21 @@ TOLERANCE = {"float32": 3e-4, "float16": 2e-2}
 
 
 def reference(graph: RandomGraph) -> dict[str, np.ndarray]:
-    """Outputs of ONNX Runtime without its optimisations, on one thread."""
+    """Outputs of ONNX Runtime."""
+    session = session_of(graph.model)
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, graph.inputs), strict=True))
+
+
+def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """ONNX Runtime without its optimisations, on one thread."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        graph.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(None, graph.inputs), strict=True))
 
 
 def is_tame(expected: dict[str, np.ndarray]) -> bool:
@@ -37,11 +42,12 @@ def differences(graph: RandomGraph, expected: dict[str, np.ndarray], opt_level: 
     return [
         f"{opt_level} {name}: {problem}"
         for name in expected
-        if (problem := _difference(got[name], expected[name]))
+        if (problem := difference(got[name], expected[name]))
     ]
 
 
-def _difference(got: np.ndarray, wanted: np.ndarray) -> str:
+def difference(got: np.ndarray, wanted: np.ndarray) -> str:
+    """What is wrong with an output; empty when nothing is."""
     if (got.dtype, got.shape) != (wanted.dtype, wanted.shape):
         return f"{got.dtype}{got.shape}, expected {wanted.dtype}{wanted.shape}"
     if not np.isfinite(got).all():

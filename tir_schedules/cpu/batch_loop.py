@@ -28,7 +28,7 @@ from tvm_ext.tir_schedules.statements import changed_block, changed_loop, in_roo
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Template
 
 # Elements that an item has, at least, so that a loop over items costs nothing beside them.
-_LEAST_ELEMENTS = 1024
+LEAST_ELEMENTS = 1024
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class BatchLoop:
             lambda: self.template.apply(func, machine, decisions),
             lambda: _looped(func, item, self._finished(item.func, machine, decisions)),
         )
-        is_small = _elements(item) < _LEAST_ELEMENTS
+        is_small = _elements(item) < LEAST_ELEMENTS
         first, second = (whole, looped) if self.whole_first or is_small else (looped, whole)
         try:
             return first()
