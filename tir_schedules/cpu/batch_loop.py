@@ -73,12 +73,12 @@ class BatchLoop:
             lambda: self.template.apply(func, machine, decisions),
             lambda: _looped(func, item, self._finished(item.func, machine, decisions)),
         )
-        is_small = _elements(item) < LEAST_ELEMENTS
-        first, second = (whole, looped) if self.whole_first or is_small else (looped, whole)
+        if not self.whole_first and _elements(item) >= LEAST_ELEMENTS:
+            return looped()
         try:
-            return first()
+            return whole()
         except (NotApplicable, s_tir.ScheduleError):
-            return second()
+            return looped()
 
     def _finished(
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions

@@ -15,7 +15,13 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_map, structural_walk
 
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import buffer_bytes, nodes, static_product
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    buffer_bytes,
+    nodes,
+    static_extent,
+    static_product,
+)
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import PARALLEL_GAIN
 from tvm_ext.tir_schedules.statements import changed_block, changed_loop
 
@@ -74,7 +80,7 @@ def with_thread_choice(func: tirx.PrimFunc, machine: CpuDescription) -> ThreadCh
             left += not isinstance(node.extent, tirx.IntImm)
             return node
         work = Analyzer().simplify(work)
-        if isinstance(work, tirx.IntImm):
+        if isinstance(work, tirx.IntImm) or _at_least(work) > least:
             return node
         loops += 1
         many = work > tirx.const(least, "int64")
@@ -163,6 +169,13 @@ def _work(stmt: tirx.Stmt, inner: frozenset[tirx.Var]) -> tvm.ir.Expr:
             return _work(stmt.body, inner)
         case _:
             return tirx.const(1, "int64")
+
+
+def _at_least(work: tvm.ir.Expr) -> int:
+    """``work`` for sizes of one, if it can be told: larger ones are more of it."""
+    sizes = tirx.analysis.undefined_vars(work)
+    smallest = substitute(work, {size: tirx.const(1, str(size.ty)) for size in sizes})
+    return static_extent(Analyzer().simplify(smallest)) or 0
 
 
 def _with_loading(work: Any, loop: tirx.For, machine: CpuDescription) -> Any:
