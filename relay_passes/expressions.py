@@ -68,10 +68,10 @@ def _of_one_item(shape: Any) -> Any:
     if not isinstance(shape, relax.ShapeExpr) or not len(shape):
         return shape
     first, *others = shape
-    return relax.ShapeExpr([tvm.tirx.const(1, "int64"), *others]) if is_open(first) else shape
+    return relax.ShapeExpr([tvm.tirx.const(1, "int64"), *others]) if is_symbolic(first) else shape
 
 
-def is_open(extent: Any) -> bool:
+def is_symbolic(extent: Any) -> bool:
     """Whether a dimension has a size of its own that is known in the run only."""
     return isinstance(extent, tvm.tirx.Var)
 
@@ -82,7 +82,7 @@ def shape_obstacle(*tensors: relax.Expr) -> str:
 
 
 def item_obstacle(*tensors: relax.Expr) -> str:
-    """What the shapes of ``tensors`` lack to be numbers but for an open batch: empty when none."""
+    """What the shapes of ``tensors`` lack to be numbers, a dynamic batch aside; or nothing."""
     return _obstacle([_of_one_item(tensor.ty.shape) for tensor in tensors])
 
 

@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import is_open, item_shape
+from tvm_ext.relay_passes.expressions import is_symbolic, item_shape
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_roles import BROADCASTING, CONVOLUTIONS
 
@@ -155,11 +155,11 @@ class _Sinker(BindingRewriter):
         if not isinstance(expr, GenericConst) and self._has_other_users(var):
             return None
         shape, batch = item_shape(expr), expr.ty.shape[0] if expr.ty.ndim else 1
-        is_other = is_open(batch) and (expr.ty.ndim < len(view) or not _same_batch(expr, var))
+        is_other = is_symbolic(batch) and (expr.ty.ndim < len(view) or not _same_batch(expr, var))
         if shape is None or is_other:
             return None
         shape = [1] * (len(view) - len(shape)) + shape
-        if is_open(var.ty.shape[0]) and shape[0] != 1:
+        if is_symbolic(var.ty.shape[0]) and shape[0] != 1:
             return None
         groups = axis_groups(source, view)
         if isinstance(expr, GenericConst):
@@ -170,15 +170,15 @@ class _Sinker(BindingRewriter):
         if len(known) < len(extents):
             return None
         wanted: list[Any] = [n for part in known for n in part]
-        if is_open(batch):
+        if is_symbolic(batch):
             wanted[0] = batch
         return self.bind(relax.op.reshape(expr, wanted), var)
 
 
 def _same_batch(expr: relax.Expr, other: relax.Expr) -> bool:
-    """Whether the first sizes of two tensors are known both, or open and the same."""
+    """Whether the first sizes of two tensors are numbers both, or the same symbolic size."""
     one, two = expr.ty.shape[0], other.ty.shape[0]
-    return one.same_as(two) if is_open(one) or is_open(two) else True
+    return one.same_as(two) if is_symbolic(one) or is_symbolic(two) else True
 
 
 def _extents(

@@ -1,4 +1,4 @@
-"""What a kernel of an open batch computes for one item of it: a kernel whose sizes are known.
+"""What a kernel of a dynamic batch computes for one item: a kernel whose sizes are known.
 
 Most models are exported with a batch of any size. A kernel of such a model does the same for each
 item, and knows all other sizes: it can be scheduled as if the batch were one.
@@ -38,7 +38,7 @@ _STEPS = (
 
 @dataclass(frozen=True)
 class BatchItem:
-    """A kernel for one item of an open batch.
+    """A kernel for one item of a dynamic batch.
 
     Attributes
     ----------
@@ -72,12 +72,12 @@ def batch_item(func: tirx.PrimFunc) -> BatchItem:
     Raises
     ------
     NotApplicable
-        Other sizes are open as well, or items meet: their sum is taken, say.
+        Other sizes are symbolic as well, or items meet: their sum is taken, say.
     """
     if not isinstance(func.body, s_tir.SBlockRealize):
         raise NotApplicable("it has no blocks")
     tensors = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
-    size = _open_size(tensors)
+    size = _symbolic_size(tensors)
     if any(not param.same_as(size) for param in func.params if not among(param, tensors)):
         raise NotApplicable("it has parameters that are no tensors")
     root = func.body.block
@@ -98,7 +98,7 @@ def batch_item(func: tirx.PrimFunc) -> BatchItem:
     return BatchItem(item, size, tuple(parts[param] for param in tensors))
 
 
-def _open_size(tensors: Sequence[tvm.ir.Var]) -> tirx.Var:
+def _symbolic_size(tensors: Sequence[tvm.ir.Var]) -> tirx.Var:
     """The only variable among the sizes of the tensors."""
     found: list[tirx.Var] = []
     for tensor in tensors:
@@ -106,24 +106,24 @@ def _open_size(tensors: Sequence[tvm.ir.Var]) -> tirx.Var:
             if not among(var, found):
                 found.append(var)
     if len(found) != 1:
-        raise NotApplicable("all sizes are known" if not found else "several sizes are open")
+        raise NotApplicable("all sizes are known" if not found else "several sizes are symbolic")
     return found[0]
 
 
 def _batch_part(buffer: tvm.ir.Var, size: tirx.Var) -> BatchPart | None:
     if buffer.strides or static_extent(buffer.elem_offset) not in (None, 0):
         raise NotApplicable("a buffer has strides")
-    open_axes = [axis for axis, n in enumerate(buffer.shape) if static_extent(n) is None]
-    if len(open_axes) > 1:
-        raise NotApplicable("several dimensions of an array are open")
-    return next((BatchPart(axis, _multiple(buffer.shape[axis], size)) for axis in open_axes), None)
+    symbolic = [axis for axis, n in enumerate(buffer.shape) if static_extent(n) is None]
+    if len(symbolic) > 1:
+        raise NotApplicable("several dimensions of an array are symbolic")
+    return next((BatchPart(axis, _multiple(buffer.shape[axis], size)) for axis in symbolic), None)
 
 
 def _multiple(extent: Any, size: tirx.Var) -> int:
     """The number that ``size`` is multiplied by in ``extent``, and by which nothing else is."""
     times = slope(extent, size)
     if times is None or times < 1 or not _is_zero(substitute(extent, {size: _zero(size)})):
-        raise NotApplicable("a dimension is no multiple of the size that is open")
+        raise NotApplicable("a dimension is no multiple of the symbolic size")
     return times
 
 

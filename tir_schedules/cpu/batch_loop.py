@@ -1,4 +1,4 @@
-"""A template for kernels of an open batch: that of one item, in a loop over the batch."""
+"""A template for kernels of a dynamic batch: that of one item, in a loop over the batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ LEAST_ELEMENTS = 1024
 
 @dataclass(frozen=True)
 class BatchLoop:
-    """``template`` for kernels of known sizes and, in a loop over an open batch, for its items.
+    """``template`` for kernels of known sizes and, in a loop over a dynamic batch, for its items.
 
-    Kernels of which other sizes are open it gets as they are.
+    Kernels with other symbolic sizes it gets as they are.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class BatchLoop:
 
 @lru_cache(maxsize=3)
 def _item(func: tirx.PrimFunc) -> BatchItem | None:
-    """The kernel for one item; None for one of known sizes, or with others than the batch open."""
+    """The kernel for one item; None for one of known sizes, or with other symbolic ones."""
     try:
         return batch_item(func)
     except NotApplicable:

@@ -19,8 +19,8 @@ BATCHES = (1, 2, 3, 5, 8)
 REFUSALS = (Fail, InvalidArgument, RuntimeException)
 
 
-def with_open_batch(graph: RandomGraph) -> onnx.ModelProto | None:
-    """The model with the first size of its inputs open, where they have the same."""
+def with_dynamic_batch(graph: RandomGraph) -> onnx.ModelProto | None:
+    """The model with the first size of its inputs dynamic, where they have the same."""
     firsts = Counter(array.shape[0] for array in graph.inputs.values() if array.ndim)
     if not firsts:
         return None
@@ -51,13 +51,13 @@ def inputs_of(graph: RandomGraph, model: onnx.ModelProto, batch: int) -> dict[st
 
 def check(graph: RandomGraph) -> None:
     note(repr(graph))
-    model = with_open_batch(graph)
+    model = with_dynamic_batch(graph)
     assume(model is not None)
     try:
         session = session_of(model)
         compiled = tvm_ext.compile(model)
     except (*REFUSALS, TvmExtError):
-        # A size that the graph itself states: nothing is open in it.
+        # A size that the graph itself states: nothing is dynamic in it.
         assume(False)
     names = [output.name for output in session.get_outputs()]
     ran = 0
