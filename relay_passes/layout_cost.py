@@ -82,7 +82,10 @@ class DescribedMachine:
 
 @dataclass(frozen=True)
 class ShapeOfConvolution:
-    """Extents of one convolution; tuples are over the spatial axes, columns last."""
+    """Extents of one convolution; tuples are over the spatial axes, columns last.
+
+    ``fixed_sides``: whether all sides of the results are numbers, not taken for some.
+    """
 
     batch: int
     out_channels: int
@@ -94,6 +97,7 @@ class ShapeOfConvolution:
     out_sides: tuple[int, ...]
     nbytes: float
     dtype: str
+    fixed_sides: bool = True
 
     @property
     def flops(self) -> float:
@@ -146,8 +150,10 @@ def _vector_fraction(convolution: ShapeOfConvolution, layout: ChannelLayout, lan
     fraction = _filled(convolution.vectorised_columns, lanes)
     if convolution.kernel[-1] > 1:
         fraction *= UNALIGNED_FACTOR
-    if convolution.strides[-1] > 1 and not convolution.is_depthwise:
-        # Neighbouring results are not neighbours in the input: no template has vectors for that.
+    strided = convolution.strides[-1] > 1 and not convolution.is_depthwise
+    if strided or (convolution.is_depthwise and not convolution.fixed_sides):
+        # Neighbouring results are not neighbours in the input, or rows are of any length: no
+        # template has vectors for that.
         return 1 / lanes
     return fraction
 
@@ -173,6 +179,7 @@ def shape_of_convolution(call: relax.Call) -> ShapeOfConvolution:
     data, weight = call.args[0].ty, call.args[1].ty
     weights = dict(zip(attrs.kernel_layout, _extents(weight), strict=True))
     out = dict(zip(attrs.out_layout, _extents(call.ty), strict=True))
+    sizes = dict(zip(attrs.out_layout, call.ty.shape.values, strict=True))
     spatial = [axis for axis in "DHW" if axis in out]
     return ShapeOfConvolution(
         batch=out["N"],
@@ -185,6 +192,7 @@ def shape_of_convolution(call: relax.Call) -> ShapeOfConvolution:
         out_sides=tuple(out[axis] for axis in spatial),
         nbytes=tensor_bytes(data) + tensor_bytes(weight) + tensor_bytes(call.ty),
         dtype=str(data.dtype),
+        fixed_sides=all(isinstance(sizes[axis], tvm.tirx.IntImm) for axis in spatial),
     )
 
 

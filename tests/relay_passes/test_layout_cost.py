@@ -119,3 +119,11 @@ def test_a_gpu_copies_neighbours(
     first, last = (cuda_seconds(data, weight, layout, **attrs) for layout in (FIRST, LAST))
     assert (last < first) == prefers_last
     assert last <= first
+
+
+def test_depthwise_of_images_of_any_size_has_no_vectors_with_channels_first() -> None:
+    side = tvm.tirx.Var("side", "int64")
+    attrs = {"padding": 1, "groups": 32}
+    first = work_of((1, 32, side, side), (32, 1, 3, 3), FIRST, **attrs)
+    assert first.vector_fraction == 1 / 16
+    assert work_of((1, 32, side, side), (32, 1, 3, 3), LAST, **attrs).vector_fraction == 1

@@ -198,8 +198,8 @@ class ChannelsLast:
 
         def tile(first: tirx.Expr | int, at_end: bool) -> tirx.Stmt:
             if channel is not None:
-                return self._tile(row, first, channel, at_end)
-            return self._channel_blocks(lambda block: self._tile(row, first, block, at_end))
+                return self.tile(row, first, channel, at_end)
+            return self._channel_blocks(lambda block: self.tile(row, first, block, at_end))
 
         ends, whole = row_tiles(self.window.columns, self.decision.columns)
         parts = [tile(first, True) for first in ends]
@@ -209,7 +209,7 @@ class ChannelsLast:
             parts.append(loop(axis, tile(first, False)))
         return sequence(parts)
 
-    def _tile(self, row: tvm.ir.Expr, first: Any, channel: tvm.ir.Expr, at_end: bool) -> tirx.Stmt:
+    def tile(self, row: tvm.ir.Expr, first: Any, channel: tvm.ir.Expr, at_end: bool) -> tirx.Stmt:
         """Results of ``row`` from column ``first`` on: a number where the tile is at an end."""
         decision, dtype = self.decision, self.window.dtype
         size = decision.columns * decision.vectors * self.decision.lanes
@@ -217,14 +217,14 @@ class ChannelsLast:
         zero = tirx.Broadcast(tirx.const(0.0, dtype), self.decision.lanes)
         places = range(decision.columns * decision.vectors)
         starts = [
-            tirx.BufferStore(sums, zero, [self._vector(p * self.decision.lanes)]) for p in places
+            tirx.BufferStore(sums, zero, [self.vector(p * self.decision.lanes)]) for p in places
         ]
         taps = tap_rows(
             self.window.rows,
             row,
             lambda tap: self._multiply(sums, (row, first, channel), tap, at_end),
         )
-        return sequence([declaration, *starts, taps, *self._write(sums, row, first, channel)])
+        return sequence([declaration, *starts, taps, *self.write(sums, row, first, channel)])
 
     def _multiply(
         self, sums: tirx.Buffer, at: tuple[Any, Any, Any], tap: tvm.ir.Expr, at_end: bool
@@ -239,14 +239,14 @@ class ChannelsLast:
         data_step, weight_step = self.window.column_steps()
         found = []
         for place, (result, vector) in enumerate(self._results()):
-            where = self._vector(place * self.decision.lanes)
+            where = self.vector(place * self.decision.lanes)
             for across in range(columns.position.extent):
                 ahead = result * columns.step + across * columns.spread
                 if at_end and not columns.first <= first * columns.step + ahead < columns.last:
                     continue
                 beside = vector * self.decision.lanes
-                product = self._load(self.window.data, data + (ahead * data_step + beside))
-                product = product * self._load(
+                product = self.load(self.window.data, data + (ahead * data_step + beside))
+                product = product * self.load(
                     self.window.weight, weight + (across * weight_step + beside)
                 )
                 total = tirx.BufferLoad(sums, [where]) + product
@@ -254,7 +254,7 @@ class ChannelsLast:
         # A narrow tile may have nothing but padding under it.
         return sequence(found) if found else tirx.Evaluate(tirx.const(0, "int32"))
 
-    def _write(
+    def write(
         self, sums: tirx.Buffer, row: tvm.ir.Expr, first: Any, channel: tvm.ir.Expr
     ) -> list[tirx.Stmt]:
         found = []
@@ -278,14 +278,14 @@ class ChannelsLast:
         """Column and vector of each place among a tile's sums."""
         return itertools.product(range(self.decision.columns), range(self.decision.vectors))
 
-    def _vector(self, first: tirx.Expr | int) -> tirx.Ramp:
+    def vector(self, first: tirx.Expr | int) -> tirx.Ramp:
         dtype = str(self.channels.var.ty)
         return tirx.Ramp(
             index_of(first, self.channels.var), tirx.const(1, dtype), self.decision.lanes
         )
 
-    def _load(self, like: tvm.ir.Expr, address: tvm.ir.Expr) -> tvm.ir.Expr:
-        return tirx.BufferLoad(like.source, [self._vector(address)])
+    def load(self, like: tvm.ir.Expr, address: tvm.ir.Expr) -> tvm.ir.Expr:
+        return tirx.BufferLoad(like.source, [self.vector(address)])
 
 
 def tap_rows(rows: Slide | None, row: tvm.ir.Expr, body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
@@ -294,7 +294,7 @@ def tap_rows(rows: Slide | None, row: tvm.ir.Expr, body: Callable[[Any], tirx.St
         return body(0)
     taps = rows.position.extent
     tap = new_axis("tap", taps, rows.position.var)
-    if (rows.first, rows.last) == (0, rows.length):
+    if not rows.is_padded:
         return loop(tap, body(tap.var))
     above = row * rows.step
     rounding = rows.spread - 1

@@ -2,8 +2,9 @@
 
 Nothing is padded in memory. With channels last, a vector holds channels: a row of results keeps
 its sums in registers while the window's rows pass, and only tiles at the ends of a row are written
-without the taps that fall on padding. With channels first, a vector holds neighbouring columns: a
-few rows of one channel are copied into L1 with their borders, and stay there for all taps.
+without the taps that fall on padding; so it is with images whose size a run decides. With channels
+first, a vector holds neighbouring columns: a few rows of one channel are copied into L1 with their
+borders, and stay there for all taps.
 """
 
 from tvm import s_tir, tirx
@@ -15,6 +16,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     access_of,
     reduction_blocks,
     schedule_of,
+    static_extent,
 )
 from tvm_ext.tir_schedules.analysis.sliding_window import WindowKernel, window_kernel
 from tvm_ext.tir_schedules.cpu.data_parallel import schedule_window
@@ -24,6 +26,10 @@ from tvm_ext.tir_schedules.cpu.depthwise_channels_last import (
     ChannelsLast,
     decide_channels_last,
     multiply_adds_written_out,
+)
+from tvm_ext.tir_schedules.cpu.depthwise_symbolic_rows import (
+    SymbolicChannelsLast,
+    symbolic_channels_last,
 )
 from tvm_ext.tir_schedules.cpu.depthwise_window import DepthwiseWindow, depthwise_window
 from tvm_ext.tir_schedules.template import Decisions
@@ -41,10 +47,12 @@ class CpuDepthwiseConvolution:
         """See ``Template.apply``."""
         sch = schedule_of(func)
         reductions = reduction_blocks(sch)
-        access = access_of(sch, reductions[0]) if len(reductions) == 1 else None
-        if access is None or not one_operand_moves_with_results(access):
+        known = len(reductions) == 1 and not _is_symbolic(sch.get(reductions[0]))
+        access = access_of(sch, reductions[0]) if known else None
+        moves = access is not None and one_operand_moves_with_results(access)
+        if len(reductions) != 1 or (known and not moves):
             raise NotApplicable("it is not one reduction in which no two channels share an input")
-        kernel = window_kernel(func, weighted=True)
+        kernel = window_kernel(func, weighted=True, symbolic_sizes=not known)
         window = depthwise_window(kernel.window)
         if kernel.once:
             raise NotApplicable("an element may not be computed twice")
@@ -54,7 +62,9 @@ class CpuDepthwiseConvolution:
 
 def _code(
     kernel: WindowKernel, window: DepthwiseWindow, machine: CpuDescription, decisions: Decisions
-) -> ChannelsFirst | ChannelsLast:
+) -> ChannelsFirst | ChannelsLast | SymbolicChannelsLast:
+    if kernel.window.is_symbolic:
+        return symbolic_channels_last(kernel, window, machine)
     if window.channels is None:
         first = decide_channels_first(window, machine, decisions)
         if first.lanes < 2:
@@ -66,6 +76,10 @@ def _code(
     if last.lanes < 2:
         raise NotApplicable("there are too few channels for vectors")
     return ChannelsLast(window, window.channels, last, kernel.store, kernel.result)
+
+
+def _is_symbolic(stmt: s_tir.SBlock) -> bool:
+    return any(static_extent(one.dom.extent) is None for one in stmt.iter_vars)
 
 
 def one_operand_moves_with_results(access: BlockAccess) -> bool:

@@ -8,7 +8,13 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, slope
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    nodes,
+    slope,
+    static_extent,
+    stride,
+)
 from tvm_ext.tir_schedules.analysis.loop_nest import index_of, substitute
 from tvm_ext.tir_schedules.analysis.sliding_window import Slide, Window, at_position, position_step
 
@@ -93,10 +99,9 @@ def depthwise_window(window: Window) -> DepthwiseWindow:
     steps = [position_step(data, slide) for slide in slides]
     if any(step is None for step in steps):
         raise NotApplicable("an address is not linear in the position of the window")
-    slides.sort(key=lambda slide: -(position_step(data, slide) or 0))
-    *rows, columns = slides
+    *rows, columns = sorted(slides, key=lambda slide: _apart(data, slide), reverse=True)
     sliding = [slide.output for slide in slides]
-    others = [a for a in window.outputs if not any(a is s for s in sliding) and a.extent > 1]
+    others = [a for a in window.outputs if not any(a is s for s in sliding) and not a.runs_once]
     channels = [axis for axis in others if slope(data.indices[0], axis.var) == 1]
     outer = tuple(axis for axis in others if not any(axis is c for c in channels))
     found = DepthwiseWindow(
@@ -111,11 +116,11 @@ def _checked(depthwise: DepthwiseWindow, window: Window) -> DepthwiseWindow:
     moving = [slide.output for slide in (depthwise.rows, depthwise.columns) if slide is not None]
     if any(slope(weight, axis.var) != 0 for axis in moving):
         raise NotApplicable("weights depend on the place in the result")
-    if any(not slope(address, axis.var) for axis in axes):
+    if any(_is_still(address, axis) for axis in axes):
         raise NotApplicable("results share an input, as those of a whole convolution do")
     inner = depthwise.channels or depthwise.columns.output
     stored = slope(window.store.indices[0], inner.var)
-    if stored != 1 and inner.extent > 1:
+    if stored != 1 and not inner.runs_once:
         raise NotApplicable("results are not next to each other along the vectors")
     if depthwise.channels is not None and slope(weight, depthwise.channels.var) != 1:
         raise NotApplicable("weights of neighbouring channels are not next to each other")
@@ -124,8 +129,18 @@ def _checked(depthwise: DepthwiseWindow, window: Window) -> DepthwiseWindow:
     return depthwise
 
 
+def _apart(data: tvm.ir.TensorLoad, slide: Slide) -> float:
+    """Elements from a position of the window to the next; more than any number if symbolic."""
+    step = position_step(data, slide)
+    return step if isinstance(step, int) else math.inf
+
+
+def _is_still(address: tvm.ir.Expr, axis: LoopAxis) -> bool:
+    step = stride(address, axis.var)
+    return step is None or static_extent(step) == 0
+
+
 def _is_single_input(slide: Slide, weight: tvm.ir.TensorLoad) -> bool:
     """Whether it is the loop over the input channels of a group, of which there is one."""
-    alone = slide.position.extent == 1 and slide.output.extent == 1
-    unpadded = (slide.first, slide.last) == (0, slide.length)
-    return (alone and unpadded) or slope(weight.indices[0], slide.output.var) != 0
+    alone = slide.position.extent == 1 and slide.output.length == 1
+    return (alone and not slide.is_padded) or slope(weight.indices[0], slide.output.var) != 0
