@@ -67,8 +67,7 @@ _ON_STACK = {"disable_lower_tvm_builtin": True}
 
 def stack_array(size: tirx.Expr | int, dtype: str, name: str) -> tuple[Any, tirx.Stmt]:
     """An array of ``size`` elements, and the statement that declares it for what follows."""
-    # In this scope TVM lays no other array into its memory, which would cost LLVM the registers.
-    array = tirx.decl_buffer((size,), dtype, name, scope="local")
+    array = tirx.decl_buffer((size,), dtype, name)
     return array, tirx.AllocBuffer(array, annotations=_ON_STACK)
 
 

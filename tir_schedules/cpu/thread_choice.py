@@ -23,7 +23,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import PARALLEL_GAIN
-from tvm_ext.tir_schedules.statements import changed_block, changed_loop
+from tvm_ext.tir_schedules.statements import changed_block, changed_loop, sequence
 
 # On loops that a run chooses from, and on loops over a batch whose items are shared by threads.
 _MARK, _ITEMS = "tvm_ext_thread_choice", "tvm_ext_batch_items"
@@ -224,11 +224,32 @@ def _items_or_parts(loop: tirx.For, threads: int) -> tirx.Stmt:
 
     items = structural_map(loop, (tirx.For, in_series))
     items = structural_map(items, (tirx.Var, lambda variable: copies.get(variable, variable)))
+    items = structural_map(items, (s_tir.SBlock, _with_own_memory))
     count, most = loop.extent, tirx.const(_ENOUGH_ITEMS * threads, str(loop.extent.ty))
     even = tirx.floormod(count, tirx.const(threads, str(count.ty))) == tirx.const(0, str(count.ty))
     parts = _version(loop, tirx.ForKind.SERIAL)
     items = _version(items, tirx.ForKind.PARALLEL)
     return tirx.IfThenElse(tirx.any(even, count >= most), items, parts)
+
+
+def _with_own_memory(block: s_tir.SBlock) -> s_tir.SBlock:
+    """``block`` whose loops share no small arrays, where several follow each other.
+
+    In one thread TVM would lay the sums of a loop into small arrays of those before it, and LLVM
+    would not keep them in registers. It does not where these are still read at the end.
+    """
+    if not isinstance(block.body, tirx.SeqStmt):
+        return block
+    nothing = tirx.Evaluate(tirx.const(0, "int32"))
+    arrays = nodes(list(block.body.seq)[:-1], tirx.AllocBuffer)
+    body = structural_map(
+        block.body,
+        (tirx.AllocBuffer, lambda one: nothing if any(one.same_as(a) for a in arrays) else one),
+    )
+    reads = [
+        tirx.Evaluate(tirx.BufferLoad(array.buffer, [tirx.const(0, "int64")])) for array in arrays
+    ]
+    return changed_block(block, body=sequence([*arrays, body, *reads]))
 
 
 def without_choice(loop: tirx.For) -> tirx.For:

@@ -61,8 +61,8 @@ def test_one_function_needs_no_array() -> None:
 def test_arrays_stand_outside_of_the_vector_loop() -> None:
     scheduled, _ = schedule_kernel(chain(3, 64), MACHINE)
     text = with_vector_math(scheduled).func.script()
-    assert text.count("= T.alloc_local") == 2
-    assert text.index("staged1 = T.alloc_local") < text.index("T.vectorized")
+    assert text.count("= T.alloc_buffer") == 2
+    assert text.index("staged1 = T.alloc_buffer") < text.index("T.vectorized")
 
 
 @pytest.mark.parametrize("choose", [tirx.if_then_else, tirx.Select])
