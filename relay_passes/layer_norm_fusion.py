@@ -11,6 +11,7 @@ from tvm.ir import GenericConst
 from tvm_ffi import structural_equal
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
+from tvm_ext.relay_passes.expressions import is_symbolic
 from tvm_ext.relay_passes.gemm_epilogue import scalar_value
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 
@@ -104,9 +105,13 @@ class _LayerNormFuser(BindingRewriter):
 
     def _is_possible(self, norm: _Norm, var: relax.Var) -> bool:
         shape = norm.x.ty.shape
-        sizes = [shape[axis] for axis in norm.axes] if isinstance(shape, relax.ShapeExpr) else []
-        known = sizes and all(isinstance(n, tirx.IntImm) and int(n) > 0 for n in sizes)
-        if not known or str(norm.x.ty.dtype) != "float32":
+        sizes = list(shape) if isinstance(shape, relax.ShapeExpr) else []
+        known = sizes and all(
+            isinstance(sizes[axis], tirx.IntImm) and int(sizes[axis]) > 0 for axis in norm.axes
+        )
+        # FuseTIR fails on sizes that are computed from others.
+        plain = all(isinstance(n, tirx.IntImm) or is_symbolic(n) for n in sizes)
+        if not known or not plain or str(norm.x.ty.dtype) != "float32":
             self.refuse("its size is not known, empty, or its type is not float32", var)
             return False
         return True

@@ -120,6 +120,12 @@ def test_rows_of_any_number():
     assert len(calls) == 1
 
 
+def test_a_number_of_rows_that_is_computed_is_left_alone():
+    """TVM cannot fuse what follows into kernels of such sizes."""
+    mod = spelled_out((tirx.Var("n", "int64"), tirx.Var("h", "int64") // 2, 8), [2])
+    assert structural_equal(fused(mod), mod)
+
+
 def test_symbolic_row_is_refused():
     mod = spelled_out((3, tirx.Var("n", "int64")), [1])
     with recording() as decisions:
