@@ -1,16 +1,15 @@
 """Models compiled for any size, beside the same frozen and beside ONNX Runtime.
 
-Programs take turns in one process. Before each turn there is a pause and a run that does not
-count, since the threads of ONNX Runtime wait busily for a while after its last run.
+Programs take turns in one process, with pauses: the threads of ONNX Runtime wait busily for a
+while after its last run.
 
     python benchmarks/dynamic.py model.onnx --size N=1 --size N=8
     python benchmarks/dynamic.py model.onnx --size N=1,L=16 --size N=4,L=77
 """
 
 import argparse
-import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +17,10 @@ import onnxruntime
 
 import tvm_ext
 from tvm_ext.check.inputs import random_inputs
+from tvm_ext.hardware.timing import interleaved_milliseconds
 from tvm_ext.onnx_frontend.load import load_model
 
-_PAUSE = 0.03
-_TURN = 0.05
-
 Sizes = Mapping[str, int]
-Run = Callable[[], object]
 
 
 def _sizes(text: str) -> Sizes:
@@ -46,24 +42,6 @@ def _shapes(session: onnxruntime.InferenceSession, sizes: Sizes) -> dict[str, li
     return found
 
 
-def _milliseconds(runs: Mapping[str, Run], seconds: float) -> dict[str, float]:
-    """The median of each, in turns."""
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    started = time.perf_counter()
-    runs["ONNX Runtime"]()
-    count = max(1, int(_TURN / (time.perf_counter() - started)))
-    end = time.perf_counter() + seconds * len(runs)
-    while time.perf_counter() < end or not samples["ONNX Runtime"]:
-        for name, run in runs.items():
-            time.sleep(_PAUSE)
-            run()
-            started = time.perf_counter()
-            for _ in range(count):
-                run()
-            samples[name].append((time.perf_counter() - started) / count)
-    return {name: 1e3 * statistics.median(found) for name, found in samples.items()}
-
-
 def _measure(path: Path, every: list[Sizes], threads: int | None, seconds: float) -> None:
     model = load_model(path)
     options = onnxruntime.SessionOptions()
@@ -79,16 +57,12 @@ def _measure(path: Path, every: list[Sizes], threads: int | None, seconds: float
         frozen = tvm_ext.compile(model, input_shapes=shapes, threads=threads)
         once = time.perf_counter() - started
         inputs = random_inputs(frozen.inputs)
-        runs: dict[str, Run] = {
-            "ONNX Runtime": partial(session.run, None, inputs),
-            "dynamic": partial(dynamic.run, inputs),
-            "frozen": partial(frozen.run, inputs),
-        }
-        took = _milliseconds(runs, seconds)
+        runs = [partial(session.run, None, inputs), partial(dynamic.run, inputs)]
+        runs.append(partial(frozen.run, inputs))
+        theirs, ours, fixed = interleaved_milliseconds(*runs, seconds=seconds * len(runs))
         print(
             f"| {path.stem} | {','.join(f'{n}={v}' for n, v in sizes.items())} "
-            f"| {took['dynamic']:.2f} | {took['dynamic'] / took['frozen']:.2f} "
-            f"| {took['ONNX Runtime'] / took['dynamic']:.2f} | {compiled / once:.1f} |",
+            f"| {ours:.2f} | {ours / fixed:.2f} | {theirs / ours:.2f} | {compiled / once:.1f} |",
             flush=True,
         )
 

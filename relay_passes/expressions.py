@@ -46,10 +46,11 @@ def static_shape(expr: relax.Expr) -> list[int] | None:
 
 def static_extents(ty: tvm.ir.Type) -> list[int] | None:
     """Extents of a tensor of this type; None when they are unknown or symbolic."""
-    shape = ty.shape if isinstance(ty, relax.TensorType) else None
-    if shape is None or _obstacle([shape]):
-        return None
-    return [int(extent) for extent in shape]
+    return _numbers(ty.shape if isinstance(ty, relax.TensorType) else None)
+
+
+def _numbers(shape: Any) -> list[int] | None:
+    return None if _obstacle([shape]) else [int(extent) for extent in shape]
 
 
 def item_shape(expr: relax.Expr) -> list[int] | None:
@@ -59,9 +60,7 @@ def item_shape(expr: relax.Expr) -> list[int] | None:
     for each. Without such a dimension these are the extents.
     """
     shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
-    if shape is None or _obstacle([_of_one_item(shape)]):
-        return None
-    return [int(extent) for extent in _of_one_item(shape)]
+    return _numbers(_of_one_item(shape))
 
 
 def _of_one_item(shape: Any) -> Any:

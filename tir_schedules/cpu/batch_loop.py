@@ -67,7 +67,7 @@ class BatchLoop:
     ) -> s_tir.Schedule:
         """See ``Template.apply``. The decisions are those for one item."""
         item = _item(func)
-        if item is None or _uses(item) < self.least_uses:
+        if item is None or (self.least_uses and _uses(item) < self.least_uses):
             return self.template.apply(func, machine, decisions)
         whole, looped = (
             lambda: self.template.apply(func, machine, decisions),
