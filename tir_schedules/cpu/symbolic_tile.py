@@ -97,6 +97,7 @@ class SymbolicTiles:
         found, tile = _with_joined_rows(packed, _moved(tile, found, packed), func)
         found, tile = _with_joined_columns(found, tile, func, machine)
         tile = replace(tile, panel=_panel(found, tile, func, machine))
+        found, tile = _with_flattened_rows(found, tile)
         code = symbolic_tile_code(found, tile, machine.cores > 1)
         done = [block for block in (anchor, epilogue) if block is not None]
         for block in kernel_blocks(sch):
@@ -255,6 +256,40 @@ def _with_joined_rows(
     if rows is tile.rows:
         return contraction, tile
     return contraction, replace(tile, rows=rows, row_sizes=_row_sizes(rows, max(tile.row_sizes)))
+
+
+def _with_flattened_rows(
+    contraction: SymbolicContraction, tile: SymbolicTile
+) -> tuple[SymbolicContraction, SymbolicTile]:
+    """The rows of a tile across loops that cannot be one: pixels of all lines of a padded image.
+
+    Lines are often shorter than a tile or no multiple of it, and a tile of few rows reads the
+    weights as often as one of many.
+    """
+    rows = tile.rows
+    if rows is None or tile.panel is not None or rows.length is not None:
+        return contraction, tile
+    before = contraction.spatial[: contraction.spatial.index(rows)]
+    parts = [rows]
+    for axis in reversed(before):
+        if axis is tile.columns or not _serves_all(contraction, tile.columns, axis):
+            break
+        parts.insert(0, axis)
+    if len(parts) == 1:
+        return contraction, tile
+    extent = math.prod((part.extent for part in parts[1:]), start=parts[0].extent)
+    flat = LoopAxis(tirx.Var("row", rows.var.ty), extent)
+    first = contraction.spatial.index(parts[0])
+    spatial = (*contraction.spatial[:first], flat, *contraction.spatial[len(before) + 1 :])
+    sizes = _row_sizes(flat, max(tile.row_sizes))
+    tile = replace(tile, rows=flat, row_sizes=sizes, row_parts=tuple(parts))
+    return replace(contraction, spatial=spatial), tile
+
+
+def _serves_all(contraction: SymbolicContraction, columns: LoopAxis, axis: LoopAxis) -> bool:
+    """Whether all vectors of operands are the same in each iteration of ``axis``."""
+    loads = [load for load in contraction.operands() if contraction.step(load, columns) == 1]
+    return all(contraction.step(load, axis) == 0 for load in loads)
 
 
 def _with_joined_columns(

@@ -69,6 +69,9 @@ class SymbolicTile:
         The operand whose columns are copied before all rows of tiles pass.
     padded : bool
         Whether the operands have whole tiles of columns, of which the last sums are not wanted.
+    row_parts : tuple[LoopAxis, ...]
+        The loops of the contraction, the outermost first, that ``rows`` counts all iterations of:
+        pixels of all lines of an image. None where ``rows`` is a loop of the contraction itself.
     """
 
     columns: LoopAxis
@@ -78,6 +81,7 @@ class SymbolicTile:
     columns_first: bool = False
     panel: Panel | None = None
     padded: bool = False
+    row_parts: tuple[LoopAxis, ...] = ()
 
 
 def symbolic_tile_code(
@@ -133,6 +137,8 @@ class _Version:
         self.dtype = str(contraction.start.ty)
         self.index = str(tile.columns.var.ty)
         self.values: dict[Any, Any] = {}
+        # The same for each row, of the variables that say which it is.
+        self.places: list[dict[Any, Any]] = [{}] * rows
         # An array for each row: TVM takes larger ones from the heap, where LLVM leaves them.
         arrays = [stack_array(columns, self.dtype, "sums") for _ in range(rows)]
         self.arrays = [array for array, _ in arrays]
@@ -218,8 +224,52 @@ class _Version:
             first = tirx.Var(f"first_{axis.var.name}", self.index)
             binds.append(tirx.Bind(first, start))
             start = first
-        self.values[axis.var] = start
+        if axis is self.tile.rows:
+            binds += self._row_places(axis, start)
+        else:
+            self.values[axis.var] = start
         return LoopAxis(var, self._count(axis.extent, size)), binds
+
+    def _row_places(self, rows: LoopAxis, first: tvm.ir.Expr) -> list[tirx.Stmt]:
+        """Where each row of a tile lies, whose first is ``first``; binds what that takes.
+
+        Of several loops the first row is found by divisions, the others each from the one before.
+        """
+        if not self.tile.row_parts:
+            self.places = [{rows.var: first + row} for row in range(self.rows)]
+            return []
+        outermost, *others = self.tile.row_parts
+        # In memory: TVM would put the values into each address, and one into the next.
+        made = {part.var: stack_array(self.rows, self.index, part.var.name) for part in self.tile.row_parts}
+        statements = [declaration for _, declaration in made.values()]
+        self.places = [
+            {var: tirx.BufferLoad(array, [self._number(row)]) for var, (array, _) in made.items()}
+            for row in range(self.rows)
+        ]
+
+        def store(part: LoopAxis, row: int, value: tvm.ir.Expr) -> None:
+            array, _ = made[part.var]
+            statements.append(tirx.BufferStore(array, value, [self._number(row)]))
+
+        rest: Any = first
+        for part in reversed(others):
+            lines = tirx.Var(f"{part.var.name}_lines", self.index)
+            statements.append(tirx.Bind(lines, _quotient(rest, part.extent)))
+            store(part, 0, rest - lines * part.extent)
+            rest = lines
+        store(outermost, 0, rest)
+        for row in range(1, self.rows):
+            advance: Any = self._number(1)
+            for part in reversed(others):
+                following = self.places[row - 1][part.var] + advance
+                ends = tirx.EQ(following, part.extent)
+                store(part, row, tirx.Select(ends, self._number(0), following))
+                advance = tirx.Cast(self.index, ends)
+            store(outermost, row, self.places[row - 1][outermost.var] + advance)
+        return statements
+
+    def _number(self, value: int) -> tvm.ir.Expr:
+        return tirx.const(value, self.index)
 
     def _count(self, extent: tvm.ir.Expr, size: int) -> tvm.ir.Expr:
         count = extent if size == 1 else tirx.truncdiv(extent + (size - 1), size)
@@ -309,13 +359,11 @@ class _Version:
         return sequence([self._row(statement, row, count) for row in range(self.rows)])
 
     def _row(self, statement: Any, row: int, lanes: int) -> tirx.Stmt:
-        rows, columns = self.tile.rows, self.tile.columns
+        columns = self.tile.columns
         lane: Any = tirx.Var("lane", self.index)
         place = lane if self.columns > 1 else tirx.const(0, self.index)
-        values = {**self.values, self.column: place}
+        values = {**self.values, **self.places[row], self.column: place}
         values[columns.var] = values[columns.var] + place
-        if rows is not None:
-            values[rows.var] = values[rows.var] + row
         body = statement(self.arrays[row], place, values)
         if self.columns == 1:
             return body
