@@ -6,7 +6,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
+from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.relay_passes.binding_rewriter import GraphView
@@ -61,6 +63,23 @@ def item_shape(expr: relax.Expr) -> list[int] | None:
     """
     shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
     return _numbers(_of_one_item(shape))
+
+
+# What a side of an image of any size is taken to be, where a decision needs a number.
+_NOMINAL_SIDE = 224
+
+
+def nominal_shape(ty: Any) -> list[int] | None:
+    """Extents of a tensor for a batch of one, and images of a common size where a run decides.
+
+    None where nothing is known of the shape.
+    """
+    shape = _of_one_item(ty.shape) if isinstance(ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr):
+        return None
+    side = tvm.tirx.const(_NOMINAL_SIDE, "int64")
+    extents = [tvm_ffi.structural_map(extent, (tvm.ir.Var, lambda _: side)) for extent in shape]
+    return [int(Analyzer().simplify(extent)) for extent in extents]
 
 
 def _of_one_item(shape: Any) -> Any:

@@ -16,13 +16,11 @@ from typing import Protocol
 import tvm
 from tvm import relax
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cost_model import CostModel, Work
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.machine import MachineDescription
-
-# What a symbolic extent is taken to be: one image, and a side common after some strided layers.
-DEFAULT_BATCH = 1
-DEFAULT_SIDE = 64
+from tvm_ext.relay_passes.expressions import nominal_shape
 
 # With channels first a kernel wider than one column reads its input from unaligned addresses, so
 # that every other load of a full register crosses a cache line.
@@ -138,7 +136,7 @@ def convolution_seconds(call: relax.Call, layout: ChannelLayout, machine: Layout
 
 
 def tensor_bytes(ty: relax.TensorType) -> float:
-    """Bytes of a tensor; a symbolic extent counts as ``DEFAULT_BATCH`` or ``DEFAULT_SIDE``."""
+    """Bytes of a tensor, of nominal extents where they are symbolic."""
     element = tvm.DataType(ty.dtype).bits / 8
     return element * prod(_extents(ty))
 
@@ -165,11 +163,9 @@ def _filled(extent: int, lanes: int) -> float:
 
 
 def _extents(ty: relax.TensorType) -> list[int]:
-    extents = []
-    for axis, extent in enumerate(ty.shape.values):
-        known = isinstance(extent, tvm.tirx.IntImm)
-        default = DEFAULT_BATCH if axis == 0 else DEFAULT_SIDE
-        extents.append(int(extent) if known else default)
+    extents = nominal_shape(ty)
+    if extents is None:
+        raise NotApplicable("nothing is known of the shape of a convolution's tensor")
     return extents
 
 

@@ -244,8 +244,8 @@ class LayoutPlanning:
     once for all who read it. ``machine`` answers for the times; without it, it is the current TVM
     target, or this machine. ``convolution_cost`` models one convolution. ``layout``, which is
     "channels_first" or "channels_last", states the layout of all convolutions that can have it:
-    conv1d (NWC, WIO) and conv3d (NDHWC, DHWIO) as well. Symbolic batch and image sizes count as
-    DEFAULT_BATCH and DEFAULT_SIDE of layout_cost.
+    conv1d (NWC, WIO) and conv3d (NDHWC, DHWIO) as well. A symbolic batch counts as one,
+    symbolic image sizes as those of a common image.
 
     Leaves alone: convolutions that have channels last or a blocked layout already, symbolic
     channels, transposed convolutions (TVM lowers NCHW only), what is outside of dataflow blocks or

@@ -19,7 +19,7 @@ from tvm.ir import GenericConst
 from tvm_ext.hardware.cost_model import CostModel, Work, cost_model
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import item_obstacle, item_shape
+from tvm_ext.relay_passes.expressions import nominal_shape
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.layout_cost import tensor_bytes
 
@@ -176,15 +176,15 @@ class WinogradForm:
         """
         top, left, bottom, right = padding
         batch, height, width, _ = x.shape
-        height, width = int(height), int(width)
         out_height = height + top + bottom - self.taps[0] + 1
         out_width = width + left + right - self.taps[1] + 1
-        tiles = (batch, -(-out_height // self.tile[0]), -(-out_width // self.tile[1]))
+        sides = zip((out_height, out_width), self.tile, strict=True)
+        tiles = (batch, *((side + (step - 1)) // step for side, step in sides))
         products = self._products(self._transformed_input(x, tiles, (top, left)), weights)
         return self._transformed_output(products, (batch, out_height, out_width, channels))
 
     def _transformed_input(
-        self, x: te.Tensor, tiles: tuple[Any, int, int], start: tuple[int, int]
+        self, x: te.Tensor, tiles: tuple[Any, Any, Any], start: tuple[int, int]
     ) -> te.Tensor:
         """``B^T d B`` for every tile: [rows, columns, n, tile rows, tile columns, in]."""
         _, height, width, inputs = x.shape
@@ -225,7 +225,7 @@ class WinogradForm:
         )
 
     def _transformed_output(
-        self, products: te.Tensor, shape: tuple[Any, int, int, int]
+        self, products: te.Tensor, shape: tuple[Any, Any, Any, int]
     ) -> te.Tensor:
         """``A^T m A`` of every tile, put in its place: [n, h, w, channels]."""
         rows, columns = self.sides
@@ -370,9 +370,9 @@ class WinogradConvolution:
     Rounding: outputs differ from the direct form by about 1e-5 of the largest output in float32.
 
     Leaves alone: other kernels, strides, dilations, groups; weights that are not constant; other
-    types than float32; symbolic sizes other than the batch; channels-first layouts; targets that
-    are not CPUs; maps so small, or weights so large, that reading more weights (36 instead of 9)
-    costs more than is saved for a batch of one.
+    types than float32; symbolic channels; channels-first layouts; targets that are not CPUs; maps
+    so small, or weights so large, that reading more weights (36 instead of 9) costs more than is
+    saved for a batch of one. Symbolic heights and widths are taken to be those of a common image.
 
     Run after: ConvBnReluFold, LayoutPlanning. Run before: PadOutputChannels, LegalizeOps.
     """
@@ -408,7 +408,7 @@ class _WinogradRewriter(BindingRewriter):
         if reason := _obstacle(call):
             self.refuse(reason, var)
             return None
-        batch, height, width, outputs = item_shape(var) or []
+        batch, height, width, outputs = nominal_shape(var.ty) or []
         inputs = int(call.args[0].ty.shape[-1])
         lanes = self.machine.vector_lanes("float32")
         padded = -(-outputs // lanes) * lanes
@@ -428,7 +428,7 @@ class _WinogradRewriter(BindingRewriter):
 
     def _direct_seconds(self, call: relax.Call) -> float:
         kernel = [int(size) for size in call.args[1].ty.shape]
-        flops = 2.0 * prod(kernel[:3]) * prod(item_shape(call) or [])
+        flops = 2.0 * prod(kernel[:3]) * prod(nominal_shape(call.ty) or [])
         weights = tensor_bytes(call.args[1].ty)
         nbytes = weights + tensor_bytes(call.args[0].ty) + tensor_bytes(call.ty)
         return max(self.costs.seconds(Work(flops, nbytes)), self._loading(weights))
@@ -483,4 +483,9 @@ def _obstacle(call: relax.Call) -> str:
         return f"it computes in {' and '.join(sorted(types))}, not in float32"
     if (str(attrs.kernel_layout), str(attrs.out_layout)) != ("HWIO", "NHWC"):
         return f"its layouts are {attrs.kernel_layout} and {attrs.out_layout}, not HWIO and NHWC"
-    return item_obstacle(call.args[0], call)
+    if nominal_shape(call.ty) is None or nominal_shape(call.args[0].ty) is None:
+        return "its shape is not known"
+    channels = (call.args[0].ty.shape[-1], call.ty.shape[-1])
+    if not all(isinstance(count, tirx.IntImm) for count in channels):
+        return "its number of channels is symbolic"
+    return ""

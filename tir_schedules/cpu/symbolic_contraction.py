@@ -12,6 +12,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 from tvm.sym import Analyzer
+from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import (
@@ -25,6 +26,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 )
 from tvm_ext.tir_schedules.analysis.contraction import accumulation_of
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.statements import sequence
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,10 @@ def symbolic_contraction(
     total = tirx.Var("total", str(start.ty))
     store = tirx.BufferStore(stmt.body.buffer, total, list(stmt.body.indices))
     if epilogue is not None:
-        finished = _finished(sch.get(epilogue), stmt, total)
-        if finished is None:
+        whole = finished(sch.get(epilogue), stmt, total)
+        if whole is None:
             raise NotApplicable("what follows the sum reads it in another order")
-        store, extents = finished
+        store, extents = whole
         axes = {v: replace(a, extent=extents.get(v, a.extent)) for v, a in axes.items()}
     found = SymbolicContraction(
         tuple(axes[v] for v, is_spatial in kinds.items() if is_spatial),
@@ -124,10 +126,13 @@ def _summed(stmt: s_tir.SBlock) -> tuple[Any, Any]:
     return product, start
 
 
-def _finished(
+def finished(
     stmt: s_tir.SBlock, anchor: s_tir.SBlock, total: tirx.Var
 ) -> tuple[tirx.BufferStore, dict[Any, Any]] | None:
-    """The assignment of an epilogue in the loops of the sum, and what it needs of them."""
+    """The assignment of an epilogue in the loops of the sum, and what it needs of them.
+
+    None where it reads the sums in another order. ``total`` stands for the sum.
+    """
     sums = anchor.body.buffer
     loads = [load for load in nodes(stmt.body, tvm.ir.TensorLoad) if load.source.same_as(sums)]
     if not isinstance(stmt.body, tirx.BufferStore) or not loads:
@@ -245,3 +250,47 @@ def epilogue_of(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
     if len(consumers) != 1 or not is_data_parallel(sch, consumers[0]):
         return None
     return consumers[0]
+
+
+# TVM's name for "the regions that the block says it reads are not to be worked out".
+_EXPLICIT_READS = "explicit_read_region"
+
+
+def with_code(
+    sch: s_tir.Schedule,
+    code: tirx.Stmt,
+    done: Sequence[SBlockRV],
+    views: Sequence[tuple[Any, Any]] = (),
+) -> s_tir.Schedule:
+    """The kernel with ``code`` in place of the loops around the blocks ``done``, the last at the
+    end; ``views``: as in ``SymbolicContraction``.
+    """
+    func = sch.mod["main"]
+    root = func.body.block
+    replaced = [sch.get(block) for block in done]
+    declared = [tirx.DeclBuffer(view, data=buffer_data(own)) for view, own in views]
+    # A block that says that it reads all of the kernel's own arrays: from tiles that overlap TVM
+    # works out sizes for them that are right, and long.
+    loads = nodes(code, tvm.ir.TensorLoad)
+    own = [array for array in root.alloc_buffers if any(array.same_as(o.source) for o in loads)]
+    reads = [tirx.BufferRegion(array, _whole(array)) for array in own]
+    notes = {**replaced[0].annotations, _EXPLICIT_READS: list(range(len(reads)))}
+    block = s_tir.SBlock([], reads, [], "tiles", sequence([*declared, code]), None, [], [], notes)
+    statements = []
+    for statement in root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]:
+        inside = [realize.block for realize in nodes(statement, s_tir.SBlockRealize)]
+        if not any(among(b, replaced) for b in inside):
+            statements.append(statement)
+        elif any(b.same_as(replaced[-1]) for b in inside):
+            # Here all that the last of them reads is there.
+            statements.append(s_tir.SBlockRealize([], tirx.const(True, "bool"), block))
+    body = sequence(statements)
+    used = [s.buffer for s in nodes(body, tirx.BufferStore)]
+    arrays = [a for a in root.alloc_buffers if among(a, used)]
+    whole = s_tir.SBlock([], [], [], "root", body, None, arrays, [], root.annotations)
+    realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), whole)
+    return s_tir.Schedule(func.with_body(realize))
+
+
+def _whole(array: tirx.Buffer) -> list[tvm.ir.Range]:
+    return [tvm.ir.Range(0, size) for size in array.shape]

@@ -5,13 +5,10 @@ tile code says about loops that are shorter than a tile, or no multiple of it, h
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
-import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
-from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
@@ -24,7 +21,6 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     element_bytes,
     kernel_blocks,
     linear_form,
-    nodes,
     only_reduction,
     operands_of,
     same_block,
@@ -45,11 +41,11 @@ from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     epilogue_of,
     joined,
     symbolic_contraction,
+    with_code,
 )
 from tvm_ext.tir_schedules.cpu.symbolic_tile_code import Panel, SymbolicTile, symbolic_tile_code
 from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import pack_operand
-from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Rows of a tile, at most: with two vectors enough sums to keep the multiply-add units busy, and
@@ -61,9 +57,6 @@ _LEAST_PANEL = 64
 
 # Tiles along the columns whose columns are copied together, at most.
 _MOST_TILES = 8
-
-# TVM's name for "the regions that the block says it reads are not to be worked out".
-_EXPLICIT_READS = "explicit_read_region"
 
 # Sums next to each other where a loop over them is shorter than a vector.
 _FEW_COLUMNS = 4
@@ -103,7 +96,7 @@ class SymbolicTiles:
         for block in kernel_blocks(sch):
             if not any(same_block(sch, block, known) for known in done):
                 schedule_block(sch, block, machine)
-        return _with_code(sch, found, code, done)
+        return with_code(sch, code, done, found.views)
 
 
 def _anchor(sch: s_tir.Schedule) -> SBlockRV:
@@ -374,38 +367,3 @@ def _vector_bytes(contraction: SymbolicContraction, columns: LoopAxis, rows: Loo
         for load in contraction.operands()
         if contraction.step(load, columns) == 1 and contraction.step(load, rows) == 0
     )
-
-
-def _with_code(
-    sch: s_tir.Schedule, contraction: SymbolicContraction, code: tirx.Stmt, done: Sequence[SBlockRV]
-) -> s_tir.Schedule:
-    """The kernel with ``code`` in place of the loops around the blocks that it does."""
-    func = sch.mod["main"]
-    root = func.body.block
-    replaced = [sch.get(block) for block in done]
-    views = [tirx.DeclBuffer(view, data=buffer_data(own)) for view, own in contraction.views]
-    # A block that says that it reads all of the kernel's own arrays: from tiles that overlap TVM
-    # works out sizes for them that are right, and long.
-    loads = nodes(code, tvm.ir.TensorLoad)
-    own = [array for array in root.alloc_buffers if any(array.same_as(o.source) for o in loads)]
-    reads = [tirx.BufferRegion(array, _whole(array)) for array in own]
-    notes = {**replaced[0].annotations, _EXPLICIT_READS: list(range(len(reads)))}
-    block = s_tir.SBlock([], reads, [], "tiles", sequence([*views, code]), None, [], [], notes)
-    statements = []
-    for statement in root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]:
-        inside = [realize.block for realize in nodes(statement, s_tir.SBlockRealize)]
-        if not any(among(b, replaced) for b in inside):
-            statements.append(statement)
-        elif any(b.same_as(replaced[-1]) for b in inside):
-            # Here all that the last of them reads is there.
-            statements.append(s_tir.SBlockRealize([], tirx.const(True, "bool"), block))
-    body = sequence(statements)
-    used = [s.buffer for s in nodes(body, tirx.BufferStore)]
-    arrays = [a for a in root.alloc_buffers if among(a, used)]
-    whole = s_tir.SBlock([], [], [], "root", body, None, arrays, [], root.annotations)
-    realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), whole)
-    return s_tir.Schedule(func.with_body(realize))
-
-
-def _whole(array: tirx.Buffer) -> list[tvm.ir.Range]:
-    return [tvm.ir.Range(0, size) for size in array.shape]

@@ -240,7 +240,10 @@ class _Version:
             return []
         outermost, *others = self.tile.row_parts
         # In memory: TVM would put the values into each address, and one into the next.
-        made = {part.var: stack_array(self.rows, self.index, part.var.name) for part in self.tile.row_parts}
+        made = {
+            part.var: stack_array(self.rows, self.index, part.var.name)
+            for part in self.tile.row_parts
+        }
         statements = [declaration for _, declaration in made.values()]
         self.places = [
             {var: tirx.BufferLoad(array, [self._number(row)]) for var, (array, _) in made.items()}

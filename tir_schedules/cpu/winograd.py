@@ -21,6 +21,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     schedule_of,
     static_extent,
 )
+from tvm_ext.tir_schedules.cpu.blockwise import schedule_block
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     flatten,
     largest_divisor,
@@ -36,6 +37,8 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     rows_with_tail,
 )
 from tvm_ext.tir_schedules.cpu.register_tile import schedule_beside
+from tvm_ext.tir_schedules.cpu.symbolic_contraction import with_code
+from tvm_ext.tir_schedules.cpu.winograd_symbolic_image import winograd_image, winograd_image_code
 from tvm_ext.tir_schedules.inlining import inline_blocks
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -234,9 +237,25 @@ class Winograd:
         inline_blocks(sch, keep=lambda block: STAGE_ANNOTATION in sch.get(block).annotations)
         shape = _shape(sch, stages["products"])
         if shape is None:
-            raise NotApplicable("a loop has a symbolic extent")
+            return _of_symbolic_image(sch, stages, machine)
         _Scheduler(sch, machine, shape, decisions).run(stages)
         return sch
+
+
+def _of_symbolic_image(
+    sch: s_tir.Schedule, stages: dict[str, SBlockRV], machine: CpuDescription
+) -> s_tir.Schedule:
+    """The kernel where a run decides how many tiles there are. It asks for no decision."""
+    high, wide = (int(n) for n in sch.get(stages["output"]).annotations[TILE_ANNOTATION])
+    image, _ = winograd_image(sch, stages, (high, wide))
+    columns = vector_length(image.products, machine.vector_lanes("float32"), 2)
+    pack_operand(sch, stages["products"], 1, 5, columns)
+    image, done = winograd_image(sch, stages, (high, wide))
+    code = winograd_image_code(image, columns, machine)
+    for block in kernel_blocks(sch):
+        if not any(same_block(sch, block, known) for known in done):
+            schedule_block(sch, block, machine)
+    return with_code(sch, code, done)
 
 
 def _stages(sch: s_tir.Schedule) -> dict[str, SBlockRV]:

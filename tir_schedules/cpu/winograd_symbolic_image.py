@@ -1,0 +1,501 @@
+"""Code of a Winograd convolution of images whose size a run decides.
+
+All tiles of all images are counted in a row and cut into blocks, each of which passes through the
+stages while it is in cache: the transform of its inputs, a matmul for each position of a tile, and
+the transform of its outputs with what follows. Tiles whose inputs or outputs are all inside of the
+image have code without conditions.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV
+from tvm.sym import Analyzer
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import is_conditional, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.cpu.register_blocking import row_limit
+from tvm_ext.tir_schedules.cpu.symbolic_contraction import epilogue_of, finished
+from tvm_ext.tir_schedules.statements import sequence, stack_array
+
+# Tiles that are the rows of a register tile, at most; where fewer are left, half as many.
+_MOST_ROWS = 8
+
+_INDEX = "int64"
+
+
+@dataclass(frozen=True)
+class WinogradImage:
+    """The stages of a convolution, and its sizes that are known.
+
+    Attributes
+    ----------
+    stages : dict[str, SBlock]
+        By what their annotation says.
+    tile : tuple[int, int]
+        Outputs of a tile, rows and columns.
+    sides : tuple[int, int]
+        Inputs of a tile.
+    inputs, products, outputs : int
+        Channels; ``products`` as computed, ``outputs`` of these are wanted.
+    store : tirx.BufferStore
+        Writes a result at the loops of the output stage; ``total`` stands for what that computes.
+    total : tirx.Var
+        See ``store``.
+    """
+
+    stages: dict[str, s_tir.SBlock]
+    tile: tuple[int, int]
+    sides: tuple[int, int]
+    inputs: int
+    products: int
+    outputs: int
+    store: tirx.BufferStore
+    total: tirx.Var
+
+
+def winograd_image(
+    sch: s_tir.Schedule, stages: dict[str, SBlockRV], tile: tuple[int, int]
+) -> tuple[WinogradImage, list[SBlockRV]]:
+    """What code is written for, and the blocks that it does. Raises NotApplicable."""
+    blocks = {name: sch.get(block) for name, block in stages.items()}
+    if any(static_extent(v.dom.min) != 0 for stmt in blocks.values() for v in stmt.iter_vars):
+        raise NotApplicable("a loop does not start at zero")
+    sizes = [static_extent(v.dom.extent) for v in blocks["products"].iter_vars]
+    high, wide, products, inputs = sizes[0], sizes[1], sizes[5], sizes[6]
+    output = blocks["output"]
+    outputs = static_extent(output.iter_vars[-1].dom.extent)
+    if not (high and wide and products and inputs and outputs):
+        raise NotApplicable("the number of channels is not known")
+    total = tirx.Var("total", str(output.body.buffer.dtype))
+    store = tirx.BufferStore(output.body.buffer, total, list(output.body.indices))
+    # The block with a note of what is packed first.
+    done = [stages["products"], *(block for n, block in stages.items() if n != "products")]
+    epilogue = epilogue_of(sch, stages["output"])
+    whole = finished(sch.get(epilogue), output, total) if epilogue is not None else None
+    if whole is not None and _same_extents(whole[1], output):
+        store = whole[0]
+        done.append(epilogue)
+    sides = (high, wide)
+    return WinogradImage(blocks, tile, sides, inputs, products, outputs, store, total), done
+
+
+def _same_extents(extents: dict[Any, Any], output: s_tir.SBlock) -> bool:
+    own = {v.var: v.dom.extent for v in output.iter_vars}
+    return all(Analyzer().can_prove_equal(extent, own[var]) for var, extent in extents.items())
+
+
+def winograd_image_code(image: WinogradImage, columns: int, machine: CpuDescription) -> tirx.Stmt:
+    """The loops of all stages; ``columns``: channels of a register tile of products."""
+    return _Code(image, columns, machine).statement()
+
+
+class _Code:
+    """Writes the code for one convolution."""
+
+    def __init__(self, image: WinogradImage, columns: int, machine: CpuDescription) -> None:
+        self.image = image
+        self.columns = columns
+        self.machine = machine
+        self.dtype = str(image.total.ty)
+        lanes = machine.vector_lanes(self.dtype)
+        self.rows = min(_MOST_ROWS, row_limit(machine, columns, lanes, 1))
+        self.block = self._tiles_of_a_block(machine)
+        self.lanes = {count: _lanes_for(count, lanes) for count in (image.inputs, image.outputs)}
+        positions = image.sides[0] * image.sides[1]
+        sizes = (positions * self.block * count for count in (image.inputs, image.products))
+        # In a scope of its own, so that TVM does not lay small arrays into the same memory.
+        self.transformed, self.summed = (
+            tirx.decl_buffer((size,), self.dtype, name, scope="local")
+            for size, name in zip(sizes, ("transformed", "summed"), strict=True)
+        )
+
+    def _tiles_of_a_block(self, machine: CpuDescription) -> int:
+        """As many as half of L2 holds, between one register tile and some."""
+        image = self.image
+        tile_bytes = 4 * image.sides[0] * image.sides[1] * (image.inputs + image.products)
+        room = machine.l2_bytes // 2 // tile_bytes
+        return self.rows * max(1, min(room // self.rows, 8))
+
+    def statement(self) -> tirx.Stmt:
+        """All blocks of tiles, on threads."""
+        batch, tile_rows, tile_columns = self._extents()
+        tiles, blocks, length = (tirx.Var(n, _INDEX) for n in ("tiles", "blocks", "length"))
+        first, here = tirx.Var("first", _INDEX), tirx.Var("here", _INDEX)
+        number = tirx.Var("block", _INDEX)
+        count = _quotient(tiles, self.block)
+        cores = max(self.machine.cores, 1)
+        # As many as the threads can share out evenly, but none of half a register tile.
+        even = tirx.max(
+            tirx.min(_quotient(count, cores) * cores, _quotient(tiles, max(self.rows // 2, 1))),
+            count,
+        )
+        body = sequence(
+            [
+                *_kept(first, number * length),
+                *_kept(here, tirx.max(tirx.min(length, tiles - first), _number(0))),
+                tirx.AllocBuffer(self.transformed),
+                tirx.AllocBuffer(self.summed),
+                self._each_tile(first, here, (tile_rows, tile_columns), self._input),
+                self._products(here),
+                self._each_tile(first, here, (tile_rows, tile_columns), self._output),
+            ]
+        )
+        kind = tirx.ForKind.PARALLEL if cores > 1 else tirx.ForKind.SERIAL
+        return sequence(
+            [
+                *_kept(tiles, batch * tile_rows * tile_columns),
+                *_kept(blocks, tirx.max(even, _number(1))),
+                *_kept(length, _quotient(tiles, blocks)),
+                _loop(number, blocks, body, kind),
+            ]
+        )
+
+    def _extents(self) -> list[Any]:
+        """Images, and rows and columns of tiles of one."""
+        return [_wide(v.dom.extent) for v in self.image.stages["input_tile"].iter_vars[:3]]
+
+    def _each_tile(
+        self,
+        first: Any,
+        here: Any,
+        extents: tuple[Any, Any],
+        code: Callable[[Any, Sequence[Any]], tirx.Stmt],
+    ) -> tirx.Stmt:
+        """``code`` for each tile of a block: its number there, and its image, row and column."""
+        tile = tirx.Var("tile", _INDEX)
+        line, image, row, column = (
+            tirx.Var(name, _INDEX) for name in ("line", "image", "row", "column")
+        )
+        rows, columns = extents
+        place = first + tile
+        binds = [
+            *_kept(line, tirx.truncdiv(place, tirx.max(columns, _number(1)))),
+            *_kept(column, place - line * columns),
+            *_kept(image, tirx.truncdiv(line, tirx.max(rows, _number(1)))),
+            *_kept(row, line - image * rows),
+        ]
+        return _loop(tile, here, sequence([*binds, code(tile, (image, row, column))]))
+
+    # The transform of the inputs.
+
+    def _input(self, tile: Any, place: Sequence[Any]) -> tirx.Stmt:
+        high, wide = self.image.sides
+        lanes = self.lanes[self.image.inputs]
+        channel, bind, around = _vectors(self.image.inputs, lanes)
+        inside, _ = self._loaded(place, 0, 0, channel)
+        last, _ = self._loaded(place, high - 1, wide - 1, channel)
+        whole = sequence(self._transform(tile, place, channel, self._direct(place, channel)))
+        at_border = sequence(self._staged(tile, place, channel))
+        choice = tirx.IfThenElse(tirx.And(inside, last), whole, at_border)
+        return around(sequence([*bind, choice]))
+
+    def _loaded(self, place: Sequence[Any], i: Any, j: Any, channel: Any) -> tuple[Any, Any]:
+        """Whether an input of a tile is inside of the image, and what it is there."""
+        stmt = self.image.stages["input_tile"]
+        value = _at(stmt, [*place, _number(i), _number(j), channel])
+        if is_conditional(value):
+            return value.args[0], value.args[1]
+        return tirx.const(True, "bool"), value
+
+    def _direct(self, place: Sequence[Any], channel: Any) -> Callable[[int, int, Any], Any]:
+        return lambda i, j, lane: self._loaded(place, i, j, channel + lane)[1]
+
+    def _staged(self, tile: Any, place: Sequence[Any], channel: Any) -> list[tirx.Stmt]:
+        """The transform of a copy with zeros where the image has ended."""
+        high, wide = self.image.sides
+        lanes = self.lanes[self.image.inputs]
+        copy, declaration = stack_array(high * wide * lanes, self.dtype, "border")
+        i, j = tirx.Var("i", _INDEX), tirx.Var("j", _INDEX)
+        inside, _ = self._loaded(place, i, j, channel)
+
+        def element(lane: Any) -> Any:
+            return tirx.BufferStore(
+                copy, self._loaded(place, i, j, channel + lane)[1], [(i * wide + j) * lanes + lane]
+            )
+
+        def zero(lane: Any) -> Any:
+            return tirx.BufferStore(
+                copy, tirx.const(0.0, self.dtype), [(i * wide + j) * lanes + lane]
+            )
+
+        fill = tirx.IfThenElse(inside, _vector(lanes, element), _vector(lanes, zero))
+        loops = _loop(i, _number(high), _loop(j, _number(wide), fill))
+
+        def read(i: int, j: int, lane: Any) -> Any:
+            return tirx.BufferLoad(copy, [_number((i * wide + j) * lanes) + lane])
+
+        return [declaration, loops, *self._transform(tile, place, channel, read)]
+
+    def _transform(
+        self, tile: Any, place: Sequence[Any], channel: Any, read: Callable[[int, int, Any], Any]
+    ) -> list[tirx.Stmt]:
+        """A column of a tile at a time, then row by row into the block's array."""
+        high, wide = self.image.sides
+        lanes = self.lanes[self.image.inputs]
+        loaded, down = (
+            _Registers(lanes, self.dtype, "loaded"),
+            _Registers(lanes, self.dtype, "down"),
+        )
+        statements: list[tirx.Stmt] = []
+        names = [self.image.stages[name].body.buffer for name in ("input_tile", "input_rows")]
+        for j in range(wide):
+            for i in range(high):
+                statements.append(loaded.store((i, j), lambda lane, i=i, j=j: read(i, j, lane)))
+            for i in range(high):
+                value = self._stage("input_rows", [*place, i, j, channel])
+                statements.append(
+                    down.store((i, j), lambda lane, v=value: loaded.read(v, names[0], (3, 4), lane))
+                )
+        for i in range(high):
+            for j in range(wide):
+                value = self._stage("input_transform", [i, j, *place, channel])
+                to = ((i * wide + j) * self.block + tile) * self.image.inputs + channel
+
+                def put(lane: Any, v: Any = value, to: Any = to) -> tirx.Stmt:
+                    found = down.read(v, names[1], (3, 4), lane)
+                    return tirx.BufferStore(self.transformed, found, [to + lane])
+
+                statements.append(_vector(lanes, put))
+        return [*loaded.declarations(), *down.declarations(), *statements]
+
+    def _stage(self, name: str, values: Sequence[Any]) -> Any:
+        return _at(self.image.stages[name], [_number(value) for value in values])
+
+    # The matmuls.
+
+    def _products(self, here: Any) -> tirx.Stmt:
+        """For each position of a tile: tiles and input channels by channels."""
+        high, wide = self.image.sides
+        i, j = tirx.Var("i", _INDEX), tirx.Var("j", _INDEX)
+        few = max(self.rows // 2, 1)
+        groups = tirx.truncdiv(here, _number(self.rows))
+        group, rest, column = (tirx.Var(n, _INDEX) for n in ("group", "rest", "columns"))
+        channel = column * self.columns
+        # The last of them may compute some that no tile has: the array holds them.
+        left = _quotient(here - groups * self.rows, few)
+        full = self._register_tile(i, j, group * self.rows, channel, self.rows)
+        part = self._register_tile(i, j, groups * self.rows + rest * few, channel, few)
+        body = sequence([_loop(group, groups, full), _loop(rest, left, part)])
+        body = _loop(column, _number(self.image.products // self.columns), body)
+        return _loop(i, _number(high), _loop(j, _number(wide), body))
+
+    def _register_tile(self, i: Any, j: Any, first: Any, channel: Any, rows: int) -> tirx.Stmt:
+        image, lanes = self.image, self.columns
+        sums = _Registers(lanes, self.dtype, "sums")
+        depth = tirx.Var("depth", _INDEX)
+        start = tirx.Var("start", _INDEX)
+        position = (i * image.sides[1] + j) * self.block
+        product = image.stages["products"]
+        source = image.stages["input_transform"].body.buffer
+        (weights,) = [
+            load
+            for load in nodes(product.body.value, tvm.ir.TensorLoad)
+            if not load.source.same_as(source) and not load.source.same_as(product.body.buffer)
+        ]
+        vars_ = [v.var for v in product.iter_vars]
+
+        def zero(lane: Any) -> Any:
+            return tirx.const(0.0, self.dtype)
+
+        def added(row: int) -> Callable[[Any], Any]:
+            def value(lane: Any) -> Any:
+                read = tirx.BufferLoad(
+                    self.transformed, [(position + start + row) * image.inputs + depth]
+                )
+                at = [i, j, *([_number(0)] * 3), channel + lane, depth]
+                weight = _simplified(substitute(weights, dict(zip(vars_, at, strict=True))), lanes)
+                return sums.load((row, 0), lane) + read * weight
+
+            return value
+
+        def put(row: int) -> Callable[[Any], Any]:
+            to = (position + start + row) * image.products + channel
+            return lambda lane: tirx.BufferStore(
+                self.summed, sums.load((row, 0), lane), [to + lane]
+            )
+
+        numbers = range(rows)
+        starts = [sums.store((row, 0), zero) for row in numbers]
+        steps = sequence([sums.store((row, 0), added(row)) for row in numbers])
+        ends = [_vector(lanes, put(row)) for row in numbers]
+        loop = _loop(depth, _number(image.inputs), steps)
+        return sequence([tirx.Bind(start, first), *sums.declarations(), *starts, loop, *ends])
+
+    # The transform of the outputs.
+
+    def _output(self, tile: Any, place: Sequence[Any]) -> tirx.Stmt:
+        """Sums of a tile to its outputs, vector of channels by vector."""
+        image = self.image
+        lanes = self.lanes[image.outputs]
+        channel, bind, around = _vectors(image.outputs, lanes)
+        high, wide = image.tile
+        inputs_high, inputs_wide = image.sides
+        read, down = _Registers(lanes, self.dtype, "read"), _Registers(lanes, self.dtype, "down")
+        statements: list[tirx.Stmt] = []
+        products = image.stages["products"].body.buffer
+        for j in range(inputs_wide):
+            for i in range(inputs_high):
+                at = ((i * inputs_wide + j) * self.block + tile) * image.products + channel
+                statements.append(
+                    read.store(
+                        (i, j), lambda lane, at=at: tirx.BufferLoad(self.summed, [at + lane])
+                    )
+                )
+            for y in range(high):
+                value = self._stage("output_rows", [*place, y, j, channel])
+                statements.append(
+                    down.store((y, j), lambda lane, v=value: read.read(v, products, (0, 1), lane))
+                )
+        declarations = [*read.declarations(), *down.declarations()]
+        rows, columns = (_wide(v.dom.extent) for v in image.stages["output"].iter_vars[1:3])
+        top, left = place[1] * high, place[2] * wide
+        inside = tirx.And(top + high <= rows, left + wide <= columns)
+        whole = [self._result(place, y, x, channel, down) for y in range(high) for x in range(wide)]
+        parts = [
+            tirx.IfThenElse(
+                tirx.And(top + y < rows, left + x < columns),
+                self._result(place, y, x, channel, down),
+                None,
+            )
+            for y in range(high)
+            for x in range(wide)
+        ]
+        choice = tirx.IfThenElse(inside, sequence(whole), sequence(parts))
+        return around(sequence([*bind, *declarations, *statements, choice]))
+
+    def _result(
+        self, place: Sequence[Any], y: int, x: int, channel: Any, down: "_Registers"
+    ) -> tirx.Stmt:
+        """One output of a tile, finished and stored."""
+        image = self.image
+        high, wide = image.tile
+        output = image.stages["output"]
+        rows_of = image.stages["output_rows"].body.buffer
+        n, h, w, k = (v.var for v in output.iter_vars)
+        # The stage chooses by what is left of a division, which numbers alone can answer.
+        within = substitute(output.body.value, {h: _number(y), w: _number(x)})
+        value = _simplified(within, 1)
+
+        def put(lane: Any) -> tirx.Stmt:
+            found = down.read(value, rows_of, (3, 4), lane)
+            at = {n: place[0], h: place[1] * high + y, w: place[2] * wide + x, k: channel + lane}
+            lanes = self.lanes[image.outputs]
+            result = substitute(substitute(image.store.value, at), {image.total: found})
+            indices = [_simplified(substitute(index, at), lanes) for index in image.store.indices]
+            return tirx.BufferStore(image.store.buffer, _simplified(result, lanes), indices)
+
+        return _vector(self.lanes[image.outputs], put)
+
+
+class _Registers:
+    """Vectors by two numbers, each an array of its own, which LLVM keeps in a register."""
+
+    def __init__(self, lanes: int, dtype: str, name: str) -> None:
+        self.lanes, self.dtype, self.name = lanes, dtype, name
+        self.made: dict[tuple[int, int], tuple[Any, tirx.Stmt]] = {}
+
+    def declarations(self) -> list[tirx.Stmt]:
+        """Of all that was stored to."""
+        return [declaration for _, declaration in self.made.values()]
+
+    def store(self, key: tuple[int, int], value: Callable[[Any], Any]) -> tirx.Stmt:
+        """Sets one to what ``value`` says of each lane."""
+        if key not in self.made:
+            self.made[key] = stack_array(self.lanes, self.dtype, self.name)
+        array, _ = self.made[key]
+        return _vector(self.lanes, lambda lane: tirx.BufferStore(array, value(lane), [lane]))
+
+    def load(self, key: tuple[int, int], lane: Any) -> Any:
+        """A lane of one."""
+        return tirx.BufferLoad(self.made[key][0], [lane])
+
+    def read(self, value: Any, buffer: Any, keys: tuple[int, int], lane: Any) -> Any:
+        """``value`` with one in place of each load of ``buffer``, whose indices ``keys`` tell
+        which.
+        """
+
+        def replaced(load: tvm.ir.TensorLoad) -> Any:
+            if not load.source.same_as(buffer):
+                return load
+            first, second = (static_extent(load.indices[key]) for key in keys)
+            if first is None or second is None:
+                raise NotApplicable("a transform reads places that no number tells")
+            return self.load((first, second), lane)
+
+        return tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, replaced))
+
+
+def _at(stmt: s_tir.SBlock, values: Sequence[Any]) -> Any:
+    """What a block computes at one place."""
+    names = (v.var for v in stmt.iter_vars)
+    return _simplified(substitute(stmt.body.value, dict(zip(names, values, strict=True))), 1)
+
+
+def _simplified(value: Any, lanes: int) -> Any:
+    analyzer = Analyzer()
+    for var in tirx.analysis.undefined_vars(value):
+        if var.name == "lane":
+            analyzer.bind(var, tvm.ir.Range(0, max(lanes, 2)))
+    return analyzer.simplify(value)
+
+
+def _lanes_for(count: int, lanes: int) -> int:
+    """The longest vector, a power of two, that ``count`` elements fill."""
+    return min(lanes, 1 << (count.bit_length() - 1))
+
+
+def _vectors(count: int, lanes: int) -> tuple[Any, list[tirx.Stmt], Callable[[Any], tirx.Stmt]]:
+    """The first channel of a vector, what binds it, and the loop over vectors around a body.
+
+    The last vector starts earlier where they are no multiple: it repeats what another has done.
+    """
+    number, channel = tirx.Var("vector", _INDEX), tirx.Var("channel", _INDEX)
+    first: Any = number * lanes
+    if count % lanes:
+        first = tirx.min(first, _number(count - lanes))
+    turns = _number(-(-count // lanes))
+    return channel, _kept(channel, first), lambda body: _loop(number, turns, body)
+
+
+def _kept(var: Any, value: Any) -> list[tirx.Stmt]:
+    """Binds ``var`` to ``value``, through memory: TVM would put it into each address that the
+    variable is in, and prove things of it.
+    """
+    memory, declaration = stack_array(1, _INDEX, str(var.name))
+    here = [_number(0)]
+    store = tirx.BufferStore(memory, value, here)
+    return [declaration, store, tirx.Bind(var, tirx.BufferLoad(memory, here))]
+
+
+def _vector(lanes: int, statement: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
+    if lanes == 1:
+        return statement(_number(0))
+    lane = tirx.Var("lane", _INDEX)
+    return _loop(lane, _number(lanes), statement(lane), tirx.ForKind.VECTORIZED)
+
+
+def _loop(
+    var: Any, extent: Any, body: tirx.Stmt, kind: tirx.ForKind = tirx.ForKind.SERIAL
+) -> tirx.Stmt:
+    return tirx.For(var, _number(0), extent, kind, body)
+
+
+def _quotient(value: Any, divisor: Any) -> Any:
+    """Rounded up, of sizes that are never negative."""
+    divisor = _number(divisor)
+    return tirx.truncdiv(value + (divisor - 1), divisor)
+
+
+def _number(value: Any) -> Any:
+    return tirx.const(value, _INDEX) if isinstance(value, int) else value
+
+
+def _wide(value: Any) -> Any:
+    return value if str(value.ty) == _INDEX else tirx.Cast(_INDEX, value)
