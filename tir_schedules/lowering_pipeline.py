@@ -12,6 +12,7 @@ from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, Truncate
 from tvm_ext.tir_schedules.cpu.kernel_arguments import NoAliasOfLoneArguments, UnalignedArguments
 from tvm_ext.tir_schedules.cpu.narrow_fills import SerialNarrowFills
 from tvm_ext.tir_schedules.cuda.empty_launches import LeaveOutEmptyLaunches
+from tvm_ext.tir_schedules.statements import has_exact_arrays
 
 _OPTIONS = {
     # Copies that a template marks as asynchronous become cp.async; without it they are plain ones.
@@ -19,6 +20,9 @@ _OPTIONS = {
     # LLVM finds what is computed twice itself; TVM gives it names, and fails at some of vectors.
     "llvm": {"tirx.disable_cse_tir": True},
 }
+
+# Makes arrays as small as what is accessed of them.
+_COMPACTION = "s_tir.CompactBufferAllocation"
 
 _Passes = Sequence[Callable[[], tvm.transform.Pass]]
 # What runs ahead of TVM's own pipeline, and behind it.
@@ -47,12 +51,40 @@ def _registered(kind: str) -> str:
     def pipeline() -> tuple[tvm.transform.Pass, Any, Any]:
         lowered, host_passes, device_passes = tirx.get_tir_pipeline("s_tir")
         before, after = ([make() for make in passes] for passes in _OURS[kind])
-        passes = tvm.transform.Sequential([*before, lowered, *after])
+        passes = tvm.transform.Sequential([*before, _lowered_in_two(lowered), *after])
         return passes, host_passes, device_passes
 
     name = f"tvm_ext_{kind}"
     tirx.register_tir_pipeline(name, pipeline)
     return name
+
+
+def _lowered_in_two(lowered: tvm.transform.Pass) -> tvm.transform.Pass:
+    """``lowered``, without looking for arrays that can be smaller where a kernel has none.
+
+    CompactBufferAllocation works out the region of each access of a kernel, whether there is an
+    array to make smaller or not: with symbolic sizes that is more than all other passes take.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="LowerKernels")
+    def lower(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        exact = {var: func for var, func in mod.functions_items() if has_exact_arrays(func)}
+        others = {var: func for var, func in mod.functions_items() if var not in exact}
+        made = lowered(tvm.IRModule(others, attrs=mod.attrs)) if others else None
+        if not exact:
+            return made if made is not None else mod
+        with tvm.transform.PassContext(
+            opt_level=ctx.opt_level,
+            disabled_pass=[*ctx.disabled_pass, _COMPACTION],
+            instruments=list(ctx.instruments),
+            config=dict(ctx.config),
+        ):
+            plain = lowered(tvm.IRModule(exact, attrs=mod.attrs))
+        if made is not None:
+            plain.update(made)
+        return plain
+
+    return lower
 
 
 def compile_kernels(

@@ -39,6 +39,25 @@ def changed_loop(loop: tirx.For, **changes: Any) -> tirx.For:
     return tirx.For(*(changes.get(name, getattr(loop, name)) for name in names))
 
 
+# Says of a kernel that its arrays are as large as what is accessed of them.
+_EXACT_ARRAYS = "tvm_ext.exact_arrays"
+
+
+def noted_exact_arrays(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` with the note that its arrays need not be made smaller."""
+    return func.with_attr(_EXACT_ARRAYS, True)
+
+
+def has_exact_arrays(func: tirx.PrimFunc) -> bool:
+    """Whether the arrays of a kernel are as large as what is accessed: it says so, or has none that
+    a schedule may have moved to where less of them is needed.
+    """
+    if not isinstance(func, tirx.PrimFunc):
+        return False
+    blocks = nodes(func.body, s_tir.SBlock)
+    return _EXACT_ARRAYS in func.attrs or not any(block.alloc_buffers for block in blocks)
+
+
 def with_sizes(func: tirx.PrimFunc, values: Mapping[Any, Any]) -> tirx.PrimFunc:
     """``func`` with numbers for symbolic sizes; those that are parameters are none any more."""
     params = [param for param in func.params if param not in values]

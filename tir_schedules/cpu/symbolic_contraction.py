@@ -26,7 +26,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 )
 from tvm_ext.tir_schedules.analysis.contraction import accumulation_of
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import noted_exact_arrays, sequence
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ def with_code(
     arrays = [a for a in root.alloc_buffers if among(a, used)]
     whole = s_tir.SBlock([], [], [], "root", body, None, arrays, [], root.annotations)
     realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), whole)
-    return s_tir.Schedule(func.with_body(realize))
+    return s_tir.Schedule(noted_exact_arrays(func.with_body(realize)))
 
 
 def _whole(array: tirx.Buffer) -> list[tvm.ir.Range]:

@@ -27,6 +27,9 @@ from tvm_ext.tir_schedules.statements import sequence, stack_array
 # Tiles that are the rows of a register tile, at most; where fewer are left, half as many.
 _MOST_ROWS = 8
 
+# Register tiles of a block, at most.
+_MOST_REGISTER_TILES = 8
+
 _INDEX = "int64"
 
 
@@ -106,7 +109,11 @@ class _Code:
         self.dtype = str(image.total.ty)
         lanes = machine.vector_lanes(self.dtype)
         self.rows = min(_MOST_ROWS, row_limit(machine, columns, lanes, 1))
-        self.block = self._tiles_of_a_block(machine)
+        self.parallel = tirx.ForKind.PARALLEL if machine.cores > 1 else tirx.ForKind.SERIAL
+        # Weights that no L2 holds are read once for all threads, not by each of them.
+        weights = 4 * image.sides[0] * image.sides[1] * image.inputs * image.products
+        self.shared = machine.cores > 1 and weights > machine.l2_bytes
+        self.block = self._tiles_of_a_block()
         self.lanes = {count: _lanes_for(count, lanes) for count in (image.inputs, image.outputs)}
         positions = image.sides[0] * image.sides[1]
         sizes = (positions * self.block * count for count in (image.inputs, image.products))
@@ -116,46 +123,48 @@ class _Code:
             for size, name in zip(sizes, ("transformed", "summed"), strict=True)
         )
 
-    def _tiles_of_a_block(self, machine: CpuDescription) -> int:
-        """As many as half of L2 holds, between one register tile and some."""
+    def _tiles_of_a_block(self) -> int:
+        """As many as L2 holds beside what else is read, or L3 where threads share them."""
         image = self.image
         tile_bytes = 4 * image.sides[0] * image.sides[1] * (image.inputs + image.products)
-        room = machine.l2_bytes // 2 // tile_bytes
-        return self.rows * max(1, min(room // self.rows, 8))
+        cache = self.machine.l3_bytes // 4 if self.shared else self.machine.l2_bytes // 2
+        return self.rows * max(1, min(cache // tile_bytes // self.rows, _MOST_REGISTER_TILES))
 
     def statement(self) -> tirx.Stmt:
-        """All blocks of tiles, on threads."""
+        """All blocks of tiles."""
         batch, tile_rows, tile_columns = self._extents()
         tiles, blocks, length = (tirx.Var(n, _INDEX) for n in ("tiles", "blocks", "length"))
         first, here = tirx.Var("first", _INDEX), tirx.Var("here", _INDEX)
         number = tirx.Var("block", _INDEX)
-        count = _quotient(tiles, self.block)
-        cores = max(self.machine.cores, 1)
-        # As many as the threads can share out evenly, but none of half a register tile.
-        even = tirx.max(
-            tirx.min(_quotient(count, cores) * cores, _quotient(tiles, max(self.rows // 2, 1))),
-            count,
-        )
+        extents = (tile_rows, tile_columns)
         body = sequence(
             [
                 *_kept(first, number * length),
                 *_kept(here, tirx.max(tirx.min(length, tiles - first), _number(0))),
                 tirx.AllocBuffer(self.transformed),
                 tirx.AllocBuffer(self.summed),
-                self._each_tile(first, here, (tile_rows, tile_columns), self._input),
+                self._each_tile(first, here, extents, self._input),
                 self._products(here),
-                self._each_tile(first, here, (tile_rows, tile_columns), self._output),
+                self._each_tile(first, here, extents, self._output),
             ]
         )
-        kind = tirx.ForKind.PARALLEL if cores > 1 else tirx.ForKind.SERIAL
+        kind = tirx.ForKind.SERIAL if self.shared else self.parallel
         return sequence(
             [
                 *_kept(tiles, batch * tile_rows * tile_columns),
-                *_kept(blocks, tirx.max(even, _number(1))),
+                *_kept(blocks, tirx.max(self._blocks(tiles), _number(1))),
                 *_kept(length, _quotient(tiles, blocks)),
                 _loop(number, blocks, body, kind),
             ]
         )
+
+    def _blocks(self, tiles: Any) -> Any:
+        """As many as the threads can share out evenly, but none of half a register tile."""
+        count = _quotient(tiles, self.block)
+        if self.shared or self.parallel == tirx.ForKind.SERIAL:
+            return count
+        even = _quotient(count, self.machine.cores) * self.machine.cores
+        return tirx.max(tirx.min(even, _quotient(tiles, max(self.rows // 2, 1))), count)
 
     def _extents(self) -> list[Any]:
         """Images, and rows and columns of tiles of one."""
@@ -181,7 +190,8 @@ class _Code:
             *_kept(image, tirx.truncdiv(line, tirx.max(rows, _number(1)))),
             *_kept(row, line - image * rows),
         ]
-        return _loop(tile, here, sequence([*binds, code(tile, (image, row, column))]))
+        kind = self.parallel if self.shared else tirx.ForKind.SERIAL
+        return _loop(tile, here, sequence([*binds, code(tile, (image, row, column))]), kind)
 
     # The transform of the inputs.
 
@@ -273,7 +283,7 @@ class _Code:
     def _products(self, here: Any) -> tirx.Stmt:
         """For each position of a tile: tiles and input channels by channels."""
         high, wide = self.image.sides
-        i, j = tirx.Var("i", _INDEX), tirx.Var("j", _INDEX)
+        place, i, j = (tirx.Var(name, _INDEX) for name in ("place", "i", "j"))
         few = max(self.rows // 2, 1)
         groups = tirx.truncdiv(here, _number(self.rows))
         group, rest, column = (tirx.Var(n, _INDEX) for n in ("group", "rest", "columns"))
@@ -283,8 +293,16 @@ class _Code:
         full = self._register_tile(i, j, group * self.rows, channel, self.rows)
         part = self._register_tile(i, j, groups * self.rows + rest * few, channel, few)
         body = sequence([_loop(group, groups, full), _loop(rest, left, part)])
-        body = _loop(column, _number(self.image.products // self.columns), body)
-        return _loop(i, _number(high), _loop(j, _number(wide), body))
+        count = self.image.products // self.columns
+        position = tirx.Var("position", _INDEX)
+        divisions = [
+            tirx.Bind(position, tirx.truncdiv(place, _number(count))),
+            tirx.Bind(column, tirx.truncmod(place, _number(count))),
+            tirx.Bind(i, tirx.truncdiv(position, _number(wide))),
+            tirx.Bind(j, tirx.truncmod(position, _number(wide))),
+        ]
+        kind = self.parallel if self.shared else tirx.ForKind.SERIAL
+        return _loop(place, _number(high * wide * count), sequence([*divisions, body]), kind)
 
     def _register_tile(self, i: Any, j: Any, first: Any, channel: Any, rows: int) -> tirx.Stmt:
         image, lanes = self.image, self.columns
