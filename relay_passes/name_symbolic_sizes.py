@@ -4,7 +4,8 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
+from tvm.sym import Analyzer
 
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import with_functions
@@ -42,7 +43,8 @@ class NameSymbolicSizes:
             is_kernel = isinstance(func, tirx.PrimFunc)
             sizes = _computed_sizes(func) if is_kernel else _undefined_sizes(func)
             if sizes:
-                changed[global_var] = _with_names(func, sizes)
+                like_arrays = _with_sizes_of_arrays(func) if is_kernel else func
+                changed[global_var] = _with_names(like_arrays, sizes)
         return with_functions(mod, changed)
 
 
@@ -86,6 +88,37 @@ def _is_simple(size: Any) -> bool:
     if isinstance(size, tirx.Add | tirx.Sub | tirx.Mul) and isinstance(size.b, tirx.IntImm):
         return _is_simple(size.a)
     return isinstance(size, tirx.Var)
+
+
+def _with_sizes_of_arrays(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` with loops over its own arrays as long as these say it.
+
+    TVM simplifies the extents of loops and not the shapes of arrays: where one is computed from a
+    size that gets a name, no analysis would see any more that the other is the same.
+    """
+    blocks: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, blocks.append))
+    shapes = [array.shape for block in blocks for array in block.alloc_buffers]
+    analyzer = Analyzer()
+    said: dict[Any, Any] = {}
+    for size in (size for shape in shapes for size in shape if isinstance(size, _COMPUTED)):
+        simple = analyzer.simplify(size)
+        # What only adds numbers is known again without help.
+        if isinstance(simple, _COMPUTED) and not _is_part(simple, size):
+            said[tvm_ffi.StructuralKey(simple)] = size
+
+    def as_said(expr: Any) -> Any:
+        return said.get(tvm_ffi.StructuralKey(expr), expr)
+
+    return tvm_ffi.structural_map(func, (_COMPUTED, as_said), order="pre") if said else func
+
+
+def _is_part(part: Any, whole: Any) -> bool:
+    """Whether ``part``, or it with a number added, is in ``whole``."""
+    base, _ = _without_number(part)
+    parts: list[Any] = []
+    tvm_ffi.structural_walk(whole, (_COMPUTED, parts.append))
+    return any(tvm_ffi.structural_equal(base, _without_number(one)[0]) for one in parts)
 
 
 def _with_names(func: tvm.ir.BaseFunc, sizes: dict[Any, tuple[Any, int]]) -> tvm.ir.BaseFunc:

@@ -106,15 +106,16 @@ class FlatViews:
 
     def __init__(self, symbolic_sizes: bool = False) -> None:
         self.symbolic_sizes = symbolic_sizes
-        self._pairs: list[tuple[Any, Any]] = []
+        # The buffers and their views.
+        self.pairs: list[tuple[Any, Any]] = []
 
     def of(self, buffer: tirx.Buffer) -> tirx.Buffer:
         """The flat view of ``buffer``, the same one at every call."""
-        for original, flat in self._pairs:
+        for original, flat in self.pairs:
             if original.same_as(buffer):
                 return flat
         flat = tirx.decl_buffer((elements(buffer),), str(buffer.dtype), buffer.name)
-        self._pairs.append((buffer, flat))
+        self.pairs.append((buffer, flat))
         return flat
 
     def may_share_memory(self, store: tirx.BufferStore, func: tirx.PrimFunc) -> bool:
@@ -131,13 +132,13 @@ class FlatViews:
         """Statements that make the views of parameters known; the others are to be allocated."""
         return [
             tirx.DeclBuffer(flat, data=buffer_data(original))
-            for original, flat in self._pairs
+            for original, flat in self.pairs
             if among(original, func.params)
         ]
 
     def allocated(self, func: tirx.PrimFunc) -> list[tirx.Buffer]:
         """The views that are not of parameters."""
-        return [flat for original, flat in self._pairs if not among(original, func.params)]
+        return [flat for original, flat in self.pairs if not among(original, func.params)]
 
     def kernel(
         self, func: tirx.PrimFunc, code: Sequence[tirx.Stmt], arrays: Sequence[tirx.Buffer] = ()

@@ -251,11 +251,11 @@ def _of_symbolic_image(
     columns = vector_length(image.products, machine.vector_lanes("float32"), 2)
     pack_operand(sch, stages["products"], 1, 5, columns)
     image, done = winograd_image(sch, stages, (high, wide))
-    code = winograd_image_code(image, columns, machine)
+    code, views = winograd_image_code(image, columns, machine, sch.mod["main"].params)
     for block in kernel_blocks(sch):
         if not any(same_block(sch, block, known) for known in done):
             schedule_block(sch, block, machine)
-    return with_code(sch, code, done)
+    return with_code(sch, code, done, views)
 
 
 def _stages(sch: s_tir.Schedule) -> dict[str, SBlockRV]:

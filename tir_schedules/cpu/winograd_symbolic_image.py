@@ -18,17 +18,28 @@ from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import is_conditional, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    flat_address,
+    is_compact,
+    is_conditional,
+    nodes,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.register_blocking import row_limit
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import epilogue_of, finished
-from tvm_ext.tir_schedules.statements import sequence, stack_array
+from tvm_ext.tir_schedules.cpu.thread_choice import without_choice
+from tvm_ext.tir_schedules.statements import FlatViews, sequence, stack_array
 
 # Tiles that are the rows of a register tile, at most; where fewer are left, half as many.
 _MOST_ROWS = 8
 
 # Register tiles of a block, at most.
 _MOST_REGISTER_TILES = 8
+
+# Lanes of a vector and columns of a register tile are fewer.
+_WIDEST = 64
 
 _INDEX = "int64"
 
@@ -94,16 +105,31 @@ def _same_extents(extents: dict[Any, Any], output: s_tir.SBlock) -> bool:
     return all(Analyzer().can_prove_equal(extent, own[var]) for var, extent in extents.items())
 
 
-def winograd_image_code(image: WinogradImage, columns: int, machine: CpuDescription) -> tirx.Stmt:
-    """The loops of all stages; ``columns``: channels of a register tile of products."""
-    return _Code(image, columns, machine).statement()
+def winograd_image_code(
+    image: WinogradImage, columns: int, machine: CpuDescription, params: Sequence[Any]
+) -> tuple[tirx.Stmt, Sequence[tuple[Any, Any]]]:
+    """The loops of all stages, and flat views of parameters that these use, with the parameters.
+
+    ``columns``: channels of a register tile of products.
+    """
+    code = _Code(image, columns, machine, params)
+    statement = code.statement()
+    return statement, [(view, own) for own, view in code.views.pairs]
 
 
 class _Code:
     """Writes the code for one convolution."""
 
-    def __init__(self, image: WinogradImage, columns: int, machine: CpuDescription) -> None:
+    def __init__(
+        self,
+        image: WinogradImage,
+        columns: int,
+        machine: CpuDescription,
+        params: Sequence[Any],
+    ) -> None:
         self.image = image
+        self.params = params
+        self.views = FlatViews(symbolic_sizes=True)
         self.columns = columns
         self.machine = machine
         self.dtype = str(image.total.ty)
@@ -167,8 +193,14 @@ class _Code:
         return tirx.max(tirx.min(even, _quotient(tiles, max(self.rows // 2, 1))), count)
 
     def _extents(self) -> list[Any]:
-        """Images, and rows and columns of tiles of one."""
-        return [_wide(v.dom.extent) for v in self.image.stages["input_tile"].iter_vars[:3]]
+        """Images, and rows and columns of tiles of one.
+
+        From the sizes of the output: the input's stages may have them by what these are computed
+        from.
+        """
+        images, *sides = (_wide(v.dom.extent) for v in self.image.stages["output"].iter_vars[:3])
+        tiles = (_quotient(side, step) for side, step in zip(sides, self.image.tile, strict=True))
+        return [images, *tiles]
 
     def _each_tile(
         self,
@@ -201,23 +233,26 @@ class _Code:
         channel, bind, around = _vectors(self.image.inputs, lanes)
         inside, _ = self._loaded(place, 0, 0, channel)
         last, _ = self._loaded(place, high - 1, wide - 1, channel)
-        whole = sequence(self._transform(tile, place, channel, self._direct(place, channel)))
-        at_border = sequence(self._staged(tile, place, channel))
-        choice = tirx.IfThenElse(tirx.And(inside, last), whole, at_border)
-        return around(sequence([*bind, choice]))
+
+        def element(i: Any, j: Any, lane: Any) -> Any:
+            return self._loaded(place, i, j, channel + lane)[1]
+
+        flat = _FlatPlaces(element, self.params, self.views)
+        whole = sequence(self._transform(tile, place, channel, flat.at))
+        at_border = sequence(self._staged(tile, place, channel, flat.at))
+        choice = _choice(tirx.And(inside, last), whole, at_border)
+        return around(sequence([*bind, *flat.statements, choice]))
 
     def _loaded(self, place: Sequence[Any], i: Any, j: Any, channel: Any) -> tuple[Any, Any]:
         """Whether an input of a tile is inside of the image, and what it is there."""
-        stmt = self.image.stages["input_tile"]
-        value = _at(stmt, [*place, _number(i), _number(j), channel])
+        value = _at(self.image.stages["input_tile"], [*place, _number(i), _number(j), channel])
         if is_conditional(value):
             return value.args[0], value.args[1]
         return tirx.const(True, "bool"), value
 
-    def _direct(self, place: Sequence[Any], channel: Any) -> Callable[[int, int, Any], Any]:
-        return lambda i, j, lane: self._loaded(place, i, j, channel + lane)[1]
-
-    def _staged(self, tile: Any, place: Sequence[Any], channel: Any) -> list[tirx.Stmt]:
+    def _staged(
+        self, tile: Any, place: Sequence[Any], channel: Any, read: Callable[[Any, Any, Any], Any]
+    ) -> list[tirx.Stmt]:
         """The transform of a copy with zeros where the image has ended."""
         high, wide = self.image.sides
         lanes = self.lanes[self.image.inputs]
@@ -225,23 +260,18 @@ class _Code:
         i, j = tirx.Var("i", _INDEX), tirx.Var("j", _INDEX)
         inside, _ = self._loaded(place, i, j, channel)
 
-        def element(lane: Any) -> Any:
-            return tirx.BufferStore(
-                copy, self._loaded(place, i, j, channel + lane)[1], [(i * wide + j) * lanes + lane]
-            )
+        def put(value: Callable[[Any], Any]) -> tirx.Stmt:
+            first = (i * wide + j) * lanes
+            return _vector(lanes, lambda lane: tirx.BufferStore(copy, value(lane), [first + lane]))
 
-        def zero(lane: Any) -> Any:
-            return tirx.BufferStore(
-                copy, tirx.const(0.0, self.dtype), [(i * wide + j) * lanes + lane]
-            )
-
-        fill = tirx.IfThenElse(inside, _vector(lanes, element), _vector(lanes, zero))
+        zero = tirx.const(0.0, self.dtype)
+        fill = _choice(inside, put(lambda lane: read(i, j, lane)), put(lambda _: zero))
         loops = _loop(i, _number(high), _loop(j, _number(wide), fill))
 
-        def read(i: int, j: int, lane: Any) -> Any:
+        def copied(i: int, j: int, lane: Any) -> Any:
             return tirx.BufferLoad(copy, [_number((i * wide + j) * lanes) + lane])
 
-        return [declaration, loops, *self._transform(tile, place, channel, read)]
+        return [declaration, loops, *self._transform(tile, place, channel, copied)]
 
     def _transform(
         self, tile: Any, place: Sequence[Any], channel: Any, read: Callable[[int, int, Any], Any]
@@ -328,7 +358,7 @@ class _Code:
                     self.transformed, [(position + start + row) * image.inputs + depth]
                 )
                 at = [i, j, *([_number(0)] * 3), channel + lane, depth]
-                weight = _simplified(substitute(weights, dict(zip(vars_, at, strict=True))), lanes)
+                weight = _simplified(substitute(weights, dict(zip(vars_, at, strict=True))))
                 return sums.load((row, 0), lane) + read * weight
 
             return value
@@ -374,42 +404,156 @@ class _Code:
         declarations = [*read.declarations(), *down.declarations()]
         rows, columns = (_wide(v.dom.extent) for v in image.stages["output"].iter_vars[1:3])
         top, left = place[1] * high, place[2] * wide
-        inside = tirx.And(top + high <= rows, left + wide <= columns)
-        whole = [self._result(place, y, x, channel, down) for y in range(high) for x in range(wide)]
-        parts = [
-            tirx.IfThenElse(
-                tirx.And(top + y < rows, left + x < columns),
-                self._result(place, y, x, channel, down),
-                None,
-            )
-            for y in range(high)
-            for x in range(wide)
-        ]
-        choice = tirx.IfThenElse(inside, sequence(whole), sequence(parts))
-        return around(sequence([*bind, *declarations, *statements, choice]))
+        store = self._store(place, channel)
+        flat = _FlatPlaces(store, self.params, self.views)
 
-    def _result(
-        self, place: Sequence[Any], y: int, x: int, channel: Any, down: "_Registers"
-    ) -> tirx.Stmt:
+        def result(y: int, x: int) -> tirx.Stmt:
+            return self._result(flat, y, x, down)
+
+        every = [(y, x) for y in range(high) for x in range(wide)]
+        is_inside = [tirx.And(top + y < rows, left + x < columns) for y, x in every]
+        whole = [result(y, x) for y, x in every]
+        parts = [
+            _choice(inside, result(y, x), None)
+            for inside, (y, x) in zip(is_inside, every, strict=True)
+        ]
+        choice = _choice(is_inside[-1], sequence(whole), sequence(parts))
+        return around(sequence([*bind, *flat.statements, *declarations, *statements, choice]))
+
+    def _store(
+        self, place: Sequence[Any], channel: Any
+    ) -> Callable[[Any, Any, Any], tirx.BufferStore]:
+        """What writes an output of a tile, by its row and column there."""
+        image = self.image
+        n, h, w, k = (v.var for v in image.stages["output"].iter_vars)
+        high, wide = image.tile
+
+        def store(y: Any, x: Any, lane: Any) -> tirx.BufferStore:
+            at = {n: place[0], h: place[1] * high + y, w: place[2] * wide + x, k: channel + lane}
+            indices = [substitute(index, at) for index in image.store.indices]
+            value = substitute(image.store.value, at)
+            return tirx.BufferStore(image.store.buffer, value, indices)
+
+        return store
+
+    def _result(self, flat: "_FlatPlaces", y: int, x: int, down: "_Registers") -> tirx.Stmt:
         """One output of a tile, finished and stored."""
         image = self.image
-        high, wide = image.tile
         output = image.stages["output"]
         rows_of = image.stages["output_rows"].body.buffer
-        n, h, w, k = (v.var for v in output.iter_vars)
+        _, h, w, _ = (v.var for v in output.iter_vars)
         # The stage chooses by what is left of a division, which numbers alone can answer.
-        within = substitute(output.body.value, {h: _number(y), w: _number(x)})
-        value = _simplified(within, 1)
+        value = _simplified(substitute(output.body.value, {h: _number(y), w: _number(x)}))
 
         def put(lane: Any) -> tirx.Stmt:
             found = down.read(value, rows_of, (3, 4), lane)
-            at = {n: place[0], h: place[1] * high + y, w: place[2] * wide + x, k: channel + lane}
-            lanes = self.lanes[image.outputs]
-            result = substitute(substitute(image.store.value, at), {image.total: found})
-            indices = [_simplified(substitute(index, at), lanes) for index in image.store.indices]
-            return tirx.BufferStore(image.store.buffer, _simplified(result, lanes), indices)
+            store = flat.at(y, x, lane)
+            result = substitute(store.value, {image.total: found})
+            return tirx.BufferStore(store.buffer, result, list(store.indices))
 
         return _vector(self.lanes[image.outputs], put)
+
+
+class _FlatPlaces:
+    """An expression or a store of a place in a tile, with addresses that cost an addition.
+
+    Addresses in tensors of symbolic sizes are products of these. Where they move by the same number
+    of elements from row to row of a tile and from column to column, the first address and those
+    numbers are computed once for a tile, in ``statements``.
+
+    Parameters
+    ----------
+    make : callable
+        The expression or store at a row, a column and a lane.
+    params : Sequence of buffers
+        The kernel's; other tensors are accessed as they are.
+    views : FlatViews
+        Where the views of parameters are noted.
+    """
+
+    def __init__(
+        self, make: Callable[[Any, Any, Any], Any], params: Sequence[Any], views: FlatViews
+    ) -> None:
+        self.make = make
+        self.params = params
+        self.views = views
+        self.statements: list[tirx.Stmt] = []
+        self.moves: list[tuple[Any, Any, Any, Any] | None] = []
+        at = [tirx.Var(name, _INDEX) for name in ("row", "column", "lane")]
+        made = make(*at)
+        for buffer, indices in _accesses(made):
+            self.moves.append(self._moves(buffer, indices, at))
+
+    def _moves(
+        self, buffer: Any, indices: Sequence[Any], at: Sequence[Any]
+    ) -> tuple[Any, Any, Any, Any] | None:
+        """The first address, and how far it moves by row, column and lane; or nothing."""
+        if not among(buffer, self.params) or not is_compact(buffer, True):
+            return None
+        address = flat_address(buffer, indices, _INDEX)
+        zeros: dict[Any, Any] = dict.fromkeys(at, _number(0))
+        start = substitute(address, zeros)
+        analyzer = Analyzer()
+        steps = [
+            analyzer.simplify(substitute(address, {**zeros, var: _number(1)}) - start) for var in at
+        ]
+        linear = start
+        for var, step in zip(at, steps, strict=True):
+            linear = linear + var * step
+        if static_extent(steps[2]) is None or not analyzer.can_prove_equal(address, linear):
+            return None
+        first = self._known(start, "start")
+        return first, self._known(steps[0], "pitch"), self._known(steps[1], "step"), steps[2]
+
+    def _known(self, value: Any, name: str) -> Any:
+        """``value`` itself where it is a number."""
+        if static_extent(value) is not None:
+            return value
+        var = tirx.Var(name, _INDEX)
+        self.statements += _kept(var, value)
+        return var
+
+    def at(self, row: Any, column: Any, lane: Any) -> Any:
+        """The expression or store at one place."""
+        made = self.make(_number(row), _number(column), lane)
+        moves = iter(self.moves)
+
+        def place(buffer: Any, indices: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+            move = next(moves)
+            if move is None:
+                return buffer, indices
+            first, pitch, step, along = move
+            address = first + _number(row) * pitch + _number(column) * step + lane * along
+            return self.views.of(buffer), [address]
+
+        return _with_places(made, place)
+
+
+def _accesses(made: Any) -> list[tuple[Any, Sequence[Any]]]:
+    """Of a store, then the loads in the order in which ``_with_places`` meets them."""
+    found: list[tuple[Any, Sequence[Any]]] = []
+
+    def note(buffer: Any, indices: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+        found.append((buffer, indices))
+        return buffer, indices
+
+    _with_places(made, note)
+    return found
+
+
+def _with_places(
+    made: Any, place: Callable[[Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
+) -> Any:
+    """An expression or store with other buffers and indices."""
+    if isinstance(made, tirx.BufferStore):
+        buffer, indices = place(made.buffer, made.indices)
+        return tirx.BufferStore(buffer, _with_places(made.value, place), list(indices))
+
+    def load(node: tvm.ir.TensorLoad) -> Any:
+        buffer, indices = place(node.source, node.indices)
+        return node if buffer.same_as(node.source) else tirx.BufferLoad(buffer, list(indices))
+
+    return tvm_ffi.structural_map(made, (tvm.ir.TensorLoad, load))
 
 
 class _Registers:
@@ -453,14 +597,14 @@ class _Registers:
 def _at(stmt: s_tir.SBlock, values: Sequence[Any]) -> Any:
     """What a block computes at one place."""
     names = (v.var for v in stmt.iter_vars)
-    return _simplified(substitute(stmt.body.value, dict(zip(names, values, strict=True))), 1)
+    return _simplified(substitute(stmt.body.value, dict(zip(names, values, strict=True))))
 
 
-def _simplified(value: Any, lanes: int) -> Any:
+def _simplified(value: Any) -> Any:
     analyzer = Analyzer()
     for var in tirx.analysis.undefined_vars(value):
         if var.name == "lane":
-            analyzer.bind(var, tvm.ir.Range(0, max(lanes, 2)))
+            analyzer.bind(var, tvm.ir.Range(0, _WIDEST))
     return analyzer.simplify(value)
 
 
@@ -486,10 +630,16 @@ def _kept(var: Any, value: Any) -> list[tirx.Stmt]:
     """Binds ``var`` to ``value``, through memory: TVM would put it into each address that the
     variable is in, and prove things of it.
     """
-    memory, declaration = stack_array(1, _INDEX, str(var.name))
+    memory, declaration = stack_array(1, str(var.ty), str(var.name))
     here = [_number(0)]
     store = tirx.BufferStore(memory, value, here)
     return [declaration, store, tirx.Bind(var, tirx.BufferLoad(memory, here))]
+
+
+def _choice(condition: Any, then: tirx.Stmt, otherwise: tirx.Stmt | None) -> tirx.Stmt:
+    """A branch whose condition goes through memory as well."""
+    flag = tirx.Var("flag", "bool")
+    return sequence([*_kept(flag, condition), tirx.IfThenElse(flag, then, otherwise)])
 
 
 def _vector(lanes: int, statement: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
@@ -502,7 +652,8 @@ def _vector(lanes: int, statement: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
 def _loop(
     var: Any, extent: Any, body: tirx.Stmt, kind: tirx.ForKind = tirx.ForKind.SERIAL
 ) -> tirx.Stmt:
-    return tirx.For(var, _number(0), extent, kind, body)
+    loop = tirx.For(var, _number(0), extent, kind, body)
+    return without_choice(loop) if kind == tirx.ForKind.PARALLEL else loop
 
 
 def _quotient(value: Any, divisor: Any) -> Any:
