@@ -1,5 +1,6 @@
 """Elementwise, broadcast and data-movement kernels: one vectorised, parallel loop nest a block."""
 
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -11,6 +12,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     access_of,
     count_calls,
+    depends,
     kernel_blocks,
     runs_in_any_order,
 )
@@ -21,29 +23,35 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
     joined,
     load_strides,
     nest_of,
+    restricted,
     store_strides,
     substitute,
     with_own_variables,
 )
 from tvm_ext.tir_schedules.cpu.data_parallel import (
+    LoopPartition,
     block_code,
     block_pieces,
     lanes_of,
+    leaves,
     plan_block,
     plan_blocks,
     scheduled,
+    with_own_loops,
 )
 from tvm_ext.tir_schedules.cpu.loop_tables import allows_tables, loops_with_tables
 from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, loops_around, new_axis, vector_loops
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
+    MAX_PIECES,
     REGISTERS_PER_VECTOR_LOOP,
     branch_comparisons,
+    changes,
     schedule_data_parallel,
     split_at_borders,
 )
 from tvm_ext.tir_schedules.cpu.register_transpose import TransposeTileDecision, tile_code
 from tvm_ext.tir_schedules.inlining import inlined_blocks, inlined_schedule
-from tvm_ext.tir_schedules.statements import FlatViews
+from tvm_ext.tir_schedules.statements import FlatViews, sequence
 from tvm_ext.tir_schedules.template import Decisions
 
 # Elementwise kernels and transposes of sizes that a run decides: vectors, tiles, or plain loops.
@@ -79,15 +87,91 @@ def _code(nest: Nest, machine: CpuDescription) -> tirx.Stmt | None:
     """The loops of one block; None where neither vectors nor tiles fit its addresses."""
     if not nest.is_symbolic:
         return block_code(plan_block(block_pieces(nest, machine), machine), machine)
-    # Which way a branch goes would have to be known for whole vectors.
-    if store_strides(nest)[-1] != 1 or branch_comparisons(nest.store.value):
+    comparisons = branch_comparisons(nest.store.value)
+    pieces = _in_pieces(nest, machine) if comparisons else None
+    # Which way a branch goes has to be known for whole vectors.
+    if pieces is not None or any(depends(one, nest.axes[-1].var) for one in comparisons):
+        return pieces
+    if store_strides(nest)[-1] != 1:
         return None
     if any(load.source.same_as(nest.store.buffer) for load in nest.loads()):
         return None
     across = [i for i, steps in enumerate(load_strides(nest)) if steps[-1] not in (0, 1)]
     if not across:
         return _in_vectors(nest, machine)
+    if comparisons:
+        return None
     return _in_tiles(nest, across, machine) or _in_plain_loops(nest, machine)
+
+
+def _in_pieces(nest: Nest, machine: CpuDescription) -> tirx.Stmt | None:
+    """A piece of a loop of known length for each way of the branches: joined channels.
+
+    None where branches depend on other loops, so that it is not known which way they go for whole
+    vectors.
+    """
+    found = _borders(nest)
+    if found is None:
+        return None
+    position, borders = found
+    ends = (*borders, nest.axes[position].extent)
+    parts = [
+        restricted(nest, position, start, end - start)
+        for start, end in zip((0, *borders), ends, strict=True)
+    ]
+    if any(branch_comparisons(part.store.value) for part in parts):
+        return None
+    outer = nest.axes[:position]
+    if position < len(nest.axes) - 1 or any(part.axes[:position] != outer for part in parts):
+        code = [_code(part, machine) for part in parts]
+        return None if None in code else sequence(code)
+    inner = [replace(part, axes=part.axes[position:]) for part in parts]
+    if not all(map(_walks_straight, inner)):
+        return None
+    whole = with_own_loops(LoopPartition(outer, tuple(inner)))
+    rows = [_row(part, machine) for part in leaves(whole)]
+    return loops_around(whole.axes, sequence(rows), machine.cores)
+
+
+def _borders(nest: Nest) -> tuple[int, tuple[int, ...]] | None:
+    """The loop that decides all branches, and where; None where it is not one, or symbolic."""
+    comparisons = branch_comparisons(nest.store.value)
+    deciding = {
+        position
+        for position, axis in enumerate(nest.axes)
+        if any(depends(comparison, axis.var) for comparison in comparisons)
+    }
+    if len(deciding) != 1:
+        return None
+    (position,) = deciding
+    axis = nest.axes[position]
+    if axis.is_symbolic:
+        return None
+    changed = [changes(comparison, [(axis.var, axis.extent)]) for comparison in comparisons]
+    if None in changed:
+        return None
+    borders = sorted({border for found in changed if found for border in found[1]})
+    return (position, tuple(borders)) if len(borders) < MAX_PIECES else None
+
+
+def _walks_straight(nest: Nest) -> bool:
+    """Whether vectors along the innermost loop load and store what lies together."""
+    if any(load.source.same_as(nest.store.buffer) for load in nest.loads()):
+        return False
+    if not nest.axes:
+        return True
+    straight = all(steps[-1] in (0, 1) for steps in load_strides(nest))
+    return straight and store_strides(nest)[-1] == 1
+
+
+def _row(nest: Nest, machine: CpuDescription) -> tirx.Stmt:
+    """A stretch of one row in vectors."""
+    if not nest.axes:
+        return nest.store
+    parts = vector_loops(with_own_variables(nest), lanes_of(nest, machine), once=False)
+    return sequence(
+        [reduce(lambda body, axis: loop(axis, body), reversed(axes), body) for axes, body in parts]
+    )
 
 
 def _in_plain_loops(nest: Nest, machine: CpuDescription) -> tirx.Stmt:
