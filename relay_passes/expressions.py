@@ -6,9 +6,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import relax
 from tvm.sym import Analyzer
+from tvm_ffi import structural_map
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.relay_passes.binding_rewriter import GraphView
@@ -65,8 +65,9 @@ def item_shape(expr: relax.Expr) -> list[int] | None:
     return _numbers(_of_one_item(shape))
 
 
-# What a side of an image of any size is taken to be, where a decision needs a number.
-_NOMINAL_SIDE = 224
+# What a side of any size is taken to be where a decision needs a number: of a feature map, and of
+# the image that it is computed from where its size says how.
+_NOMINAL_SIDE, _NOMINAL_IMAGE_SIDE = 64, 224
 
 
 def nominal_shape(ty: Any) -> list[int] | None:
@@ -77,9 +78,13 @@ def nominal_shape(ty: Any) -> list[int] | None:
     shape = _of_one_item(ty.shape) if isinstance(ty, relax.TensorType) else None
     if not isinstance(shape, relax.ShapeExpr):
         return None
-    side = tvm.tirx.const(_NOMINAL_SIDE, "int64")
-    extents = [tvm_ffi.structural_map(extent, (tvm.ir.Var, lambda _: side)) for extent in shape]
-    return [int(Analyzer().simplify(extent)) for extent in extents]
+    side = tvm.tirx.const(_NOMINAL_IMAGE_SIDE, "int64")
+    return [
+        _NOMINAL_SIDE
+        if is_symbolic(extent)
+        else int(Analyzer().simplify(structural_map(extent, (tvm.ir.Var, lambda _: side))))
+        for extent in shape
+    ]
 
 
 def _of_one_item(shape: Any) -> Any:
@@ -102,6 +107,15 @@ def shape_obstacle(*tensors: relax.Expr) -> str:
 def item_obstacle(*tensors: relax.Expr) -> str:
     """What the shapes of ``tensors`` lack to be numbers, a dynamic batch aside; or nothing."""
     return _obstacle([_of_one_item(tensor.ty.shape) for tensor in tensors])
+
+
+def feature_map_obstacle(axis: int, *maps: relax.Expr) -> str:
+    """What ``maps`` lack to be images of any size with a known number of channels, on ``axis``."""
+    if any(nominal_shape(one.ty) is None for one in maps):
+        return "its shape is not known"
+    if not all(isinstance(one.ty.shape[axis], tvm.tirx.IntImm) for one in maps):
+        return "its number of channels is symbolic"
+    return ""
 
 
 def _obstacle(shapes: list[Any]) -> str:

@@ -10,7 +10,7 @@ from tvm import relax, te, tirx, topi
 from tvm_ext.hardware.cuda.description import current_gpu
 from tvm_ext.hardware.targets import current_program_target
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import item_obstacle
+from tvm_ext.relay_passes.expressions import feature_map_obstacle, shape_obstacle
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
@@ -33,7 +33,7 @@ class GroupedConvolution:
 
     Leaves alone: depthwise convolutions with one output a group, which need no quotient, and on a
     GPU those with several, of which a thread computes neighbours; layouts that are neither
-    channels first nor channels last; unknown and symbolic shapes; meshes.
+    channels first nor channels last; unknown shapes and symbolic channels; meshes.
 
     Run after: LayoutPlanning. Run before: SinkReshapes, LegalizeOps.
     """
@@ -88,7 +88,7 @@ class GroupedKernel:
                 value * weight(group, channel, i, *taps).astype(self.out_dtype), [i, *taps]
             )
 
-        sides = self._output_sides([int(extent) for extent in self._spatial(x.shape)], kernel)
+        sides = self._output_sides(list(self._spatial(x.shape)), kernel)
         channels = weight.shape[-2:] if self.channels_last else weight.shape[:2]
         order = (*sides, *channels) if self.channels_last else (*channels, *sides)
         return te.compute((x.shape[0], *order), element, name=f"conv{rank}d")
@@ -103,7 +103,7 @@ class GroupedKernel:
         rank = len(self.strides)
         if self.channels_last and inputs > 1 and any((*self.before, *self.after)):
             sides = self._spatial(x.shape)
-            ends = [int(side) + b for side, b in zip(sides, self.before, strict=True)]
+            ends = [side + b for side, b in zip(sides, self.before, strict=True)]
             shape = [end + after for end, after in zip(ends, self.after, strict=True)]
 
             def copied(batch: tirx.Var, group: tirx.Var, *rest: tirx.Var) -> tirx.Expr:
@@ -133,7 +133,7 @@ class GroupedKernel:
     def _spatial(self, shape: Sequence[Any]) -> Sequence[Any]:
         return shape[1:-1] if self.channels_last else shape[2:]
 
-    def _output_sides(self, sides: list[int], kernel: list[int]) -> list[int]:
+    def _output_sides(self, sides: list[Any], kernel: list[int]) -> list[Any]:
         around = [b + a for b, a in zip(self.before, self.after, strict=True)]
         return [
             (side + pad - (size - 1) * step - 1) // stride + 1
@@ -198,7 +198,9 @@ def _refusal(call: relax.Call) -> str:
     known = LAYOUT_NAMES[CONVOLUTIONS[str(call.op.name)]]
     if names not in known or str(attrs.out_layout) != names[0]:
         return f"layout {' '.join(names)} {attrs.out_layout}, neither channels first nor last"
-    return item_obstacle(*call.args, call)
+    if obstacle := shape_obstacle(call.args[1]):
+        return obstacle
+    return feature_map_obstacle(names[0].index("C"), call.args[0], call)
 
 
 def _kernel_of(call: relax.Call) -> GroupedKernel:

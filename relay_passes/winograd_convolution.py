@@ -19,7 +19,7 @@ from tvm.ir import GenericConst
 from tvm_ext.hardware.cost_model import CostModel, Work, cost_model
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import nominal_shape
+from tvm_ext.relay_passes.expressions import feature_map_obstacle, nominal_shape
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.layout_cost import tensor_bytes
 
@@ -483,9 +483,4 @@ def _obstacle(call: relax.Call) -> str:
         return f"it computes in {' and '.join(sorted(types))}, not in float32"
     if (str(attrs.kernel_layout), str(attrs.out_layout)) != ("HWIO", "NHWC"):
         return f"its layouts are {attrs.kernel_layout} and {attrs.out_layout}, not HWIO and NHWC"
-    if nominal_shape(call.ty) is None or nominal_shape(call.args[0].ty) is None:
-        return "its shape is not known"
-    channels = (call.args[0].ty.shape[-1], call.ty.shape[-1])
-    if not all(isinstance(count, tirx.IntImm) for count in channels):
-        return "its number of channels is symbolic"
-    return ""
+    return feature_map_obstacle(-1, call.args[0], call)

@@ -16,16 +16,17 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     BlockAccess,
     access_of,
-    access_of_reduction,
     buffer_bytes,
     count_calls,
     is_data_parallel,
     kernel_blocks,
+    only_reduction,
     operands_of,
     same_block,
     static_extent,
     writer_of,
 )
+from tvm_ext.tir_schedules.cpu.blockwise import schedule_block
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     borders_of,
     flatten,
@@ -280,7 +281,11 @@ class RegisterTile:
 
 def _anchor_access(sch: s_tir.Schedule) -> BlockAccess:
     """The access of the kernel's only reduction."""
-    access = access_of_reduction(sch)
+    access = access_of(sch, only_reduction(sch))
+    others = [block for block in kernel_blocks(sch) if access_of(sch, block) is None]
+    # What follows may be an image whose size a run decides, scaled by what is summed up.
+    if access is None or not all(is_data_parallel(sch, block) for block in others):
+        raise NotApplicable("a loop has a symbolic extent, scans, or writes several buffers")
     if not access.trip_count():
         raise NotApplicable("a loop has no iterations")
     return access
@@ -289,7 +294,10 @@ def _anchor_access(sch: s_tir.Schedule) -> BlockAccess:
 def schedule_beside(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> None:
     """A loop nest of its own for a data-parallel block that could not move into the anchor's."""
     access = access_of(sch, block)
-    if access is None or not is_data_parallel(sch, block):
+    if access is None:
+        schedule_block(sch, block, machine)
+        return
+    if not is_data_parallel(sch, block):
         return
     dtype = str(sch.get(block).writes[0].source.dtype)
     calls = count_calls(sch.get(block).body)
