@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax, te, tirx, topi
+from tvm.sym import Analyzer
 
 from tvm_ext.hardware.cost_model import Work, cost_model
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.targets import current_program_target
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import constant_value, item_obstacle, item_shape
+from tvm_ext.relay_passes.expressions import (
+    constant_value,
+    feature_map_obstacle,
+    item_shape,
+    nominal_shape,
+    shape_obstacle,
+)
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import (
     LAYOUT_NAMES,
@@ -42,7 +49,8 @@ class UpsampledAxis:
     Attributes
     ----------
     length, outputs : int
-        Extents of input and output along the axis.
+        Extents of input and output along the axis; nominal ones where a run decides. What is
+        derived from them but for ``positions`` depends on their difference only.
     kernel, stride, dilation : int
         As the operator has them.
     before : int
@@ -79,6 +87,10 @@ class UpsampledAxis:
     def positions(self) -> int:
         """Outputs of one phase; the last may be one too many."""
         return -(-self.outputs // self.stride)
+
+    def positions_of(self, length: Any) -> Any:
+        """``positions`` for an input of another length, a number or symbolic."""
+        return length + (self.positions - self.length)
 
     @property
     def useful_taps(self) -> int:
@@ -209,7 +221,12 @@ class InterleavedKernel:
                 product = tirx.if_then_else(tirx.all(*conditions), product, zero)
             return te.sum(product, axis=[*taps, i])
 
-        spatial = [extent for axis in self.axes for extent in (axis.positions, axis.stride)]
+        positions = [axis.positions_of(n) for axis, n in zip(self.axes, x.shape[1:-1], strict=True)]
+        spatial = [
+            extent
+            for count, axis in zip(positions, self.axes, strict=True)
+            for extent in (count, axis.stride)
+        ]
         shape = [x.shape[0], *(spatial[:-1] if self.joined else spatial), *channels]
         return te.compute(shape, element, name="conv_transpose")
 
@@ -311,8 +328,8 @@ class ConvTransposeToConv:
     along the rows where it joins phases and channels): there an infinite input makes NaN of its
     neighbours.
 
-    Leaves alone: weights that are not constant, unknown shapes, symbolic sizes other than the
-    batch, layouts other than channels first, meshes.
+    Leaves alone: weights that are not constant, unknown shapes, symbolic channels, layouts other
+    than channels first, meshes.
 
     Run after: ConvBnReluFold. Run before: LayoutPlanning, SinkReshapes.
     """
@@ -348,7 +365,7 @@ class _Transposed:
 
     def work(self, products: float, lanes_used: float) -> Work:
         """The work for ``products`` of an input's channel with a weight, over all of a batch."""
-        batch, *_ = item_shape(self.x) or []
+        batch, *_ = nominal_shape(self.x.ty) or []
         inputs = int(self.weight.shape[0])
         nbytes = tensor_bytes(self.x.ty) + self.weight.nbytes + tensor_bytes(self.call.ty)
         flops = 2.0 * batch * inputs * self.group_outputs * products
@@ -394,8 +411,10 @@ class _ConvTransposeRewriter(BindingRewriter):
         """The faster of joined and not, and its modelled seconds."""
         for_cuda = isinstance(self.machine.description, CudaDescription)
         choices = [False, True] if operator.groups == 1 and not for_cuda else [False]
+        # Images of any size have a template for matmuls.
+        branches = not for_cuda and item_shape(operator.x) is not None
         kernels = [
-            InterleavedKernel(operator.axes, operator.groups, joined, operator.dtype, not for_cuda)
+            InterleavedKernel(operator.axes, operator.groups, joined, operator.dtype, branches)
             for joined in choices
         ]
         seconds = [_kernel_seconds(operator, kernel, self.machine) for kernel in kernels]
@@ -428,11 +447,15 @@ class _ConvTransposeRewriter(BindingRewriter):
             primfunc_attrs={ATTRIBUTE: _name(operator)},
         )
         batch, channels = list(operator.call.ty.shape)[:2]
-        image = relax.op.reshape(made, [batch, *kernel.output_spatial, channels])
+        lengths = list(operator.x.ty.shape)[2:]
+        sides = [
+            axis.positions_of(n) * axis.stride for axis, n in zip(kernel.axes, lengths, strict=True)
+        ]
+        image = relax.op.reshape(made, [batch, *sides, channels])
         first = relax.op.permute_dims(
             self.bind(image, var), list(conversion_axes(ndim, ChannelLayout.CHANNELS_FIRST))
         )
-        return self._cropped(operator, first, kernel.output_spatial, [0] * len(kernel.axes), var)
+        return self._cropped(operator, first, [0] * len(kernel.axes), var)
 
     def _unstacked(
         self, operator: _Transposed, stacked: StackedConvolution, var: relax.Var
@@ -445,19 +468,15 @@ class _ConvTransposeRewriter(BindingRewriter):
         value = relax.op.reshape(convolution, stacked.split_shape(shape))
         value = relax.op.permute_dims(self.bind(value, var), stacked.interleaving)
         value = relax.op.reshape(self.bind(value, var), [shape[0], channels, *sides])
-        return self._cropped(operator, value, sides, stacked.begin, var)
+        return self._cropped(operator, value, stacked.begin, var)
 
     def _cropped(
-        self,
-        operator: _Transposed,
-        value: relax.Expr,
-        sides: Sequence[int],
-        begin: Sequence[int],
-        var: relax.Var,
+        self, operator: _Transposed, value: relax.Expr, begin: Sequence[int], var: relax.Var
     ) -> relax.Expr:
-        """The outputs that are wanted of ``value``, channels first with spatial ``sides``."""
-        wanted = [axis.outputs for axis in operator.axes]
-        if list(sides) == wanted:
+        """The outputs that are wanted of ``value``, channels first."""
+        wanted = list(operator.call.ty.shape)[2:]
+        sides = list(self.builder.normalize(value).ty.shape)[2:]
+        if all(Analyzer().can_prove_equal(*pair) for pair in zip(sides, wanted, strict=True)):
             return value
         end = [start + size for start, size in zip(begin, wanted, strict=True)]
         axes = list(range(2, 2 + len(wanted)))
@@ -472,11 +491,20 @@ def _refusal(call: relax.Call) -> str:
     expected = (data, weight.replace("OI", "IO"), data)
     if found != expected:
         return f"layout {' '.join(found)} is not {' '.join(expected)}"
-    if obstacle := item_obstacle(*call.args, call):
+    if obstacle := shape_obstacle(call.args[1]) or feature_map_obstacle(1, call.args[0], call):
         return obstacle
-    if 0 in (*(item_shape(call.args[0]) or []), *(item_shape(call) or [])):
+    if 0 in (*(nominal_shape(call.args[0].ty) or []), *(nominal_shape(call.ty) or [])):
         return "an empty tensor"
+    if any(_added(call, n) is None for n in range(_rank(call))):
+        return "how much longer its result is than its input is not known"
     return ""
+
+
+def _added(call: relax.Call, axis: int) -> int | None:
+    """Outputs along a spatial axis beyond those that strides make; None where that is symbolic."""
+    length, outputs = (t.ty.shape[2 + axis] for t in (call.args[0], call))
+    added = Analyzer().simplify(outputs - length * int(call.attrs.strides[axis]))
+    return int(added) if isinstance(added, tirx.IntImm) else None
 
 
 def _rank(call: relax.Call) -> int:
@@ -485,10 +513,11 @@ def _rank(call: relax.Call) -> int:
 
 def _axes_of(call: relax.Call, weight: np.ndarray) -> tuple[UpsampledAxis, ...]:
     attrs: Any = call.attrs
+    lengths = (nominal_shape(call.args[0].ty) or [])[2:]
     return tuple(
         UpsampledAxis(
-            length=int(call.args[0].ty.shape[2 + n]),
-            outputs=int(call.ty.shape[2 + n]),
+            length=lengths[n],
+            outputs=lengths[n] * int(attrs.strides[n]) + (_added(call, n) or 0),
             kernel=int(weight.shape[2 + n]),
             stride=int(attrs.strides[n]),
             dilation=int(attrs.dilation[n]),

@@ -176,10 +176,11 @@ class WinogradForm:
         """
         top, left, bottom, right = padding
         batch, height, width, _ = x.shape
-        out_height = height + top + bottom - self.taps[0] + 1
-        out_width = width + left + right - self.taps[1] + 1
+        out_height = height + (top + bottom - self.taps[0] + 1)
+        out_width = width + (left + right - self.taps[1] + 1)
         sides = zip((out_height, out_width), self.tile, strict=True)
-        tiles = (batch, *((side + (step - 1)) // step for side, step in sides))
+        # In this form TVM sees that the tiles are all that the outputs read.
+        tiles = (batch, *((side - 1) // step + 1 for side, step in sides))
         products = self._products(self._transformed_input(x, tiles, (top, left)), weights)
         return self._transformed_output(products, (batch, out_height, out_width, channels))
 

@@ -229,9 +229,28 @@ def test_batch_of_any_size(shape, weight, attrs):
         np.testing.assert_allclose(run(after, x)[0], run(mod, x)[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("weight", "attrs"),
+    [
+        ((4, 8, 2, 2), {"strides": (2, 2)}),
+        ((4, 8, 3, 3), {"strides": (2, 2), "padding": 1, "output_padding": 1}),
+        ((4, 8, 4, 4), {"strides": (2, 2), "padding": 1}),
+        ((4, 1, 4, 4), {"strides": (2, 2), "padding": 1, "groups": 4}),
+        ((4, 2, 3, 3), {"padding": 1}),
+        ((4, 2, 2, 2), {"strides": (3, 3)}),
+    ],
+)
+def test_images_of_any_size(weight, attrs):
+    mod = one((1, 4, tirx.Var("h", "int64"), tirx.Var("w", "int64")), weight, **attrs)
+    after = rewrite(mod)
+    assert not any(name.endswith("_transpose") for name in operators(after))
+    for sides in ((1, 1), (5, 8)):
+        x = draw(1, 4, *sides)
+        np.testing.assert_allclose(run(after, x)[0], run(mod, x)[0], rtol=1e-4, atol=1e-5)
+
+
 REFUSED = {
     "not constant": variable_weight(),
-    "its shape is symbolic": one((1, 4, tirx.Var("h", "int64"), 3), (4, 4, 2, 2), strides=(2, 2)),
     "layout": one(
         (1, 3, 3, 4), (4, 4, 2, 2), strides=(2, 2), data_layout="NHWC", kernel_layout="IOHW"
     ),

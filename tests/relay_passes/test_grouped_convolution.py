@@ -151,14 +151,15 @@ def test_batch_of_any_size(last):
         np.testing.assert_allclose(run(after, x)[0], run(mod, x)[0], rtol=1e-5, atol=1e-5)
 
 
-SYMBOLIC = one((1, 4, tirx.Var("h", "int64"), 5), (6, 2, 3, 3), 2)
-
-
-def test_symbolic_shapes_are_left_alone_and_say_so():
-    with recording() as decisions:
-        after = rewrite(SYMBOLIC)
-    assert structural_equal(after, SYMBOLIC)
-    assert [(d.applied, d.reason) for d in decisions] == [(False, "its shape is symbolic")]
+@pytest.mark.parametrize("last", [False, True])
+def test_images_of_any_size(last):
+    sides = (tirx.Var("h", "int64"), tirx.Var("w", "int64"))
+    mod = one((1, 8, *sides), (6, 4, 3, 3), 2, last, padding=1, strides=2)
+    after = rewrite(mod)
+    assert not any(name.startswith("nn.conv2d") for name in operators(after))
+    for height, width in ((5, 6), (1, 9)):
+        x = draw(1, *((height, width, 8) if last else (8, height, width)))
+        np.testing.assert_allclose(run(after, x)[0], run(mod, x)[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from tvm import relax
 from tvm_ext.hardware.cost_model import Work, cost_model
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.relay_passes.layout_cost import (
-    DEFAULT_SIDE,
     UNALIGNED_FACTOR,
     ChannelLayout,
     DescribedMachine,
@@ -86,11 +85,18 @@ def test_other_ranks(data: tuple, weight: tuple) -> None:
     assert work_of(data, weight, LAST).vector_fraction == 4 / 16
 
 
-def test_symbolic_extents_have_defaults() -> None:
+def test_symbolic_extents_have_nominal_ones() -> None:
     batch, side = tvm.tirx.Var("n", "int64"), tvm.tirx.Var("w", "int64")
-    ty = relax.TensorType((batch, 8, 7, side), "float16")
-    assert tensor_bytes(ty) == 2 * 8 * 7 * DEFAULT_SIDE
+    assert tensor_bytes(relax.TensorType((batch, 8, 7, side), "float16")) == 2 * 8 * 7 * 64
+    # Computed from the side of an image.
+    assert tensor_bytes(relax.TensorType((1, 1, 1, (side - 1) // 32 + 1), "int8")) == 7
     assert work_of((batch, 8, 7, side), (4, 8, 1, 1), LAST).flops > 0
+
+
+def test_columns_of_any_number_are_worth_less() -> None:
+    side = tvm.tirx.Var("w", "int64")
+    known, any_number = (work_of((1, 8, 7, n), (4, 8, 1, 1), FIRST) for n in (64, side))
+    assert any_number.vector_fraction == known.vector_fraction / 2
 
 
 GPU = resolve_target("nvidia-h100")

@@ -81,3 +81,14 @@ def test_a_function_whose_parameter_defines_nothing() -> None:
     assert isinstance(size, tirx.Var)
     (binding,) = func.body.blocks[0].bindings
     assert binding.var.ty.shape[0].same_as(size)
+
+
+def test_loops_are_as_long_as_the_arrays_they_fill() -> None:
+    """TVM simplifies the extent of a loop by what a size is computed from, not the array's."""
+    side = (H - 1) // 4 + 1
+    image = te.placeholder((1, side), name="image")
+    pairs = te.compute((1, (side - 1) // 2 + 1), lambda n, i: image[n, i], name="pairs")
+    result = te.compute((1, side), lambda n, i: pairs[n, i // 2], name="result")
+    func = named(tvm.IRModule({"main": te.create_prim_func([image, result, H])}))
+    assert "//" in func.script()
+    assert "h - " not in func.script()

@@ -122,12 +122,11 @@ def _in_pieces(nest: Nest, machine: CpuDescription) -> tirx.Stmt | None:
     if any(branch_comparisons(part.store.value) for part in parts):
         return None
     outer = nest.axes[:position]
-    if position < len(nest.axes) - 1 or any(part.axes[:position] != outer for part in parts):
+    inner = [replace(part, axes=part.axes[position:]) for part in parts]
+    is_row = position == len(nest.axes) - 1 and all(part.axes[:position] == outer for part in parts)
+    if not is_row or not all(map(_walks_straight, inner)):
         code = [_code(part, machine) for part in parts]
         return None if None in code else sequence(code)
-    inner = [replace(part, axes=part.axes[position:]) for part in parts]
-    if not all(map(_walks_straight, inner)):
-        return None
     whole = with_own_loops(LoopPartition(outer, tuple(inner)))
     rows = [_row(part, machine) for part in leaves(whole)]
     return loops_around(whole.axes, sequence(rows), machine.cores)

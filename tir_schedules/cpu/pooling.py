@@ -396,7 +396,7 @@ def decide_pool(
         raise NotApplicable("an address is not linear in the position of the window")
     closest = steps.index(min(steps, key=_distance))
     decision = PoolDecision(closest, _inside(window, load, steps[closest]))
-    directly = _is_cheaper_directly(window, decision, machine)
+    directly = not window.is_symbolic and _is_cheaper_directly(window, decision, machine)
     if directly and decisions.pick("direct", (0, 1), 1):
         raise NotApplicable(
             "windows do not overlap and hold no padding: they are reduced in registers"

@@ -263,19 +263,20 @@ def _with_flattened_rows(
     if rows is None or tile.panel is not None or rows.length is not None:
         return contraction, tile
     before = contraction.spatial[: contraction.spatial.index(rows)]
-    parts = [rows]
-    for axis in reversed(before):
-        if axis is tile.columns or not _serves_all(contraction, tile.columns, axis):
-            break
-        parts.insert(0, axis)
-    if len(parts) == 1:
+    others = [
+        axis
+        for axis in before
+        if axis is not tile.columns and _serves_all(contraction, tile.columns, axis)
+    ]
+    if not others:
         return contraction, tile
+    parts = (*others, rows)
     extent = math.prod((part.extent for part in parts[1:]), start=parts[0].extent)
     flat = LoopAxis(tirx.Var("row", rows.var.ty), extent)
-    first = contraction.spatial.index(parts[0])
-    spatial = (*contraction.spatial[:first], flat, *contraction.spatial[len(before) + 1 :])
+    left = [axis for axis in contraction.spatial if not any(axis is part for part in others)]
+    spatial = tuple(flat if axis is rows else axis for axis in left)
     sizes = _row_sizes(flat, max(tile.row_sizes))
-    tile = replace(tile, rows=flat, row_sizes=sizes, row_parts=tuple(parts))
+    tile = replace(tile, rows=flat, row_sizes=sizes, row_parts=parts)
     return replace(contraction, spatial=spatial), tile
 
 
