@@ -51,7 +51,9 @@ def _registered(kind: str) -> str:
     def pipeline() -> tuple[tvm.transform.Pass, Any, Any]:
         lowered, host_passes, device_passes = tirx.get_tir_pipeline("s_tir")
         before, after = ([make() for make in passes] for passes in _OURS[kind])
-        passes = tvm.transform.Sequential([*before, _lowered_in_two(lowered), *after])
+        if kind == "llvm":
+            lowered = _lowered_in_two(lowered)
+        passes = tvm.transform.Sequential([*before, lowered, *after])
         return passes, host_passes, device_passes
 
     name = f"tvm_ext_{kind}"

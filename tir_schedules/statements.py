@@ -90,6 +90,16 @@ def stack_array(size: tirx.Expr | int, dtype: str, name: str) -> tuple[Any, tirx
     return array, tirx.AllocBuffer(array, annotations=_ON_STACK)
 
 
+def through_memory(var: Any, value: Any) -> list[tirx.Stmt]:
+    """Binds ``var`` to ``value``, through memory: TVM would put it into each address that the
+    variable is in, and prove things of it.
+    """
+    memory, declaration = stack_array(1, str(var.ty), str(var.name))
+    here = [tirx.const(0, "int64")]
+    store = tirx.BufferStore(memory, value, here)
+    return [declaration, store, tirx.Bind(var, tirx.BufferLoad(memory, here))]
+
+
 # Kernels written anew over flat views of their buffers, in which an index is an address.
 
 

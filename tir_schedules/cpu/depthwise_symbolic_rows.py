@@ -22,7 +22,7 @@ from tvm_ext.tir_schedules.cpu.depthwise_channels_last import (
 )
 from tvm_ext.tir_schedules.cpu.depthwise_window import DepthwiseWindow
 from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, loops_around, new_axis
-from tvm_ext.tir_schedules.statements import sequence, stack_array
+from tvm_ext.tir_schedules.statements import sequence, stack_array, through_memory
 
 # Columns of a tile of the middle, the widest that it is as long as. Eight hide the latency of
 # additions and leave registers for the weights of a row of the window.
@@ -49,10 +49,7 @@ def symbolic_channels_last(
 
 
 class _Borders:
-    """Variables for what is computed once for all rows.
-
-    Their values go through memory: TVM would put them into each address, and prove things of it.
-    """
+    """Variables for what is computed once for all rows."""
 
     def __init__(self) -> None:
         self.statements: list[tirx.Stmt] = []
@@ -69,11 +66,8 @@ class _Borders:
         """``value`` itself where it is a number."""
         if isinstance(value, int):
             return value
-        memory, declaration = stack_array(1, str(like.ty), "border")
         found = tirx.Var("border", str(like.ty))
-        here = [index_of(0, like)]
-        store = tirx.BufferStore(memory, Analyzer().simplify(index_of(value, like)), here)
-        self.statements += [declaration, store, tirx.Bind(found, tirx.BufferLoad(memory, here))]
+        self.statements += through_memory(found, Analyzer().simplify(index_of(value, like)))
         return found
 
 

@@ -1,17 +1,21 @@
 """Loops for nests: on threads outside, in vectors inside, with tails that lap over."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
+    among,
     count_calls,
     depends,
+    flat_address,
+    is_compact,
     static_extent,
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import (
@@ -27,7 +31,7 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     REGISTERS_PER_VECTOR_LOOP,
     branch_comparisons,
 )
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import FlatViews, sequence, through_memory
 
 # Iterations a thread should have, so that threads end at about the same time.
 _ITERATIONS_PER_THREAD = 8
@@ -251,3 +255,115 @@ def _branches_inside(nest: Nest) -> bool:
     """Whether a branch is left that neighbours may take differently: vectors would fall apart."""
     inner = nest.axes[-1].var
     return any(depends(c, inner) for c in branch_comparisons(nest.store.value))
+
+
+# Addresses in tiles of kernels of symbolic sizes.
+
+
+_INDEX = "int64"
+
+
+class FlatPlaces:
+    """An expression or a store of a place in a tile, with addresses that cost an addition.
+
+    Addresses in tensors of symbolic sizes are products of these. Where they move by the same number
+    of elements from row to row of a tile and from column to column, the first address and those
+    numbers are computed once for a tile, in ``statements``.
+
+    Parameters
+    ----------
+    make : callable
+        The expression or store at a row, a column and a lane.
+    params : Sequence of buffers
+        The kernel's; other tensors are accessed as they are.
+    views : FlatViews
+        Where the views of parameters are noted.
+    """
+
+    def __init__(
+        self, make: Callable[[Any, Any, Any], Any], params: Sequence[Any], views: FlatViews
+    ) -> None:
+        self.make = make
+        self.params = params
+        self.views = views
+        self.statements: list[tirx.Stmt] = []
+        self.moves: list[tuple[Any, Any, Any, Any] | None] = []
+        at = [tirx.Var(name, _INDEX) for name in ("row", "column", "lane")]
+        made = make(*at)
+        for buffer, indices in _accesses(made):
+            self.moves.append(self._moves(buffer, indices, at))
+
+    def _moves(
+        self, buffer: Any, indices: Sequence[Any], at: Sequence[Any]
+    ) -> tuple[Any, Any, Any, Any] | None:
+        """The first address, and how far it moves by row, column and lane; or nothing."""
+        if not among(buffer, self.params) or not is_compact(buffer, True):
+            return None
+        address = flat_address(buffer, indices, _INDEX)
+        zeros: dict[Any, Any] = dict.fromkeys(at, _index(0))
+        start = substitute(address, zeros)
+        analyzer = Analyzer()
+        steps = [
+            analyzer.simplify(substitute(address, {**zeros, var: _index(1)}) - start) for var in at
+        ]
+        linear = start
+        for var, step in zip(at, steps, strict=True):
+            linear = linear + var * step
+        if static_extent(steps[2]) is None or not analyzer.can_prove_equal(address, linear):
+            return None
+        first = self._known(start, "start")
+        return first, self._known(steps[0], "pitch"), self._known(steps[1], "step"), steps[2]
+
+    def _known(self, value: Any, name: str) -> Any:
+        """``value`` itself where it is a number."""
+        if static_extent(value) is not None:
+            return value
+        var = tirx.Var(name, _INDEX)
+        self.statements += through_memory(var, value)
+        return var
+
+    def at(self, row: Any, column: Any, lane: Any) -> Any:
+        """The expression or store at one place."""
+        made = self.make(_index(row), _index(column), lane)
+        moves = iter(self.moves)
+
+        def place(buffer: Any, indices: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+            move = next(moves)
+            if move is None:
+                return buffer, indices
+            first, pitch, step, along = move
+            address = first + _index(row) * pitch + _index(column) * step + lane * along
+            return self.views.of(buffer), [address]
+
+        return _with_places(made, place)
+
+
+def _accesses(made: Any) -> list[tuple[Any, Sequence[Any]]]:
+    """Of a store, then the loads in the order in which ``_with_places`` meets them."""
+    found: list[tuple[Any, Sequence[Any]]] = []
+
+    def note(buffer: Any, indices: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+        found.append((buffer, indices))
+        return buffer, indices
+
+    _with_places(made, note)
+    return found
+
+
+def _with_places(
+    made: Any, place: Callable[[Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
+) -> Any:
+    """An expression or store with other buffers and indices."""
+    if isinstance(made, tirx.BufferStore):
+        buffer, indices = place(made.buffer, made.indices)
+        return tirx.BufferStore(buffer, _with_places(made.value, place), list(indices))
+
+    def load(node: tvm.ir.TensorLoad) -> Any:
+        buffer, indices = place(node.source, node.indices)
+        return node if buffer.same_as(node.source) else tirx.BufferLoad(buffer, list(indices))
+
+    return tvm_ffi.structural_map(made, (tvm.ir.TensorLoad, load))
+
+
+def _index(value: Any) -> Any:
+    return tirx.const(value, _INDEX) if isinstance(value, int) else value

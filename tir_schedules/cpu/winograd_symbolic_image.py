@@ -8,6 +8,7 @@ image have code without conditions.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tvm
@@ -19,18 +20,16 @@ from tvm.sym import Analyzer
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
-    among,
-    flat_address,
-    is_compact,
     is_conditional,
     nodes,
     static_extent,
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.cpu.nest_code import FlatPlaces
 from tvm_ext.tir_schedules.cpu.register_blocking import row_limit
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import epilogue_of, finished
 from tvm_ext.tir_schedules.cpu.thread_choice import without_choice
-from tvm_ext.tir_schedules.statements import FlatViews, sequence, stack_array
+from tvm_ext.tir_schedules.statements import FlatViews, sequence, stack_array, through_memory
 
 # Tiles that are the rows of a register tile, at most; where fewer are left, half as many.
 _MOST_ROWS = 8
@@ -165,8 +164,8 @@ class _Code:
         extents = (tile_rows, tile_columns)
         body = sequence(
             [
-                *_kept(first, number * length),
-                *_kept(here, tirx.max(tirx.min(length, tiles - first), _number(0))),
+                *through_memory(first, number * length),
+                *through_memory(here, tirx.max(tirx.min(length, tiles - first), _number(0))),
                 tirx.AllocBuffer(self.transformed),
                 tirx.AllocBuffer(self.summed),
                 self._each_tile(first, here, extents, self._input),
@@ -177,9 +176,9 @@ class _Code:
         kind = tirx.ForKind.SERIAL if self.shared else self.parallel
         return sequence(
             [
-                *_kept(tiles, batch * tile_rows * tile_columns),
-                *_kept(blocks, tirx.max(self._blocks(tiles), _number(1))),
-                *_kept(length, _quotient(tiles, blocks)),
+                *through_memory(tiles, batch * tile_rows * tile_columns),
+                *through_memory(blocks, tirx.max(self._blocks(tiles), _number(1))),
+                *through_memory(length, _quotient(tiles, blocks)),
                 _loop(number, blocks, body, kind),
             ]
         )
@@ -217,10 +216,10 @@ class _Code:
         rows, columns = extents
         place = first + tile
         binds = [
-            *_kept(line, tirx.truncdiv(place, tirx.max(columns, _number(1)))),
-            *_kept(column, place - line * columns),
-            *_kept(image, tirx.truncdiv(line, tirx.max(rows, _number(1)))),
-            *_kept(row, line - image * rows),
+            *through_memory(line, tirx.truncdiv(place, tirx.max(columns, _number(1)))),
+            *through_memory(column, place - line * columns),
+            *through_memory(image, tirx.truncdiv(line, tirx.max(rows, _number(1)))),
+            *through_memory(row, line - image * rows),
         ]
         kind = self.parallel if self.shared else tirx.ForKind.SERIAL
         return _loop(tile, here, sequence([*binds, code(tile, (image, row, column))]), kind)
@@ -237,7 +236,7 @@ class _Code:
         def element(i: Any, j: Any, lane: Any) -> Any:
             return self._loaded(place, i, j, channel + lane)[1]
 
-        flat = _FlatPlaces(element, self.params, self.views)
+        flat = FlatPlaces(element, self.params, self.views)
         whole = sequence(self._transform(tile, place, channel, flat.at))
         at_border = sequence(self._staged(tile, place, channel, flat.at))
         choice = _choice(tirx.And(inside, last), whole, at_border)
@@ -287,12 +286,11 @@ class _Code:
         names = [self.image.stages[name].body.buffer for name in ("input_tile", "input_rows")]
         for j in range(wide):
             for i in range(high):
-                statements.append(loaded.store((i, j), lambda lane, i=i, j=j: read(i, j, lane)))
+                statements.append(loaded.store((i, j), partial(read, i, j)))
             for i in range(high):
                 value = self._stage("input_rows", [*place, i, j, channel])
-                statements.append(
-                    down.store((i, j), lambda lane, v=value: loaded.read(v, names[0], (3, 4), lane))
-                )
+                computed = partial(loaded.read, value, names[0], (3, 4))
+                statements.append(down.store((i, j), computed))
         for i in range(high):
             for j in range(wide):
                 value = self._stage("input_transform", [i, j, *place, channel])
@@ -391,21 +389,16 @@ class _Code:
         for j in range(inputs_wide):
             for i in range(inputs_high):
                 at = ((i * inputs_wide + j) * self.block + tile) * image.products + channel
-                statements.append(
-                    read.store(
-                        (i, j), lambda lane, at=at: tirx.BufferLoad(self.summed, [at + lane])
-                    )
-                )
+                statements.append(read.store((i, j), partial(_lane_of, self.summed, at)))
             for y in range(high):
                 value = self._stage("output_rows", [*place, y, j, channel])
-                statements.append(
-                    down.store((y, j), lambda lane, v=value: read.read(v, products, (0, 1), lane))
-                )
+                computed = partial(read.read, value, products, (0, 1))
+                statements.append(down.store((y, j), computed))
         declarations = [*read.declarations(), *down.declarations()]
         rows, columns = (_wide(v.dom.extent) for v in image.stages["output"].iter_vars[1:3])
         top, left = place[1] * high, place[2] * wide
         store = self._store(place, channel)
-        flat = _FlatPlaces(store, self.params, self.views)
+        flat = FlatPlaces(store, self.params, self.views)
 
         def result(y: int, x: int) -> tirx.Stmt:
             return self._result(flat, y, x, down)
@@ -436,7 +429,7 @@ class _Code:
 
         return store
 
-    def _result(self, flat: "_FlatPlaces", y: int, x: int, down: "_Registers") -> tirx.Stmt:
+    def _result(self, flat: "FlatPlaces", y: int, x: int, down: "_Registers") -> tirx.Stmt:
         """One output of a tile, finished and stored."""
         image = self.image
         output = image.stages["output"]
@@ -452,108 +445,6 @@ class _Code:
             return tirx.BufferStore(store.buffer, result, list(store.indices))
 
         return _vector(self.lanes[image.outputs], put)
-
-
-class _FlatPlaces:
-    """An expression or a store of a place in a tile, with addresses that cost an addition.
-
-    Addresses in tensors of symbolic sizes are products of these. Where they move by the same number
-    of elements from row to row of a tile and from column to column, the first address and those
-    numbers are computed once for a tile, in ``statements``.
-
-    Parameters
-    ----------
-    make : callable
-        The expression or store at a row, a column and a lane.
-    params : Sequence of buffers
-        The kernel's; other tensors are accessed as they are.
-    views : FlatViews
-        Where the views of parameters are noted.
-    """
-
-    def __init__(
-        self, make: Callable[[Any, Any, Any], Any], params: Sequence[Any], views: FlatViews
-    ) -> None:
-        self.make = make
-        self.params = params
-        self.views = views
-        self.statements: list[tirx.Stmt] = []
-        self.moves: list[tuple[Any, Any, Any, Any] | None] = []
-        at = [tirx.Var(name, _INDEX) for name in ("row", "column", "lane")]
-        made = make(*at)
-        for buffer, indices in _accesses(made):
-            self.moves.append(self._moves(buffer, indices, at))
-
-    def _moves(
-        self, buffer: Any, indices: Sequence[Any], at: Sequence[Any]
-    ) -> tuple[Any, Any, Any, Any] | None:
-        """The first address, and how far it moves by row, column and lane; or nothing."""
-        if not among(buffer, self.params) or not is_compact(buffer, True):
-            return None
-        address = flat_address(buffer, indices, _INDEX)
-        zeros: dict[Any, Any] = dict.fromkeys(at, _number(0))
-        start = substitute(address, zeros)
-        analyzer = Analyzer()
-        steps = [
-            analyzer.simplify(substitute(address, {**zeros, var: _number(1)}) - start) for var in at
-        ]
-        linear = start
-        for var, step in zip(at, steps, strict=True):
-            linear = linear + var * step
-        if static_extent(steps[2]) is None or not analyzer.can_prove_equal(address, linear):
-            return None
-        first = self._known(start, "start")
-        return first, self._known(steps[0], "pitch"), self._known(steps[1], "step"), steps[2]
-
-    def _known(self, value: Any, name: str) -> Any:
-        """``value`` itself where it is a number."""
-        if static_extent(value) is not None:
-            return value
-        var = tirx.Var(name, _INDEX)
-        self.statements += _kept(var, value)
-        return var
-
-    def at(self, row: Any, column: Any, lane: Any) -> Any:
-        """The expression or store at one place."""
-        made = self.make(_number(row), _number(column), lane)
-        moves = iter(self.moves)
-
-        def place(buffer: Any, indices: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-            move = next(moves)
-            if move is None:
-                return buffer, indices
-            first, pitch, step, along = move
-            address = first + _number(row) * pitch + _number(column) * step + lane * along
-            return self.views.of(buffer), [address]
-
-        return _with_places(made, place)
-
-
-def _accesses(made: Any) -> list[tuple[Any, Sequence[Any]]]:
-    """Of a store, then the loads in the order in which ``_with_places`` meets them."""
-    found: list[tuple[Any, Sequence[Any]]] = []
-
-    def note(buffer: Any, indices: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-        found.append((buffer, indices))
-        return buffer, indices
-
-    _with_places(made, note)
-    return found
-
-
-def _with_places(
-    made: Any, place: Callable[[Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
-) -> Any:
-    """An expression or store with other buffers and indices."""
-    if isinstance(made, tirx.BufferStore):
-        buffer, indices = place(made.buffer, made.indices)
-        return tirx.BufferStore(buffer, _with_places(made.value, place), list(indices))
-
-    def load(node: tvm.ir.TensorLoad) -> Any:
-        buffer, indices = place(node.source, node.indices)
-        return node if buffer.same_as(node.source) else tirx.BufferLoad(buffer, list(indices))
-
-    return tvm_ffi.structural_map(made, (tvm.ir.TensorLoad, load))
 
 
 class _Registers:
@@ -623,23 +514,17 @@ def _vectors(count: int, lanes: int) -> tuple[Any, list[tirx.Stmt], Callable[[An
     if count % lanes:
         first = tirx.min(first, _number(count - lanes))
     turns = _number(-(-count // lanes))
-    return channel, _kept(channel, first), lambda body: _loop(number, turns, body)
+    return channel, through_memory(channel, first), lambda body: _loop(number, turns, body)
 
 
-def _kept(var: Any, value: Any) -> list[tirx.Stmt]:
-    """Binds ``var`` to ``value``, through memory: TVM would put it into each address that the
-    variable is in, and prove things of it.
-    """
-    memory, declaration = stack_array(1, str(var.ty), str(var.name))
-    here = [_number(0)]
-    store = tirx.BufferStore(memory, value, here)
-    return [declaration, store, tirx.Bind(var, tirx.BufferLoad(memory, here))]
+def _lane_of(array: Any, first: Any, lane: Any) -> Any:
+    return tirx.BufferLoad(array, [first + lane])
 
 
 def _choice(condition: Any, then: tirx.Stmt, otherwise: tirx.Stmt | None) -> tirx.Stmt:
     """A branch whose condition goes through memory as well."""
     flag = tirx.Var("flag", "bool")
-    return sequence([*_kept(flag, condition), tirx.IfThenElse(flag, then, otherwise)])
+    return sequence([*through_memory(flag, condition), tirx.IfThenElse(flag, then, otherwise)])
 
 
 def _vector(lanes: int, statement: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:

@@ -203,3 +203,33 @@ def test_a_table_of_places_is_worked_out_once_and_read_in_vectors() -> None:
         rows = random(3, columns)
         wanted = rows[:, np.arange(columns) // 2] * 2
         np.testing.assert_array_equal(call(function, [rows], rows.shape), wanted)
+
+
+@pytest.mark.parametrize("counts", [(20, 13), (64, 1, 32), (3, 5), (16, 16)])
+@pytest.mark.parametrize("axis", [1, 3])
+def test_joined_channels_are_rows_in_pieces(counts: tuple[int, ...], axis: int) -> None:
+    def shape(count: int) -> tuple:
+        sides = [size("batch"), size("height"), size("width")]
+        return ((*sides[:axis], count, *sides[axis:]), "float32")
+
+    func = scheduled(
+        kernel_of(lambda *v: nn.relu(op.concat(list(v), axis)), *map(shape, counts)), cores=2
+    )
+    assert "if_then_else" not in func.script()
+    function = built(func)
+    for sides in ((1, 1, 1), (2, 3, 17), (1, 5, 64)):
+        arrays = [random(*sides[:axis], count, *sides[axis:]) for count in counts]
+        wanted = np.maximum(np.concatenate(arrays, axis), 0)
+        np.testing.assert_array_equal(call(function, arrays, wanted.shape), wanted)
+
+
+def test_joined_lengths_run_in_vectors() -> None:
+    """A cache and what is new: which of them a row is from holds for all of the row."""
+    past, new = (((2, size(name), 24), "float32") for name in ("past", "rows"))
+    func = scheduled(kernel_of(lambda x, y: op.concat([x, y], 1), past, new))
+    assert "vectorized" in {loop.kind for loop in loops_of(func)}
+    function = built(func)
+    for length in (0, 1, 9):
+        x, y = random(2, length, 24), random(2, 3, 24)
+        wanted = np.concatenate([x, y], 1)
+        np.testing.assert_array_equal(call(function, [x, y], wanted.shape), wanted)

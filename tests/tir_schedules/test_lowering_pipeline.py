@@ -1,0 +1,40 @@
+"""Which kernels TVM looks through for arrays that can be smaller."""
+
+import tvm
+from lowering import f32, kernel_of
+from machines import MACHINE
+from tvm import relax, tirx
+
+from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.statements import has_exact_arrays
+
+
+@tvm.instrument.pass_instrument
+class _Compacted:
+    """The kernels that CompactBufferAllocation runs on."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def run_before_pass(self, mod: tvm.IRModule, info: tvm.transform.PassInfo) -> None:
+        if info.name == "s_tir.CompactBufferAllocation":
+            self.names |= {str(var.name_hint) for var in mod.get_global_vars()}
+
+
+def _matmul(*rows: int | tirx.Var) -> tirx.PrimFunc:
+    func = kernel_of(relax.op.matmul, ((*rows, 32), "float32"), f32(32, 48))
+    return schedule_kernel(func, MACHINE)[0]
+
+
+def test_only_kernels_with_arrays_of_a_schedule_are_looked_through() -> None:
+    kernels = {"static": _matmul(40), "symbolic": _matmul(tirx.Var("rows", "int64"))}
+    assert {name: has_exact_arrays(func) for name, func in kernels.items()} == {
+        "static": False,
+        "symbolic": True,
+    }
+    named = {name: func.with_attr("global_symbol", name) for name, func in kernels.items()}
+    seen = _Compacted()
+    built = compile_kernels(tvm.IRModule(named), MACHINE.tvm_target(), [seen])
+    assert seen.names == {"static"}
+    assert all(built[name] is not None for name in kernels)
