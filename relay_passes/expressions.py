@@ -78,13 +78,17 @@ def nominal_shape(ty: Any) -> list[int] | None:
     shape = _of_one_item(ty.shape) if isinstance(ty, relax.TensorType) else None
     if not isinstance(shape, relax.ShapeExpr):
         return None
+    return [_nominal_extent(extent) for extent in shape]
+
+
+def _nominal_extent(extent: Any) -> int:
+    if is_symbolic(extent):
+        return _NOMINAL_SIDE
     side = tvm.tirx.const(_NOMINAL_IMAGE_SIDE, "int64")
-    return [
-        _NOMINAL_SIDE
-        if is_symbolic(extent)
-        else int(Analyzer().simplify(structural_map(extent, (tvm.ir.Var, lambda _: side))))
-        for extent in shape
-    ]
+    number = Analyzer().simplify(structural_map(extent, (tvm.ir.Var, lambda _: side)))
+    # Not every function of a size is worked out, nor is every size a possible one.
+    is_number = isinstance(number, tvm.tirx.IntImm) and int(number) >= 0
+    return int(number) if is_number else _NOMINAL_SIDE
 
 
 def _of_one_item(shape: Any) -> Any:

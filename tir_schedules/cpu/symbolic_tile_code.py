@@ -71,7 +71,7 @@ class SymbolicTile:
         Whether the operands have whole tiles of columns, of which the last sums are not wanted.
     row_parts : tuple[LoopAxis, ...]
         The loops of the contraction, the outermost first, that ``rows`` counts all iterations of:
-        pixels of all lines of an image. None where ``rows`` is a loop of the contraction itself.
+        pixels of all lines of an image. Empty where ``rows`` is a loop of the contraction itself.
     """
 
     columns: LoopAxis
