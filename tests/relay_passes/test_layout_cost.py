@@ -91,6 +91,9 @@ def test_symbolic_extents_have_nominal_ones() -> None:
     # Computed from the side of an image.
     assert tensor_bytes(relax.TensorType((1, 1, 1, (side - 1) // 32 + 1), "int8")) == 7
     assert work_of((batch, 8, 7, side), (4, 8, 1, 1), LAST).flops > 0
+    # Not possible at the common size, or not worked out.
+    half = tvm.tirx.Cast("int64", tvm.tirx.floor(tvm.tirx.Cast("float32", side)))
+    assert tensor_bytes(relax.TensorType((1, side - 500, half), "int8")) == 64 * 64
 
 
 def test_columns_of_any_number_are_worth_less() -> None:
