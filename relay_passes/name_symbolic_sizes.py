@@ -1,5 +1,6 @@
 """The pass that gives every computed size of a kernel's parameters a name of its own."""
 
+from collections.abc import Container
 from typing import Any
 
 import tvm
@@ -106,11 +107,19 @@ def _with_sizes_of_arrays(func: tirx.PrimFunc) -> tirx.PrimFunc:
         # What only adds numbers is known again without help.
         if isinstance(simple, _COMPUTED) and not _is_part(simple, size):
             said[tvm_ffi.StructuralKey(simple)] = size
+    # One that holds another's simple form would be said anew in itself, without end.
+    said = {key: size for key, size in said.items() if not _holds_any(size, said)}
 
     def as_said(expr: Any) -> Any:
         return said.get(tvm_ffi.StructuralKey(expr), expr)
 
     return tvm_ffi.structural_map(func, (_COMPUTED, as_said), order="pre") if said else func
+
+
+def _holds_any(size: Any, keys: Container[Any]) -> bool:
+    parts: list[Any] = []
+    tvm_ffi.structural_walk(size, (_COMPUTED, parts.append))
+    return any(tvm_ffi.StructuralKey(part) in keys for part in parts)
 
 
 def _is_part(part: Any, whole: Any) -> bool:

@@ -75,10 +75,12 @@ def _lowered_in_two(lowered: tvm.transform.Pass) -> tvm.transform.Pass:
         made = lowered(tvm.IRModule(others, attrs=mod.attrs)) if others else None
         if not exact:
             return made if made is not None else mod
+        # Without instruments: TVM starts and ends them with each context, and one that is at work
+        # in the context around this one loses what it has noted there.
         with tvm.transform.PassContext(
             opt_level=ctx.opt_level,
+            required_pass=list(ctx.required_pass),
             disabled_pass=[*ctx.disabled_pass, _COMPACTION],
-            instruments=list(ctx.instruments),
             config=dict(ctx.config),
         ):
             plain = lowered(tvm.IRModule(exact, attrs=mod.attrs))

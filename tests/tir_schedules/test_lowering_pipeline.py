@@ -38,3 +38,11 @@ def test_only_kernels_with_arrays_of_a_schedule_are_looked_through() -> None:
     built = compile_kernels(tvm.IRModule(named), MACHINE.tvm_target(), [seen])
     assert seen.names == {"static"}
     assert all(built[name] is not None for name in kernels)
+
+
+def test_the_timing_of_passes_survives() -> None:
+    """TVM's timing forgets what it counts when a context inside of its own ends with it."""
+    timing = tvm.ir.instrument.PassTimingInstrument()
+    func = schedule_kernel(kernel_of(relax.op.exp, f32(64)), MACHINE)[0]
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    assert compile_kernels(mod, MACHINE.tvm_target(), [timing])["main"] is not None

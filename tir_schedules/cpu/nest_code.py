@@ -283,15 +283,21 @@ class FlatPlaces:
     def __init__(
         self, make: Callable[[Any, Any, Any], Any], params: Sequence[Any], views: FlatViews
     ) -> None:
-        self.make = make
         self.params = params
         self.views = views
         self.statements: list[tirx.Stmt] = []
-        self.moves: list[tuple[Any, Any, Any, Any] | None] = []
-        at = [tirx.Var(name, _INDEX) for name in ("row", "column", "lane")]
-        made = make(*at)
-        for buffer, indices in _accesses(made):
-            self.moves.append(self._moves(buffer, indices, at))
+        self.variables = [tirx.Var(name, _INDEX) for name in ("row", "column", "lane")]
+        # Made once: with numbers for the variables it might read in fewer places.
+        self.made = _with_places(make(*self.variables), self._place)
+
+    def _place(self, buffer: Any, indices: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+        moves = self._moves(buffer, indices, self.variables)
+        if moves is None:
+            return buffer, indices
+        address, *steps = moves
+        for var, step in zip(self.variables, steps, strict=True):
+            address = address + var * step
+        return self.views.of(buffer), [address]
 
     def _moves(
         self, buffer: Any, indices: Sequence[Any], at: Sequence[Any]
@@ -324,30 +330,12 @@ class FlatPlaces:
 
     def at(self, row: Any, column: Any, lane: Any) -> Any:
         """The expression or store at one place."""
-        made = self.make(_index(row), _index(column), lane)
-        moves = iter(self.moves)
-
-        def place(buffer: Any, indices: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-            move = next(moves)
-            if move is None:
-                return buffer, indices
-            first, pitch, step, along = move
-            address = first + _index(row) * pitch + _index(column) * step + lane * along
-            return self.views.of(buffer), [address]
-
-        return _with_places(made, place)
-
-
-def _accesses(made: Any) -> list[tuple[Any, Sequence[Any]]]:
-    """Of a store, then the loads in the order in which ``_with_places`` meets them."""
-    found: list[tuple[Any, Sequence[Any]]] = []
-
-    def note(buffer: Any, indices: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-        found.append((buffer, indices))
-        return buffer, indices
-
-    _with_places(made, note)
-    return found
+        numbers = (_index(row), _index(column), lane)
+        values = dict(zip(self.variables, numbers, strict=True))
+        if not isinstance(self.made, tirx.BufferStore):
+            return substitute(self.made, values)
+        indices = [substitute(index, values) for index in self.made.indices]
+        return tirx.BufferStore(self.made.buffer, substitute(self.made.value, values), indices)
 
 
 def _with_places(

@@ -252,6 +252,18 @@ def epilogue_of(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
     return consumers[0]
 
 
+def may_repeat(sch: s_tir.Schedule, anchor: SBlockRV, epilogue: SBlockRV) -> bool:
+    """Whether an epilogue may take the place of the sums, and be computed twice: it writes a result
+    of the kernel, and the sums are none.
+
+    TVM may put an array inside of the kernel into the place of another one that it is computed
+    from, and what overlapping tiles repeat would be computed from the result.
+    """
+    params = sch.mod["main"].params
+    results = [among(sch.get(one).writes[0].source, params) for one in (anchor, epilogue)]
+    return results == [False, True]
+
+
 # TVM's name for "the regions that the block says it reads are not to be worked out".
 _EXPLICIT_READS = "explicit_read_region"
 

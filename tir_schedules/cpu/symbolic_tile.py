@@ -14,7 +14,6 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
-    among,
     buffer_bytes,
     constant_parameter,
     depends,
@@ -40,6 +39,7 @@ from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     SymbolicContraction,
     epilogue_of,
     joined,
+    may_repeat,
     symbolic_contraction,
     with_code,
 )
@@ -114,12 +114,7 @@ def _anchor(sch: s_tir.Schedule) -> SBlockRV:
 
 
 def _epilogue(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
-    """The block that is computed for each tile: it writes a result of the kernel, and the sums are
-    none.
-
-    TVM may put an array inside of the kernel into the place of another one that it is computed
-    from, and what overlapping tiles repeat would be computed from the result.
-    """
+    """The block that is computed for each tile."""
     block = epilogue_of(sch, anchor)
     if block is None:
         return None
@@ -127,9 +122,7 @@ def _epilogue(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
         symbolic_contraction(sch, anchor, block)
     except NotApplicable:
         return None
-    params = sch.mod["main"].params
-    results = [among(sch.get(one).writes[0].source, params) for one in (anchor, block)]
-    return block if results == [False, True] else None
+    return block if may_repeat(sch, anchor, block) else None
 
 
 def _vector_axis(contraction: SymbolicContraction) -> LoopAxis | None:

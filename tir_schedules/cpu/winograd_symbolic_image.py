@@ -27,7 +27,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.nest_code import FlatPlaces
 from tvm_ext.tir_schedules.cpu.register_blocking import row_limit
-from tvm_ext.tir_schedules.cpu.symbolic_contraction import epilogue_of, finished
+from tvm_ext.tir_schedules.cpu.symbolic_contraction import epilogue_of, finished, may_repeat
 from tvm_ext.tir_schedules.cpu.thread_choice import without_choice
 from tvm_ext.tir_schedules.statements import FlatViews, sequence, stack_array, through_memory
 
@@ -91,7 +91,9 @@ def winograd_image(
     # The block with a note of what is packed first.
     done = [stages["products"], *(block for n, block in stages.items() if n != "products")]
     epilogue = epilogue_of(sch, stages["output"])
-    whole = finished(sch.get(epilogue), output, total) if epilogue is not None else None
+    whole = None
+    if epilogue is not None and may_repeat(sch, stages["output"], epilogue):
+        whole = finished(sch.get(epilogue), output, total)
     if whole is not None and _same_extents(whole[1], output):
         store = whole[0]
         done.append(epilogue)

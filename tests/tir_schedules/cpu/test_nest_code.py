@@ -1,9 +1,11 @@
 """Nests: divisions split away, loops joined, pieces cut so that no branch is left."""
 
 import pytest
+import tvm
 from lowering import f32, kernel_of
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
+from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.analysis.buffer_access import kernel_blocks, nodes
 from tvm_ext.tir_schedules.analysis.loop_nest import (
@@ -16,7 +18,7 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
     without_divisions,
 )
 from tvm_ext.tir_schedules.cpu.data_parallel import LoopPartition, cut, leaves, sharing_loops
-from tvm_ext.tir_schedules.cpu.nest_code import vector_chunk, vector_pieces
+from tvm_ext.tir_schedules.cpu.nest_code import FlatPlaces, vector_chunk, vector_pieces
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import MAX_PIECES, branch_comparisons
 from tvm_ext.tir_schedules.inlining import inline_blocks
 from tvm_ext.tir_schedules.statements import FlatViews
@@ -137,3 +139,27 @@ def test_vectors_cover_a_short_loop(lanes: int, once: bool) -> None:
 @pytest.mark.parametrize(("extent", "wanted"), [(7, 4), (16, 16), (1024, 64), (97, 16), (1000, 64)])
 def test_length_of_vector_loops(extent: int, wanted: int) -> None:
     assert vector_chunk(extent, 16) == wanted
+
+
+def test_places_of_a_value_that_a_number_decides() -> None:
+    """A number for the row leaves one of two loads; its address is that of its own tensor."""
+    rows, columns = (tirx.Var(name, "int64") for name in ("rows", "columns"))
+    even, odd = (
+        tirx.decl_buffer(shape, "float32", name)
+        for shape, name in (((rows, columns), "even"), ((rows, 7), "odd"))
+    )
+
+    def value(row: tirx.Expr, column: tirx.Expr, lane: tirx.Expr) -> tirx.Expr:
+        loads = [tirx.BufferLoad(buffer, [row, column + lane]) for buffer in (even, odd)]
+        condition = tirx.floormod(row, 2) == 0
+        if isinstance(condition, tirx.IntImm):
+            return loads[0] if condition else loads[1]
+        return tirx.if_then_else(condition, *loads)
+
+    places = FlatPlaces(value, [even, odd], FlatViews(symbolic_sizes=True))
+    addresses = []
+    for row in (1, 3):
+        at = places.at(row, 2, tirx.const(0, "int64"))
+        (load,) = (one for one in nodes(at, tvm.ir.TensorLoad) if one.source.name == "odd")
+        addresses += load.indices
+    assert Analyzer().can_prove_equal(addresses[1] - addresses[0], 2 * 7)

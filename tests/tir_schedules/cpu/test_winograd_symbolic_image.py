@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tvm
 from lowering import loops_of
 from machines import MACHINE
 from symbolic_extents import built, call, random, size
@@ -108,6 +109,23 @@ def test_blocks_of_tiles_pass_through_all_stages() -> None:
     loops = loops_of(_scheduled(_kernel(FORMS["3x3"], 20, 32, 27, (1, 1, 1, 1)), MACHINE))
     assert [loop.path for loop in loops if loop.kind == "parallel"] == [()]
     assert {loop.extent for loop in loops if loop.kind == "vectorized"} == {16, 32}
+
+
+def test_sums_that_are_a_result_too_are_written() -> None:
+    form, padding = FORMS["3x3"], (1, 1, 1, 1)
+    x = te.placeholder((1, size("height"), size("width"), 8), "float32", "x")
+    u = te.placeholder((form.positions, 8, 16), "float32", "u")
+    y = form.convolution(x, u, padding, 16)
+    func = te.create_prim_func([x, u, y, topi.nn.relu(y)])
+    function = built(_scheduled(func, host_description()))
+    image, weights = random(1, 6, 9, 8), random(3, 3, 8, 16)
+    nothing = np.full((1, 6, 9, 16), np.nan, "float32")
+    arrays = [image, form.transformed_weights(weights, 16), nothing, nothing]
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    function(*tensors)
+    wanted = _direct(image, weights, padding)
+    np.testing.assert_allclose(tensors[2].numpy(), wanted, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(tensors[3].numpy(), np.maximum(wanted, 0), rtol=0, atol=1e-4)
 
 
 def test_symbolic_channels_are_refused() -> None:
