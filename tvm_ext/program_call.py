@@ -139,8 +139,12 @@ class ProgramCall:
         thread_pool.use_threads(self._threads)
         try:
             result = self._with_out_params(*tensors, *written) if written else self.main(*tensors)
+            return self._views(result)
         except TVM_ERRORS as error:
             raise self._run_error(error, tensors) from error
+
+    def _views(self, result: Any) -> list[np.ndarray]:
+        """Raises ValueError of NumPy where a result's size is less than nothing."""
         if isinstance(result, _Tensor):
             return [memory_view(result)]
         try:

@@ -18,8 +18,9 @@ TVM_ERRORS = (RuntimeError, ValueError, TypeError, MemoryError)
 # What the hook of a virtual machine returns for it to go on.
 GO_ON = 0
 
-# How the virtual machine and TVM's allocators begin what they say.
+# How the virtual machine, TVM's allocators and NumPy begin what they say.
 _SIZES = (
+    "negative dimensions",
     *("ErrorContext(", "Check failed: input_shape", "Check failed: (input_shape"),
     CONTRADICTING_SIZES,
 )

@@ -147,9 +147,15 @@ def _(folder):
     compiled(one("Conv", {"x": [1, 3, 8, 8], "w": np.ones((4, 5, 3, 3), np.float32)}))
 
 
-@case("a convolution whose window is larger than the image", "it")
+@case("a convolution whose window is larger than the image", "window of 5", "axis 2", "size 2")
 def _(folder):
     compiled(one("Conv", {"x": [1, 3, 2, 2], "w": np.ones((4, 3, 5, 5), np.float32)}))
+
+
+@case("a run whose image is smaller than a window", "do not fit together", "float32[1, 3, 2, 2]")
+def _(folder):
+    made = one("Conv", {"x": ["N", 3, "H", "W"], "w": np.ones((4, 3, 5, 5), np.float32)})
+    compiled(made).run({"x": np.ones((1, 3, 2, 2), np.float32)})
 
 
 @case("concatenation of ranks that differ", "it")

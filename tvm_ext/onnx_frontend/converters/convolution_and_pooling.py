@@ -93,13 +93,15 @@ def padded_to_a_window(data: relax.Expr, attr: dict, kernel: Sequence[int], opse
             continue
         short = (kernel[k] - 1) * dilations[k] + 1 - size - pads[k] - pads[k + count]
         if short >= strides[k] and size:
-            raise FormError(
-                f"its window of {kernel[k]} does not fit in axis {k + 2} of size {size}"
-            )
+            raise FormError(_does_not_fit(kernel[k], k + 2, size))
         if short > 0 and attr.get("count_include_pad", 0) and opset >= _COUNTS_OWN_PADDING_ONLY:
             raise FormError(f"its window reaches beyond the padding of axis {k + 2}")
         pads[k + count] += max(short, 0)
     return {**{name: attr[name] for name in attr if name != "auto_pad"}, "pads": pads}
+
+
+def _does_not_fit(width: int, axis: int, size: int) -> str:
+    return f"its window of {width} does not fit in axis {axis} of size {size}"
 
 
 class _Windows(OnnxOpConverter):
@@ -146,6 +148,20 @@ class Conv(_Windows):
     """Contractions of windows and weights."""
 
     base = onnx_converter_map()["Conv"]
+
+    @classmethod
+    def _padded_input(
+        cls, bb: relax.BlockBuilder, data: relax.Expr, attr: dict, kernel: Sequence[int]
+    ) -> tuple[relax.Expr, dict]:
+        """Raises FormError where no window fits."""
+        data, attr = super()._padded_input(bb, data, attr, kernel)
+        count = len(kernel)
+        pads, dilations = attr.get("pads", [0] * 2 * count), attr.get("dilations", [1] * count)
+        for k, size in enumerate(sizes_of(data)[2:]):
+            reach = (kernel[k] - 1) * dilations[k] + 1 - pads[k] - pads[k + count]
+            if isinstance(size, int) and size < reach:
+                raise FormError(_does_not_fit(kernel[k], k + 2, size))
+        return data, attr
 
 
 class LpPool(_Windows):
