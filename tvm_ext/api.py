@@ -11,12 +11,11 @@ import tvm
 
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel
-from tvm_ext.compiler.backend import programs_of, target_record
+from tvm_ext.compiler.backend import default_limit, programs_of, require_memory, target_record
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import compiling
 from tvm_ext.compiler.graph_analysis import may_divide_by_zero, operator_counts, sizes_from_data
 from tvm_ext.compiler.kernel_records import kernel_records, largest_result, work_of_call
-from tvm_ext.compiler.memory_limit import default_limit, require_memory
 from tvm_ext.compiler.stages import (
     LoweredModel,
     ModelSource,

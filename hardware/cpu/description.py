@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 
 from tvm_ext.configs.errors import TargetError
 from tvm_ext.configs.loader import Count, Positive
-from tvm_ext.hardware.cpu.features import VectorBits, architecture_of, vector_bits
-from tvm_ext.hardware.cpu.llvm_features import llvm_features
+from tvm_ext.hardware.cpu.features import VectorBits, architecture_of, llvm_features, vector_bits
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.matrix_instructions import MatrixInstruction, cpu_instruction
 from tvm_ext.hardware.targets import current_machine

@@ -1,4 +1,5 @@
 """This machine as the target "cpu": what the system says of its CPU, and estimates for the rest.
+And the CPU that a TVM target of kind llvm stands for.
 
 The CPU name LLVM finds is used only if it stands for exactly the instructions that the CPU's own
 flags name.
@@ -8,10 +9,12 @@ import functools
 import platform
 
 import psutil
+import tvm
 
+from tvm_ext.configs.errors import TargetError
+from tvm_ext.configs.loader import check_config
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.hardware.cpu.features import vector_bits
-from tvm_ext.hardware.cpu.llvm_features import llvm_features
+from tvm_ext.hardware.cpu.features import architecture_of, llvm_features, vector_bits
 from tvm_ext.hardware.cpu.system import (
     CpuFacts,
     cache_sizes,
@@ -20,6 +23,7 @@ from tvm_ext.hardware.cpu.system import (
     usable_cores,
     usable_cpus,
 )
+from tvm_ext.hardware.targets import plain_attributes, presets_of
 from tvm_ext.hardware.tvm_compat import llvm_codegen
 
 # Names for "any CPU of this architecture with at least these features", the most demanding first.
@@ -135,3 +139,47 @@ def host_triple(architecture: str) -> str:
     systems = {"Linux": "linux-gnu", "Darwin": "apple-darwin", "Windows": "pc-windows-msvc"}
     system = systems.get(platform.system())
     return f"{architecture}-{system}" if system else str(llvm_codegen.llvm_get_system_triple())
+
+
+# Presets whose numbers stand in for a CPU known only by its features, the most demanding first.
+_PRESETS = ("avx512-amx", "avx512", "avx2", "x86-64", "aarch64-neon")
+
+
+def cpu_of_tvm_target(target: tvm.target.Target) -> CpuDescription:
+    """Its own numbers, others of this machine or of the nearest preset.
+
+    Raises TargetError for an architecture nothing is known of.
+    """
+    options = plain_attributes(target)
+    mtriple = options.pop("mtriple", host_description().mtriple)
+    mcpu = options.pop("mcpu", "generic")
+    mattr = tuple(options.pop("mattr", ()))
+    base = _closest(mtriple, mcpu, mattr)
+    given = {
+        "name": mcpu,
+        "summary": f"given as a TVM target; numbers of '{base.name}'",
+        "mtriple": mtriple,
+        "mcpu": mcpu,
+        "mattr": mattr,
+        "vector_bits": vector_bits(base.architecture, llvm_features(mtriple, mcpu, mattr)),
+        "cores": options.pop("num-cores", usable_cores()),
+        "target_options": options,
+    }
+    return check_config(base.model_dump() | given, CpuDescription, "the TVM target")
+
+
+def _closest(mtriple: str, mcpu: str, mattr: tuple[str, ...]) -> CpuDescription:
+    """This machine if it can run such code, else the preset closest below the code's features."""
+    architecture = architecture_of(mtriple)
+    features = llvm_features(mtriple, mcpu, mattr)
+    host = host_description()
+    if host.architecture == architecture and features <= set(host.features):
+        return describe_host(mtriple, mcpu, mattr)
+    presets = {item.name: item for item in presets_of(CpuDescription)}
+    for machine in map(presets.__getitem__, _PRESETS):
+        if machine.architecture == architecture and features >= set(machine.features):
+            return machine
+    raise TargetError(
+        f"nothing is known about CPU '{mcpu}' of architecture '{architecture}'; "
+        f"expected x86_64 or aarch64, or describe the CPU in a .toml file"
+    )

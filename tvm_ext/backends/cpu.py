@@ -1,14 +1,16 @@
 """The backend for CPUs, whose code LLVM makes."""
 
+from collections.abc import Sequence
+
 from tvm import tirx
 
 from tvm_ext.compiler.backend import Programs
 from tvm_ext.compiler.build import cpu_program
 from tvm_ext.compiler.tuned_kernels import shipped_name
+from tvm_ext.configs.errors import TuningError
 from tvm_ext.hardware.backend import Backend
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.cpu.tvm_target import cpu_of_tvm_target
+from tvm_ext.hardware.cpu.host import cpu_of_tvm_target, host_description
 from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.cpu.batch_loop import BatchLoop
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
@@ -26,11 +28,27 @@ from tvm_ext.tir_schedules.cpu.symbolic_tile import SymbolicTiles
 from tvm_ext.tir_schedules.cpu.transpose import CpuTranspose
 from tvm_ext.tir_schedules.cpu.winograd import Winograd
 from tvm_ext.tuning.backend import RANDOM, CostModelEntry, Tuning
-from tvm_ext.tuning.cpu.presence import check_runs_here
+from tvm_ext.tuning.runner import RunDeviceAddress
 
 
 def _masked_tails(func: tirx.PrimFunc, machine: CpuDescription) -> tirx.PrimFunc:
     return with_masked_tails(func) if has_masked_memory(machine) else func
+
+
+def _check_runs_here(
+    machine: CpuDescription, servers: Sequence[RunDeviceAddress]
+) -> dict[str, str]:
+    """Refuses a target whose code this machine would not run, where it has to."""
+    host = host_description()
+    lacking = sorted(set(machine.required_features) - set(host.required_features))
+    if servers or (machine.architecture == host.architecture and not lacking):
+        return {}
+    what = f"lacks {', '.join(lacking[:3])}" if lacking else f"is {host.architecture}"
+    raise TuningError(
+        f"this machine {what}, so code for target '{machine.name}' cannot be measured here; "
+        "expected a target that it can run: leave --target out, or measure on servers that can "
+        "with --rpc-tracker"
+    )
 
 
 CPU = Backend(
@@ -70,7 +88,7 @@ CPU = Backend(
                 "analytic": CostModelEntry("tvm_ext.tuning.cpu.cost_model:CpuCostModel"),
                 "random": RANDOM,
             },
-            check_machine=check_runs_here,
+            check_machine=_check_runs_here,
             pruner="tvm_ext.tuning.pruning:Pruner",
         ),
         Programs(

@@ -4,9 +4,8 @@ from tvm_ext.compiler.backend import Programs
 from tvm_ext.compiler.build import cuda_program
 from tvm_ext.hardware.backend import Backend
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.hardware.cuda.host import default_gpu, gpu_memory
+from tvm_ext.hardware.cuda.host import default_gpu, gpu_memory, gpu_of_tvm_target
 from tvm_ext.hardware.cuda.runtime_library import vendor_library_note
-from tvm_ext.hardware.cuda.tvm_target import gpu_of_tvm_target
 from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.cuda.attention.attention import Attention
 from tvm_ext.tir_schedules.cuda.cublas import CublasMatmul

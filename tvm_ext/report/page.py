@@ -3,11 +3,15 @@
 This module lays the figures out; how they look is in the templates next to this file.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from tvm_ext.report.page_environment import KeyFigure, page_environment
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
 from tvm_ext.report.units import (
     ABSENT,
     Scale,
@@ -17,6 +21,7 @@ from tvm_ext.report.units import (
     format_count,
     format_percent,
     format_seconds,
+    plain,
     seconds_scale,
 )
 
@@ -27,6 +32,53 @@ if TYPE_CHECKING:
 _SOURCES = ("record", "template", "tvm rule", "generic")
 _STEPS = 6  # shades of the accent that the style sheet has
 _LABEL_SHARE = 0.13  # a part of a bar at least this long holds its own name
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """One key figure at the top of the page."""
+
+    label: str
+    value: str
+    note: str
+    badge: str = ""
+
+
+@lru_cache
+def page_environment(*packages: str) -> Environment:
+    """Return the environment that every page is rendered with.
+
+    ``packages`` hold templates of their own, which may include those of the compile report.
+    """
+    # Autoescape is set for every template: the usual rule by file name skips "*.html.j2".
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(one, "") for one in (*packages, "tvm_ext.report")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printable,
+    )
+    environment.filters.update(
+        seconds=format_seconds,
+        size=format_bytes,
+        percent=format_percent,
+        counted=format_count,
+        breakable=_breakable,
+    )
+    return environment
+
+
+def _breakable(name: str) -> Markup:
+    """Return a node name, escaped, that a line may break after each inner "/" or "." of."""
+    pieces = re.split(r"(?<=\w[/.])(?=\w)", plain(name))
+    return Markup("<wbr>").join(escape(piece) for piece in pieces)
+
+
+def _printable(value: object) -> object:
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return plain(value)
+    return value
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm_ext.report.page import parts
-from tvm_ext.report.page_environment import KeyFigure, page_environment
+from tvm_ext.report.page import KeyFigure, page_environment, parts
 from tvm_ext.report.profile import Timed, timed_together
 from tvm_ext.report.profile_text import MODELLED, key_figures, not_known
 from tvm_ext.report.records import computes

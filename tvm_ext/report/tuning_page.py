@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tvm_ext.report import tuning_curve
-from tvm_ext.report.page_environment import KeyFigure, page_environment
+from tvm_ext.report.page import KeyFigure, page_environment
 from tvm_ext.report.tuning_figures import (
     NEAR,
     by_cost,

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm_ext.report.page_environment import KeyFigure, page_environment
+from tvm_ext.report.page import KeyFigure, page_environment
 from tvm_ext.report.units import (
     ABSENT,
     bytes_scale,

@@ -6,7 +6,7 @@ import pytest
 from small_models import mlp, rand
 
 import tvm_ext
-from tvm_ext.compiler import memory_limit
+from tvm_ext.compiler import backend
 from tvm_ext.cuda import device_errors as requirements
 from tvm_ext.errors import InputError, TargetError
 from tvm_ext.hardware.cuda import runtime_library
@@ -163,9 +163,9 @@ def test_the_limit_of_a_cpu_leaves_the_driver_alone(monkeypatch) -> None:
         return DriverState("", (13, 0), (CudaDevice("Some GPU", (9, 0), 80 << 30),))
 
     monkeypatch.setattr("tvm_ext.hardware.cuda.host.driver_state", state)
-    assert memory_limit.default_limit(resolve_target("cpu")) == memory_limit.DEFAULT_GIBIBYTES
+    assert backend.default_limit(resolve_target("cpu")) == backend.DEFAULT_GIBIBYTES
     assert not asked
-    assert memory_limit.default_limit(resolve_target("nvidia-h200")) == 80
+    assert backend.default_limit(resolve_target("nvidia-h200")) == 80
 
 
 def test_the_newest_toolkit_is_the_first(monkeypatch) -> None:

@@ -13,7 +13,7 @@ from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.check.reference import run_reference
-from tvm_ext.compiler.memory_limit import VARIABLE
+from tvm_ext.compiler.backend import MEMORY_LIMIT
 from tvm_ext.errors import BuildError, ModelError, TvmExtError
 from tvm_ext.onnx_frontend.weights import without_weights
 
@@ -86,13 +86,13 @@ def test_memory_limit(monkeypatch):
     model = model_of(
         [node("Tile", ["x", "n"], ["y"])], [tensor("x", [1 << 20])], [tensor("y", [1 << 23])], n=[8]
     )
-    monkeypatch.setenv(VARIABLE, "0.01")
-    with pytest.raises(BuildError, match=rf"needs 0\.0 GiB.*at most 0\.01 GiB.*{VARIABLE}"):
+    monkeypatch.setenv(MEMORY_LIMIT, "0.01")
+    with pytest.raises(BuildError, match=rf"needs 0\.0 GiB.*at most 0\.01 GiB.*{MEMORY_LIMIT}"):
         tvm_ext.compile(model, opt_level="O0")
-    monkeypatch.setenv(VARIABLE, "much")
+    monkeypatch.setenv(MEMORY_LIMIT, "much")
     with pytest.raises(BuildError, match="'much'; expected a number"):
         tvm_ext.compile(model, opt_level="O0")
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(MEMORY_LIMIT)
     x = np.arange(1 << 20, dtype=np.float32)
     np.testing.assert_array_equal(
         tvm_ext.compile(model, HOST, opt_level="O0").run({"x": x})["y"], np.tile(x, 8)
