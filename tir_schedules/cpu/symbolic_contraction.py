@@ -286,7 +286,8 @@ def with_code(
     loads = nodes(code, tvm.ir.TensorLoad)
     own = [array for array in root.alloc_buffers if any(array.same_as(o.source) for o in loads)]
     reads = [tirx.BufferRegion(array, _whole(array)) for array in own]
-    notes = {**replaced[0].annotations, _EXPLICIT_READS: list(range(len(reads)))}
+    notes = {name: note for each in replaced for name, note in each.annotations.items()}
+    notes[_EXPLICIT_READS] = list(range(len(reads)))
     block = s_tir.SBlock([], reads, [], "tiles", sequence([*declared, code]), None, [], [], notes)
     statements = []
     for statement in root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]:

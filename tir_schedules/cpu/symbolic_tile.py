@@ -27,6 +27,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     static_extent,
 )
 from tvm_ext.tir_schedules.cpu.blockwise import schedule_block
+from tvm_ext.tir_schedules.cpu.implicit_padding import implicit_padding
 from tvm_ext.tir_schedules.cpu.nest_code import vector_chunk
 from tvm_ext.tir_schedules.cpu.register_blocking import (
     L1_PERIOD,
@@ -91,8 +92,13 @@ class SymbolicTiles:
         found, tile = _with_joined_columns(found, tile, func, machine)
         tile = replace(tile, panel=_panel(found, tile, func, machine))
         found, tile = _with_flattened_rows(found, tile)
+        if tile.panel is None:
+            lanes = machine.vector_lanes(str(found.start.ty))
+            padding = implicit_padding(sch, anchor, found, tile.rows, tile.columns, lanes)
+            tile = replace(tile, implicit_padding=padding)
         code = symbolic_tile_code(found, tile, machine.cores > 1)
-        done = [block for block in (anchor, epilogue) if block is not None]
+        pad = tile.implicit_padding.block if tile.implicit_padding is not None else None
+        done = [block for block in (pad, anchor, epilogue) if block is not None]
         for block in kernel_blocks(sch):
             if not any(same_block(sch, block, known) for known in done):
                 schedule_block(sch, block, machine)

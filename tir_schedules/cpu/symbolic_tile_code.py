@@ -8,6 +8,7 @@ Where the rows of the operand that fills the vectors are far apart, the columns 
 copied next to each other first, and stay in L2 while all rows of tiles pass (see ``column_panel``).
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, static_extent
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
 from tvm_ext.tir_schedules.cpu.nest_code import chunk_start
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import SymbolicContraction
 from tvm_ext.tir_schedules.statements import sequence, stack_array
@@ -72,6 +74,8 @@ class SymbolicTile:
     row_parts : tuple[LoopAxis, ...]
         The loops of the contraction, the outermost first, that ``rows`` counts all iterations of:
         pixels of all lines of an image. Empty where ``rows`` is a loop of the contraction itself.
+    implicit_padding : ImplicitPadding or None
+        The operand that is a pixel or padding; there is no panel then.
     """
 
     columns: LoopAxis
@@ -82,6 +86,7 @@ class SymbolicTile:
     panel: Panel | None = None
     padded: bool = False
     row_parts: tuple[LoopAxis, ...] = ()
+    implicit_padding: ImplicitPadding | None = None
 
 
 def symbolic_tile_code(
@@ -146,12 +151,18 @@ class _Version:
         # Stand in the product for the column of the tile, and for the tile of a panel.
         self.column, self.member = (tirx.Var(name, self.index) for name in ("column", "member"))
         self.copied = self._panel_buffer(tile.panel) if tile.panel is not None else None
+        padding = tile.implicit_padding
+        self.pixels = self._pixel_buffer(padding) if padding is not None else None
 
     def _panel_buffer(self, panel: Panel) -> Any:
         steps = math.prod(axis.extent for axis in self.contraction.reduction)
         shape = (panel.tiles * steps * self.columns,)
         # In a scope of its own, so that TVM does not lay small arrays into the same memory.
         return tirx.decl_buffer(shape, str(panel.load.source.dtype), "panel", scope="local")
+
+    def _pixel_buffer(self, padding: ImplicitPadding) -> Any:
+        shape = (self.rows * padding.channels.extent,)
+        return tirx.decl_buffer(shape, str(padding.pixel.ty), "pixels", scope="local")
 
     def loops(self, threads: bool) -> tirx.Stmt:
         """All tiles."""
@@ -310,32 +321,37 @@ class _Version:
             place = place * axis.extent + axis.var
         return place * self.columns + self.column
 
-    def _product(self) -> tvm.ir.Expr:
-        """What is added, its operand read from the panel where there is one."""
-        panel = self.tile.panel
-        if panel is None:
+    def _product(self, row: int) -> tvm.ir.Expr:
+        """What is added, its operands read from the panel and the pixels where there are such."""
+        panel, padding = self.tile.panel, self.tile.implicit_padding
+        if panel is None and padding is None:
             return self.contraction.product
-        copied = tirx.BufferLoad(self.copied, [self._panel_place()])
 
         def load(node: tvm.ir.TensorLoad) -> Any:
-            return copied if node.same_as(panel.load) else node
+            if panel is not None and node.same_as(panel.load):
+                return tirx.BufferLoad(self.copied, [self._panel_place()])
+            if padding is not None and node.same_as(padding.load):
+                channels = padding.channels
+                return tirx.BufferLoad(self.pixels, [channels.extent * row + channels.var])
+            return node
 
         return tvm_ffi.structural_map(self.contraction.product, (tvm.ir.TensorLoad, load))
 
     def _tile(self) -> list[tirx.Stmt]:
         reduction, steps = self._reduction()
-        product = self._product()
+        products = [self._product(row) for row in range(self.rows)]
 
-        def zero(array: tirx.Buffer, place: tvm.ir.Expr, _: dict[Any, Any]) -> tirx.Stmt:
-            return tirx.BufferStore(array, self.contraction.start, [place])
+        def zero(row: int, place: tvm.ir.Expr, _: dict[Any, Any]) -> tirx.Stmt:
+            return tirx.BufferStore(self.arrays[row], self.contraction.start, [place])
 
-        def add(array: tirx.Buffer, place: tvm.ir.Expr, values: dict[Any, Any]) -> tirx.Stmt:
-            more = self._at(product, {**values, **steps})
-            value = tirx.BufferLoad(array, [place]) + more
-            return tirx.BufferStore(array, value, [place])
+        def add(row: int, place: tvm.ir.Expr, values: dict[Any, Any]) -> tirx.Stmt:
+            more = self._at(products[row], {**values, **steps})
+            value = tirx.BufferLoad(self.arrays[row], [place]) + more
+            return tirx.BufferStore(self.arrays[row], value, [place])
 
-        def finish(array: tirx.Buffer, place: tvm.ir.Expr, values: dict[Any, Any]) -> tirx.Stmt:
-            values = {**values, self.contraction.total: tirx.BufferLoad(array, [place])}
+        def finish(row: int, place: tvm.ir.Expr, values: dict[Any, Any]) -> tirx.Stmt:
+            total = tirx.BufferLoad(self.arrays[row], [place])
+            values = {**values, self.contraction.total: total}
             store = self.contraction.store
             indices = [self._at(index, values) for index in store.indices]
             return tirx.BufferStore(store.buffer, self._at(store.value, values), indices)
@@ -343,7 +359,21 @@ class _Version:
         body = self._each(add)
         for axis in reversed(reduction):
             body = self._loop(axis.var, axis.extent, body)
-        return [self._each(zero), body, self._finished(finish)]
+            if self.tile.implicit_padding is not None and axis is reduction[-1]:
+                body = self._with_pixels(self.tile.implicit_padding, body, steps)
+        declared = [tirx.AllocBuffer(self.pixels)] if self.pixels is not None else []
+        return [*declared, self._each(zero), body, self._finished(finish)]
+
+    def _with_pixels(
+        self, padding: ImplicitPadding, body: tirx.Stmt, steps: dict[Any, Any]
+    ) -> tirx.Stmt:
+        """``body``, which adds what a tap gives, after the copy of the pixels under it; nothing
+        where no row has one.
+        """
+        each = [{**self.values, **places, **steps} for places in self.places]
+        copies = [padding.copy(row, self.pixels, values) for row, values in enumerate(each)]
+        is_any = functools.reduce(tirx.Or, (self._at(padding.inside, v) for v in each))
+        return tirx.IfThenElse(is_any, sequence([*copies, body]), None)
 
     def _finished(self, finish: Any) -> tirx.Stmt:
         """``finish`` for the sums of the tile that are wanted."""
@@ -367,7 +397,7 @@ class _Version:
         place = lane if self.columns > 1 else tirx.const(0, self.index)
         values = {**self.values, **self.places[row], self.column: place}
         values[columns.var] = values[columns.var] + place
-        body = statement(self.arrays[row], place, values)
+        body = statement(row, place, values)
         if self.columns == 1:
             return body
         return self._loop(lane, lanes, body, tirx.ForKind.VECTORIZED)

@@ -54,6 +54,40 @@ def test_convolution(stride: int, kernel: int, pad: int, named: bool) -> None:
         assert call(function, [empty, own, bias], shape).size == 0
 
 
+def _dilated(channels: int, stride: int, pad: int, dilation: int) -> tirx.PrimFunc:
+    func = kernel_of(
+        lambda *v: nhwc(
+            *v, strides=(stride, stride), padding=(pad, pad), dilation=(dilation, dilation)
+        ),
+        ((size("batch"), size("height"), size("width"), channels), "float32"),
+        f32(3, 3, channels, 24),
+        f32(24),
+    )
+    return func.with_attr(CONSTANTS_ATTRIBUTE, [1, 2])
+
+
+@pytest.mark.parametrize(("stride", "pad", "dilation"), [(1, 1, 1), (2, 1, 1), (1, 6, 6)])
+def test_pixels_are_copied_for_each_tap(stride: int, pad: int, dilation: int) -> None:
+    found = scheduled(_dilated(20, stride, pad, dilation))
+    assert not found.func.body.block.alloc_buffers, "the padded image is written to memory"
+    function = built(found.func)
+    weights, bias = random(3, 3, 20, 24), random(24)
+    own = found.packed.pack(weights) if found.packed is not None else weights
+    spread = np.zeros((2 * dilation + 1, 2 * dilation + 1, 20, 24), "float32")
+    spread[::dilation, ::dilation] = weights
+    for batch, height in ((1, 1), (2, 5), (1, 16)):
+        for width in (1, 4, 7, 8, 9, 17):
+            x = random(batch, height, width, 20)
+            wanted = np.maximum(convolution(x, spread, stride, pad) + bias, 0)
+            result = call(function, [x, own, bias], wanted.shape)
+            np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_few_channels_are_read_from_a_padded_image() -> None:
+    found = scheduled(_dilated(3, 1, 1, 1))
+    assert len(found.func.body.block.alloc_buffers) == 1
+
+
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_convolution_with_channels_first(kernel: int) -> None:
     """Columns are pixels, of a width that is a multiple of four: some branches are never taken."""
