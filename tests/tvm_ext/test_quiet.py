@@ -46,6 +46,23 @@ def test_a_name_that_tvm_warns_about(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_choice_within_a_size(capfd):
+    """The windows of a pool that rounds up are as many as their last one begins inside."""
+    sides = {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["half"], kernel_shape=[1, 1], strides=[2, 2]),
+        helper.make_node("MaxPool", ["half"], ["pool"], **sides),
+        helper.make_node("GlobalAveragePool", ["pool"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, "H", "W"])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2, 1, 1])]
+    graph = helper.make_graph(nodes, "pools", inputs, outputs)
+    opset = [helper.make_opsetid("", 17)]
+    compiled = tvm_ext.compile(helper.make_model(graph, opset_imports=opset, ir_version=9))
+    assert compiled.run({"x": np.ones((1, 2, 16, 9), np.float32)})["y"].sum() == 2
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_converter_that_fails(monkeypatch, capfd):
     seen = []
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_ext.hardware.cpu.description import current_cpu
@@ -14,6 +15,7 @@ from tvm_ext.report.records import WITH_OUT_PARAMS
 # The function's attribute with the places of the results that are parameters.
 _PLACES = "out_params"
 _ALLOCATION = "relax.builtin.alloc_tensor"
+_CHOICE = tvm.ir.Op.get("prim.if_then_else")
 
 
 @graph_pass
@@ -32,13 +34,9 @@ class ResultsToOutParams:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself where no result can be a parameter."""
-        if current_cpu() is None:
+        if current_cpu() is None or _has_choices(mod["main"]):
             return mod
-        try:
-            main = relax.utils.copy_with_new_vars(mod["main"])
-        except tvm.error.InternalError:
-            # TVM copies no function with a choice (``if_then_else``) within a size.
-            return mod
+        main = relax.utils.copy_with_new_vars(mod["main"])
         allocations = _allocations_of_results(main)
         if not allocations:
             return mod
@@ -57,6 +55,13 @@ def out_params(mod: tvm.IRModule) -> list[int]:
         if global_var.name_hint == WITH_OUT_PARAMS:
             return [int(place) for place in func.attrs[_PLACES]]
     return []
+
+
+def _has_choices(main: relax.Function) -> bool:
+    """Whether a size has a choice in it (``if_then_else``), with which TVM copies no function."""
+    found: list[tvm.ir.Call] = []
+    tvm_ffi.structural_walk(main, (tvm.ir.Call, found.append))
+    return any(call.op.same_as(_CHOICE) for call in found)
 
 
 def _allocations_of_results(main: relax.Function) -> dict[int, relax.Var]:
