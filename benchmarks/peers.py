@@ -1,5 +1,6 @@
 """The programs that are compared: tvm-ext, ONNX Runtime, OpenVINO, TVM as it comes, PyTorch."""
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ from tvm_ext.hardware.cpu.threads import thread_pool
 from tvm_ext.hardware.timing import Timer
 from tvm_ext.model_inputs import check_inputs
 from tvm_ext.program_call import to_array
+
+# Compile times are measured too.
+os.environ["TVM_EXT_CACHE"] = "off"
+
 
 # What every program that is compared has to offer.
 

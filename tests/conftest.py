@@ -30,6 +30,9 @@ os.environ.pop("COLUMNS", None)
 # TVM's idle threads spin for a while after each parallel kernel, on cores that other tests want.
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
+# Tests are about what a compilation does, and not about what an earlier one left.
+os.environ["TVM_EXT_CACHE"] = "off"
+
 # Nothing here is to survive a power cut, and a disk may take longer than all else of a test.
 os.fsync = lambda descriptor: None
 

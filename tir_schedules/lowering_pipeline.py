@@ -9,8 +9,11 @@ from tvm import tirx
 
 from tvm_ext.tir_schedules.check_bounds import InsertBoundsChecks
 from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, TruncateDivisions
-from tvm_ext.tir_schedules.cpu.kernel_arguments import NoAliasOfLoneArguments, UnalignedArguments
-from tvm_ext.tir_schedules.cpu.narrow_fills import SerialNarrowFills
+from tvm_ext.tir_schedules.cpu.llvm_preparation import (
+    NoAliasOfLoneArguments,
+    SerialNarrowFills,
+    UnalignedArguments,
+)
 from tvm_ext.tir_schedules.cuda.empty_launches import LeaveOutEmptyLaunches
 from tvm_ext.tir_schedules.statements import has_exact_arrays
 

@@ -20,6 +20,9 @@ from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.template import Decisions, StatedDecisions, Template, stated_decisions
 
+# The refusal of a template that raised something.
+TEMPLATE_FAILED = "it failed, which is a bug in tvm-ext"
+
 
 @dataclass(frozen=True)
 class ScheduleChoice:
@@ -187,7 +190,7 @@ def _tried(
         raise
     except Exception as error:  # noqa: BLE001
         failures[template.name] = error
-        return NotApplicable("it failed, which is a bug in tvm-ext")
+        return NotApplicable(TEMPLATE_FAILED)
 
 
 def _choice(

@@ -16,6 +16,7 @@ from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import compiling
 from tvm_ext.compiler.graph_analysis import may_divide_by_zero, operator_counts, sizes_from_data
 from tvm_ext.compiler.kernel_records import kernel_records, largest_result, work_of_call
+from tvm_ext.compiler.program_cache import program_cache, program_key
 from tvm_ext.compiler.stages import (
     LoweredModel,
     ModelSource,
@@ -27,7 +28,7 @@ from tvm_ext.compiler.stages import (
 )
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders, require_hits
 from tvm_ext.errors import REPORT_IT, DefectWarning
-from tvm_ext.hardware.cost_model import cost_model
+from tvm_ext.hardware.cost_model import Work, cost_model
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import program_target
@@ -39,9 +40,9 @@ from tvm_ext.passes.results_to_out_params import out_params
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.relay_passes.fresh_outputs import shared_outputs, writes_to_inputs
 from tvm_ext.report.compile_report import CompileReport
-from tvm_ext.report.records import DeviceRecord, GraphRecord
+from tvm_ext.report.records import FROM_CACHE, DeviceRecord, GraphRecord
 from tvm_ext.tensor_spec import TensorSpec
-from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
+from tvm_ext.tir_schedules.schedule_kernels import TEMPLATE_FAILED, ScheduleChoice
 
 TargetSource: TypeAlias = "str | Path | tvm.target.Target | MachineDescription"
 
@@ -121,7 +122,7 @@ def compile(
         records,
         require_records,
     )
-    return _compiled_for(model, request, input_shapes)
+    return _from_cache(model, request, input_shapes)
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,60 @@ class _Request:
     dump_ir: Path | None
     records: RecordsSource
     require_records: bool
+
+
+def _from_cache(
+    model: ModelSource,
+    request: _Request,
+    input_shapes: Mapping[str, Sequence[int | str]] | None,
+) -> CompiledModel:
+    """The program that an earlier compilation left, or a new one, which is left for later ones."""
+    cache = program_cache()
+    if cache is None or isinstance(model, tvm.IRModule) or request.dump_ir is not None:
+        return _compiled_for(model, request, input_shapes)
+    phases = Phases()
+    with phases.timed(FROM_CACHE):
+        key = program_key(
+            *(model, request.machine, request.pipeline, input_shapes, request.records),
+            request.require_records,
+        )
+        found = cache.find(key) if key is not None else None
+    if found is None:
+        compiled = _compiled_for(model, request, input_shapes)
+        refusals = [one for kernel in compiled.report.kernels for one in kernel.refusals]
+        # Users hear each time of what went wrong.
+        is_sound = not any(refusal.endswith(TEMPLATE_FAILED) for refusal in refusals)
+        if key is not None and type(compiled) is CompiledModel and is_sound:
+            cache.keep(key, compiled)
+        return compiled
+    found.report.phases = phases.records
+    found.compile_again = partial(_compiled_for, model, request)
+    if any(kernel.flops is None for kernel in found.report.kernels):
+        found.work_of_call = _WorkFromModel(model, request, input_shapes)
+    return found
+
+
+class _WorkFromModel:
+    """What ``work_of_call`` counts, for a program from the cache: its kernels are made anew."""
+
+    def __init__(
+        self,
+        model: ModelSource,
+        request: _Request,
+        input_shapes: Mapping[str, Sequence[int | str]] | None,
+    ) -> None:
+        self._source = model, input_shapes
+        self._request = request
+        self._kernels: tvm.IRModule | None = None
+
+    def __call__(self, name: str, shapes: Sequence[tuple[int, ...] | None]) -> Work | None:
+        if self._kernels is None:
+            pipeline = self._request.pipeline
+            with compiling(self._request.machine):
+                lowered = lower_model(*self._source, pipeline, PassRunner(None), Phases())
+            self._kernels = lowered.kernels
+        kernels = {str(var.name_hint): func for var, func in self._kernels.functions_items()}
+        return work_of_call(kernels, name, shapes)
 
 
 def _compiled_for(

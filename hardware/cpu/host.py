@@ -13,8 +13,8 @@ import tvm
 
 from tvm_ext.configs.errors import TargetError
 from tvm_ext.configs.loader import check_config
-from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.hardware.cpu.features import architecture_of, llvm_features, vector_bits
+from tvm_ext.hardware.cpu.description import CpuDescription, llvm_features
+from tvm_ext.hardware.cpu.features import architecture_of, vector_bits
 from tvm_ext.hardware.cpu.system import (
     CpuFacts,
     cache_sizes,

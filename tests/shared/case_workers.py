@@ -14,6 +14,9 @@ from multiprocessing import connection
 from time import monotonic
 from typing import Generic, TypeVar
 
+# Each model is compiled, whatever an earlier run left.
+os.environ["TVM_EXT_CACHE"] = "off"
+
 CRASH, TIMEOUT = "crash", "timeout"
 
 # A child starts with everything imported and all cases made, so that replacing one is cheap. The

@@ -26,6 +26,7 @@ from tvm_ext.cli import (
     INTERRUPTED,
     READER_GONE,
     bench,
+    cache,
     check,
     compile,
     export,
@@ -240,6 +241,7 @@ app.command("report-bug", epilog=report_bug.EXAMPLE)(report_bug.report_bug_comma
 app.command("rpc-server", epilog=rpc_server.EXAMPLE)(rpc_server.rpc_server_command)
 # What the command was called before.
 app.command("worker", epilog=rpc_server.EXAMPLE, hidden=True)(rpc_server.rpc_server_command)
+app.add_typer(cache.app, name="cache")
 app.add_typer(logs.app, name="logs")
 app.add_typer(passes.app, name="passes")
 app.add_typer(targets.app, name="targets")

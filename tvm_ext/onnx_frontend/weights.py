@@ -1,5 +1,6 @@
-"""Weights of a model: external data in files, NaN, and models without them."""
+"""Weights of a model: external data in files, NaN, digests, and models without them."""
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,11 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import ExternalDataInfo
 
 from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.onnx_graph import graphs_within, names_read, nodes_within
+
+_CHUNK_BYTES = 1 << 20
 
 # NaN in weights, which a damaged training or a damaged file leaves behind.
 #
@@ -185,6 +190,56 @@ def put_back(graph: onnx.GraphProto, stored: StoredWeights) -> None:
     del graph.input[:]
     graph.input.extend(copies)
     graph.initializer.extend(weights)
+
+
+# What a model is, in few bytes.
+
+
+def model_digest(model: str | Path | onnx.ModelProto) -> str:
+    """SHA-256 of a model, of its weights in other files too, and of its file's name.
+
+    Raises
+    ------
+    OSError
+        A file cannot be read.
+    ValueError
+        There is no way to tell: the file is no binary one, cannot be parsed, or the model is in
+        memory and its weights are elsewhere or above 2 GiB.
+    """
+    digest = hashlib.sha256()
+    if isinstance(model, onnx.ModelProto):
+        content, folder = model.SerializeToString(deterministic=True), None
+    else:
+        path = Path(model)
+        if path.suffix != ".onnx" or not path.is_file():
+            raise ValueError("no binary file of a model")
+        content, folder = path.read_bytes(), path.parent
+        digest.update(path.name.encode("utf-8", errors="replace"))
+    digest.update(hashlib.sha256(content).digest())
+    # The word is in every description of weights in another file.
+    for name in _files_of_data(content) if b"location" in content else ():
+        if folder is None:
+            raise ValueError("a model in memory with weights elsewhere")
+        digest.update(file_digest(folder / name))
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> bytes:
+    """SHA-256 of a file; raises OSError where it cannot be read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.digest()
+
+
+def _files_of_data(content: bytes) -> list[str]:
+    try:
+        model = onnx.ModelProto.FromString(content)
+    except DecodeError as error:
+        raise ValueError("the model cannot be parsed") from error
+    external = (tensor for tensor in _all_tensors(model) if _is_external(tensor))
+    return sorted({ExternalDataInfo(tensor).location for tensor in external})
 
 
 def write_model(model: onnx.ModelProto, path: Path) -> None:

@@ -6,14 +6,18 @@ libraries that a run does without, so they are imported where they are asked for
 
 import json
 import re
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.configs.errors import TvmExtError
 from tvm_ext.configs.former_names import GRAPH_FIELDS, PASSES, current_schedule
 from tvm_ext.report.records import (
+    FROM_CACHE,
     DeviceRecord,
     GraphRecord,
     HostRecord,
@@ -22,7 +26,6 @@ from tvm_ext.report.records import (
     PassRecord,
     PhaseRecord,
 )
-from tvm_ext.report.rendered_report import RenderedReport
 from tvm_ext.tensor_spec import listed
 
 if TYPE_CHECKING:
@@ -64,6 +67,47 @@ def not_a_report(problem: str, schema: int) -> ReportError:
     )
 
 
+# What every report can be made into: text, JSON and a page.
+
+
+class RenderedReport(ABC):
+    """A report for people: in a terminal (rich prints it), as a page, and as JSON."""
+
+    @abstractmethod
+    def __rich__(self) -> "RenderableType": ...
+
+    @abstractmethod
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return the report as JSON."""
+
+    @abstractmethod
+    def to_html(self) -> str:
+        """Return one self-contained page, which loads nothing from anywhere."""
+
+    def to_text(self, width: int = 100) -> str:
+        """Return the summary that the command line prints, ``width`` characters wide."""
+        from tvm_ext.report.terminal_tables import plain_text
+
+        return plain_text(self.__rich__(), width)
+
+    def save_html(self, path: str | Path) -> None:
+        """Write the page; a reader of ``path`` sees the old file or the whole new one.
+
+        Raises
+        ------
+        OutputPathError
+            If the file cannot be written.
+        """
+        write_text(path, self.to_html())
+
+    def save(self, path: Path) -> None:
+        """Write the page or the JSON, as the path's ending says; raises as ``save_html``."""
+        if path.suffix == ".html":
+            self.save_html(path)
+        else:
+            write_text(path, self.to_json() + "\n")
+
+
 SCHEMA = 1
 
 
@@ -100,6 +144,11 @@ class CompileReport(RenderedReport):
     def total_seconds(self) -> float:
         """Compile time: the sum of the phases, in seconds."""
         return sum(phase.seconds for phase in self.phases)
+
+    @property
+    def is_from_cache(self) -> bool:
+        """Whether an earlier compilation left the program; the rest of the report is of that."""
+        return [phase.name for phase in self.phases] == [FROM_CACHE]
 
     @property
     def estimated_seconds(self) -> float | None:

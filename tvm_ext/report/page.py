@@ -251,6 +251,8 @@ def _time_tile(report: "CompileReport") -> KeyFigure:
         return KeyFigure("Compile time", ABSENT, "no phase was timed")
     slowest = max(report.phases, key=lambda phase: phase.seconds)
     note = f"{slowest.name} takes {format_percent(slowest.seconds / total)}"
+    if report.is_from_cache:
+        note = "from the cache"
     return KeyFigure("Compile time", format_seconds(total), note)
 
 

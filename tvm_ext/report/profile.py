@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tvm_ext.configs.atomic_file import write_text
-from tvm_ext.report.rendered_report import RenderedReport
+from tvm_ext.report.compile_report import RenderedReport
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

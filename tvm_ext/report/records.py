@@ -61,6 +61,10 @@ class HostRecord:
     reason: str
 
 
+# The only phase of a compilation whose program an earlier one left.
+FROM_CACHE = "cache"
+
+
 @dataclass(frozen=True)
 class PhaseRecord:
     """Wall time, in seconds, of one phase: import, graph passes, ..., build."""

@@ -69,7 +69,7 @@ def _key_figures(report: "CompileReport") -> Table:
     calls = [sum(counts.values()) for counts in (graph.relax_before, graph.relax_after)]
     return facts_table(
         {
-            "Compile time": format_seconds(report.total_seconds),
+            "Compile time": _compile_time(report),
             "ONNX nodes": _change(*nodes),
             "Relax calls": _change(*calls),
             "Kernel calls": _kernel_figure(report),
@@ -82,6 +82,11 @@ def _key_figures(report: "CompileReport") -> Table:
             "Estimated latency": _latency_figure(report),
         }
     )
+
+
+def _compile_time(report: "CompileReport") -> str:
+    figure = format_seconds(report.total_seconds)
+    return f"{figure}  (from the cache)" if report.is_from_cache else figure
 
 
 def _change(before: int, after: int) -> str:

@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.hardware.cpu.features import features_from_flags, llvm_features, vector_bits
+from tvm_ext.hardware.cpu.description import CpuDescription, llvm_features
+from tvm_ext.hardware.cpu.features import features_from_flags, vector_bits
 from tvm_ext.hardware.targets import resolve_target
 
 

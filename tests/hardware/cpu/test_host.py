@@ -1,6 +1,7 @@
 """The host description never claims an instruction that the CPU's flags do not show."""
 
-from tvm_ext.hardware.cpu.features import features_from_flags, llvm_features
+from tvm_ext.hardware.cpu.description import llvm_features
+from tvm_ext.hardware.cpu.features import features_from_flags
 from tvm_ext.hardware.cpu.host import choose_cpu, fma_units, host_description, host_triple
 from tvm_ext.hardware.cpu.system import CpuFacts, host_cpu_features, usable_cpus
 

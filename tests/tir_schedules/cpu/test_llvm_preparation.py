@@ -8,7 +8,7 @@ from machines import _cpu
 from symbolic_extents import size
 from tvm import te, tirx
 
-from tvm_ext.tir_schedules.cpu.kernel_arguments import NoAliasOfLoneArguments, UnalignedArguments
+from tvm_ext.tir_schedules.cpu.llvm_preparation import NoAliasOfLoneArguments, UnalignedArguments
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 

@@ -1,0 +1,130 @@
+"""Last changes of kernels before LLVM makes code of them: what they promise of the memory of their
+arguments, and loops that fill with narrow floats.
+"""
+
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm_ffi import structural_map, structural_walk
+
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+
+# Kernels with one buffer say that their buffers do not overlap, which all others have said.
+#
+# TVM's code generator for CPUs declares all functions of a module first, and then takes what the
+# last of them, by name, says of overlapping for all of them. The function that computes symbolic
+# sizes says nothing: every kernel with a name before ``shape_func`` came without that promise,
+# and LLVM left its loops scalar.
+
+_NO_ALIAS = "tirx.noalias"
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="NoAliasOfLoneArguments")
+class NoAliasOfLoneArguments:
+    """Functions of one buffer at most are marked: it overlaps with no other one.
+
+    Before: ``shape_func(H)``
+    After:  ``shape_func(H)`` with ``tirx.noalias``
+
+    Leaves alone: functions of several buffers, of which their writer has to know.
+    """
+
+    def transform_function(
+        self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
+        """Functions that say something already stay as they are."""
+        if (func.attrs is not None and _NO_ALIAS in func.attrs) or len(func.params) > 1:
+            return func
+        return func.with_attr(_NO_ALIAS, True)
+
+
+# Kernels take tensors that begin anywhere, so that a caller's arrays are read where they lie.
+#
+# TVM promises LLVM that each argument begins at a multiple of 64 bytes. NumPy's arrays begin at
+# multiples of 16, slices of them anywhere: they would have to be copied.
+
+_PROMISE = "storage_alignment"
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="UnalignedArguments")
+class UnalignedArguments:
+    """Takes back the promise that arguments begin at a multiple of 64 bytes.
+
+    Before: ``with T.attr(x, "storage_alignment", 64): body``
+    After:  ``body``, in which LLVM knows that an argument is aligned to its elements
+
+    Loads and stores of vectors that expect nothing have been as fast as those for aligned memory
+    since AVX, where the memory is aligned.
+
+    Leaves alone: buffers that a kernel allocates, which are aligned.
+
+    Run after: MakePackedAPI, which writes the promises.
+    """
+
+    def transform_function(
+        self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
+        """Functions that were promised nothing stay as they are."""
+        return func.with_body(structural_map(func.body, (tirx.AttrStmt, _without_promise)))
+
+
+def _without_promise(node: tirx.AttrStmt) -> tirx.Stmt:
+    return node.body if node.attr_key == _PROMISE else node
+
+
+# Loops that fill with one bfloat16 or 8-bit float are left to LLVM to make vectors of.
+#
+# TVM turns narrow floats into integers after it has made vectors, and does not look at a scalar
+# that it has repeated for all lanes: no code can be generated for such a store.
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="SerialNarrowFills")
+class SerialNarrowFills:
+    """Vectorised loops that store a narrow float which no lane changes become plain loops.
+
+    Before: ``for lane in vectorized(16): y[i * 16 + lane] = x[i]``
+    After:  ``for lane in range(16): y[i * 16 + lane] = x[i]``
+    """
+
+    def transform_function(
+        self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
+        """Kernels of other types stay as they are."""
+        if not any(_is_narrow(store.value.ty) for store in nodes(func.body, tirx.BufferStore)):
+            return func
+        return func.with_body(structural_map(func.body, (tirx.For, _serial)))
+
+
+def _serial(loop: tirx.For) -> tirx.For:
+    if loop.kind != tirx.ForKind.VECTORIZED or not _fills(loop):
+        return loop
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+
+def _fills(loop: tirx.For) -> bool:
+    """Whether a narrow float is stored whose value is the same in all iterations."""
+    changing = {loop.loop_var}
+    found = False
+
+    def visit(node: Any) -> None:
+        nonlocal found
+        if isinstance(node, s_tir.SBlockRealize):
+            for axis, value in zip(node.block.iter_vars, node.iter_values, strict=True):
+                if _reads(value, changing):
+                    changing.add(axis.var)
+        elif isinstance(node, tirx.Bind) and _reads(node.value, changing):
+            changing.add(node.var)
+        elif isinstance(node, tirx.BufferStore):
+            found = found or (_is_narrow(node.value.ty) and not _reads(node.value, changing))
+
+    structural_walk(loop.body, visit, order="pre")
+    return found
+
+
+def _reads(expr: tvm.ir.Expr, variables: set[tirx.Var]) -> bool:
+    return any(var in variables for var in tirx.analysis.undefined_vars(expr))
+
+
+def _is_narrow(ty: Any) -> bool:
+    return str(ty).removeprefix("T.").startswith(("bfloat16", "float8"))

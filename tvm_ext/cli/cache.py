@@ -1,0 +1,119 @@
+"""``tvm-ext cache``: the programs that compilations left for later ones."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import typer
+
+from tvm_ext.cli import options
+from tvm_ext.cli.stderr_lines import progress_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from tvm_ext.compiler.program_cache import CacheEntry, ProgramCache
+
+app = options.command_group("Look into the cache of compiled models, check it, and empty it.")
+
+_OFF = "The cache is turned off (TVM_EXT_CACHE)."
+
+
+@app.command("show", epilog="Example: tvm-ext cache show --json")
+def show_command(json_output: options.Json = False) -> None:
+    """List the models in the cache, the one that was used last first."""
+    from tvm_ext.cli import output as out
+
+    cache = _cache()
+    found = cache.entries() if cache is not None else []
+    if json_output:
+        out.print_json(_as_json(cache, found))
+    elif cache is None:
+        out.print_text(_OFF)
+    elif not found:
+        out.print_text(f"There are no programs in {cache.folder}.")
+    else:
+        out.print_rich(_table(cache, found))
+
+
+@app.command("clear", epilog="Example: tvm-ext cache clear")
+def clear_command(json_output: options.Json = False) -> None:
+    """Delete all programs in the cache; models are compiled anew then."""
+    from tvm_ext.cli import output as out
+
+    cache = _cache()
+    deleted = cache.clear() if cache is not None else []
+    if json_output:
+        out.print_json(_as_json(cache, deleted))
+    else:
+        out.print_text(_OFF if cache is None else f"Deleted {_counted(deleted)}.")
+
+
+@app.command("verify", epilog="Example: tvm-ext cache verify")
+def verify_command(json_output: options.Json = False) -> None:
+    """Read every program whole and delete what is damaged; exit code 1 where something was."""
+    from tvm_ext.cli import output as out
+
+    cache = _cache()
+    with progress_line():
+        damaged = cache.delete_damaged() if cache is not None else []
+    if json_output:
+        out.print_json(_as_json(cache, damaged))
+    elif cache is None:
+        out.print_text(_OFF)
+    else:
+        whole = f"{_counted(cache.entries())}: whole."
+        out.print_text(f"Deleted {_counted(damaged)}, damaged. {whole}" if damaged else whole)
+    if damaged:
+        raise typer.Exit(1)
+
+
+def _cache() -> "ProgramCache | None":
+    from tvm_ext.compiler.program_cache import program_cache
+
+    return program_cache()
+
+
+def _counted(entries: "Sequence[CacheEntry]") -> str:
+    from tvm_ext.report.units import format_bytes
+
+    what = "program" if len(entries) == 1 else "programs"
+    return f"{len(entries):,} {what} ({format_bytes(sum(entry.size for entry in entries))})"
+
+
+def _as_json(cache: "ProgramCache | None", entries: "Sequence[CacheEntry]") -> dict[str, object]:
+    described = []
+    for entry in entries:
+        manifest = entry.manifest()
+        described.append(
+            {
+                "key": entry.path.stem,
+                "model": manifest.model_name if manifest is not None else None,
+                "target": manifest.target.name if manifest is not None else None,
+                "bytes": entry.size,
+                "used": datetime.fromtimestamp(entry.used).isoformat(timespec="seconds"),
+            }
+        )
+    folder = str(cache.folder) if cache is not None else None
+    limit = cache.limit_bytes if cache is not None else None
+    return {"folder": folder, "limit_bytes": limit, "programs": described}
+
+
+def _table(cache: "ProgramCache", entries: "Sequence[CacheEntry]") -> "Table":
+    from rich.text import Text
+
+    from tvm_ext.report.terminal_tables import FlexibleTable, ShortName
+    from tvm_ext.report.units import ABSENT, format_bytes, plain
+
+    title = f"Programs in {plain(str(cache.folder))}, at most {format_bytes(cache.limit_bytes)}"
+    table = FlexibleTable(title, "~Model", "Target", ">Size", "Last used")
+    for entry in entries:
+        manifest = entry.manifest()
+        name, target = (manifest.model_name, manifest.target.name) if manifest else (ABSENT, ABSENT)
+        used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
+        table.add_row(ShortName(name), Text(plain(target)), format_bytes(entry.size), used)
+    table.add_section()
+    total = format_bytes(sum(entry.size for entry in entries))
+    table.add_row(Text(f"{len(entries):,} in all"), "", total, "")
+    return table
