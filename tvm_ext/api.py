@@ -158,7 +158,9 @@ def _from_cache(
         # Users hear each time of what went wrong.
         is_sound = not any(refusal.endswith(TEMPLATE_FAILED) for refusal in refusals)
         if key is not None and type(compiled) is CompiledModel and is_sound:
-            cache.keep(key, compiled)
+            with phases.timed(FROM_CACHE):
+                cache.keep(key, compiled)
+        compiled.report.phases = [*compiled.report.phases, *phases.records]
         return compiled
     found.report.phases = phases.records
     found.compile_again = partial(_compiled_for, model, request)
