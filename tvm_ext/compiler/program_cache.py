@@ -232,9 +232,11 @@ def program_key(
         return None
     folders = record_folders(records)
     try:
-        content = model_digest(model)
         recorded = _digest_of_files(path for folder in folders for path in _below(folder))
-    except (OSError, ValueError):
+    except OSError:
+        return None
+    content = model_digest(model)
+    if content is None:
         return None
     shapes = input_shapes or {}
     facts = {
@@ -283,7 +285,7 @@ def _digest_of_files(paths: Iterable[Path]) -> str:
 
 def _below(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise ValueError("no folder of records")
+        raise NotADirectoryError(folder)
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 

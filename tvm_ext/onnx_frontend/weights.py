@@ -195,32 +195,30 @@ def put_back(graph: onnx.GraphProto, stored: StoredWeights) -> None:
 # What a model is, in few bytes.
 
 
-def model_digest(model: str | Path | onnx.ModelProto) -> str:
+def model_digest(model: str | Path | onnx.ModelProto) -> str | None:
     """SHA-256 of a model, of its weights in other files too, and of its file's name.
 
-    Raises
-    ------
-    OSError
-        A file cannot be read.
-    ValueError
-        There is no way to tell: the file is no binary one, cannot be parsed, or the model is in
-        memory and its weights are elsewhere or above 2 GiB.
+    None where a file cannot be read, is no binary one or cannot be parsed, or where the model is in
+    memory and its weights are elsewhere or above 2 GiB.
     """
     digest = hashlib.sha256()
-    if isinstance(model, onnx.ModelProto):
-        content, folder = model.SerializeToString(deterministic=True), None
-    else:
-        path = Path(model)
-        if path.suffix != ".onnx" or not path.is_file():
-            raise ValueError("no binary file of a model")
-        content, folder = path.read_bytes(), path.parent
-        digest.update(path.name.encode("utf-8", errors="replace"))
-    digest.update(hashlib.sha256(content).digest())
-    # The word is in every description of weights in another file.
-    for name in _files_of_data(content) if b"location" in content else ():
-        if folder is None:
-            raise ValueError("a model in memory with weights elsewhere")
-        digest.update(file_digest(folder / name))
+    try:
+        if isinstance(model, onnx.ModelProto):
+            content, folder = model.SerializeToString(deterministic=True), None
+        else:
+            path = Path(model)
+            if path.suffix != ".onnx" or not path.is_file():
+                return None
+            content, folder = path.read_bytes(), path.parent
+            digest.update(path.name.encode("utf-8", errors="replace"))
+        digest.update(hashlib.sha256(content).digest())
+        # The word is in every description of weights in another file.
+        for name in _files_of_data(content) if b"location" in content else ():
+            if folder is None:
+                return None
+            digest.update(file_digest(folder / name))
+    except (OSError, ValueError, DecodeError):
+        return None
     return digest.hexdigest()
 
 
@@ -234,10 +232,7 @@ def file_digest(path: Path) -> bytes:
 
 
 def _files_of_data(content: bytes) -> list[str]:
-    try:
-        model = onnx.ModelProto.FromString(content)
-    except DecodeError as error:
-        raise ValueError("the model cannot be parsed") from error
+    model = onnx.ModelProto.FromString(content)
     external = (tensor for tensor in _all_tensors(model) if _is_external(tensor))
     return sorted({ExternalDataInfo(tensor).location for tensor in external})
 
