@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
+import tvm
 
 import tvm_ext
 from tvm_ext.artifact import VersionsRecord
@@ -225,10 +226,14 @@ def program_key(
 ) -> str | None:
     """A key for all that decides what a compilation makes: hexadecimal digits.
 
-    None where that is not known: the model cannot be read, is for a machine that is not a CPU, or
-    a pass, template or cost model that does not come with the package takes part.
+    None where that is not known: the model cannot be read, is for a machine that is not a CPU, a
+    pass, template or cost model that does not come with the package takes part, or the caller has
+    set something in TVM's context of passes.
     """
     if programs_of(machine).device != "cpu" or not _is_all_ours(machine, pipeline):
+        return None
+    around = tvm.transform.PassContext.current()
+    if around.instruments or around.disabled_pass or around.required_pass or len(around.config):
         return None
     folders = record_folders(records)
     try:

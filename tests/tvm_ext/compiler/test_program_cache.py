@@ -142,6 +142,9 @@ def test_models_for_a_gpu_and_passes_of_others_are_not_kept(tmp_path):
         assert program_key(path, resolve_target("cpu"), build_pipeline("O3"), None, ()) is None
     finally:
         registry.remove("Idle")
+    timing = tvm.ir.instrument.PassTimingInstrument()
+    with tvm.transform.PassContext(instruments=[timing]):
+        assert program_key(path, resolve_target("cpu"), build_pipeline("O3"), None, ()) is None
     assert key_of(path)
 
 
