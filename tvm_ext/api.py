@@ -1,13 +1,14 @@
 """``compile``: the road that a model takes, from ONNX to a program."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import tvm
+from tvm import tirx
 
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel
@@ -146,50 +147,63 @@ def _from_cache(
     if cache is None or isinstance(model, tvm.IRModule) or request.dump_ir is not None:
         return _compiled_for(model, request, input_shapes)
     phases = Phases()
+    present_key = partial(
+        program_key,
+        *(model, request.machine, request.pipeline, input_shapes, request.records),
+        request.require_records,
+    )
     with phases.timed(FROM_CACHE):
-        key = program_key(
-            *(model, request.machine, request.pipeline, input_shapes, request.records),
-            request.require_records,
-        )
+        key = present_key()
         found = cache.find(key) if key is not None else None
-    if found is None:
-        compiled = _compiled_for(model, request, input_shapes)
-        refusals = [one for kernel in compiled.report.kernels for one in kernel.refusals]
-        # Users hear each time of what went wrong.
-        is_sound = not any(refusal.endswith(TEMPLATE_FAILED) for refusal in refusals)
-        if key is not None and type(compiled) is CompiledModel and is_sound:
-            with phases.timed(FROM_CACHE):
+    if found is not None:
+        found.report.phases = phases.records
+        found.compile_again = partial(_compiled_for, model, request)
+        if any(kernel.flops is None for kernel in found.report.kernels):
+            found.work_of_call = _WorkFromModel(
+                model, request, input_shapes, lambda: present_key() == key
+            )
+        return found
+    compiled = _compiled_for(model, request, input_shapes)
+    refusals = [one for kernel in compiled.report.kernels for one in kernel.refusals]
+    # Users hear each time of what went wrong.
+    is_sound = not any(refusal.endswith(TEMPLATE_FAILED) for refusal in refusals)
+    if key is not None and type(compiled) is CompiledModel and is_sound:
+        with phases.timed(FROM_CACHE):
+            # The file may have been written to while it was compiled.
+            if present_key() == key:
                 cache.keep(key, compiled)
-        compiled.report.phases = [*compiled.report.phases, *phases.records]
-        return compiled
-    found.report.phases = phases.records
-    found.compile_again = partial(_compiled_for, model, request)
-    if any(kernel.flops is None for kernel in found.report.kernels):
-        found.work_of_call = _WorkFromModel(model, request, input_shapes)
-    return found
+    compiled.report.phases = [*compiled.report.phases, *phases.records]
+    return compiled
 
 
 class _WorkFromModel:
-    """What ``work_of_call`` counts, for a program from the cache: its kernels are made anew."""
+    """What ``work_of_call`` counts, for a program from the cache: its kernels are made anew.
+
+    None where the model is not what it was any more: ``is_same``.
+    """
 
     def __init__(
         self,
         model: ModelSource,
         request: _Request,
         input_shapes: Mapping[str, Sequence[int | str]] | None,
+        is_same: Callable[[], bool],
     ) -> None:
         self._source = model, input_shapes
         self._request = request
-        self._kernels: tvm.IRModule | None = None
+        self._is_same = is_same
+        self._kernels: dict[str, tirx.PrimFunc] | None = None
 
     def __call__(self, name: str, shapes: Sequence[tuple[int, ...] | None]) -> Work | None:
         if self._kernels is None:
-            pipeline = self._request.pipeline
-            with compiling(self._request.machine):
-                lowered = lower_model(*self._source, pipeline, PassRunner(None), Phases())
-            self._kernels = lowered.kernels
-        kernels = {str(var.name_hint): func for var, func in self._kernels.functions_items()}
-        return work_of_call(kernels, name, shapes)
+            self._kernels = self._made_anew() if self._is_same() else {}
+        return work_of_call(self._kernels, name, shapes) if name in self._kernels else None
+
+    def _made_anew(self) -> dict[str, tirx.PrimFunc]:
+        pipeline = self._request.pipeline
+        with compiling(self._request.machine):
+            lowered = lower_model(*self._source, pipeline, PassRunner(None), Phases())
+        return {str(var.name_hint): func for var, func in lowered.kernels.functions_items()}
 
 
 def _compiled_for(

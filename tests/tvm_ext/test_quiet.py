@@ -63,6 +63,22 @@ def test_a_choice_within_a_size(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_ceiling_within_a_size(capfd):
+    """Sizes of an image that is scaled by no whole number are computed in floating point."""
+    scales = numpy_helper.from_array(np.array([1, 1, 1.5, 1.5], np.float32), "scales")
+    nodes = [
+        helper.make_node("Resize", ["x", "", "scales"], ["large"], mode="nearest"),
+        helper.make_node("GlobalAveragePool", ["large"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, "H", "W"])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2, 1, 1])]
+    graph = helper.make_graph(nodes, "scaled", inputs, outputs, [scales])
+    opset = [helper.make_opsetid("", 17)]
+    compiled = tvm_ext.compile(helper.make_model(graph, opset_imports=opset, ir_version=9))
+    assert compiled.run({"x": np.ones((1, 2, 5, 4), np.float32)})["y"].sum() == 2
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_converter_that_fails(monkeypatch, capfd):
     seen = []
 

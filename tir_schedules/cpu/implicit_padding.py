@@ -120,16 +120,17 @@ def _padded(
     loads = [load for load in contraction.operands() if load.source.same_as(stmt.writes[0].source)]
     if not isinstance(store, tirx.BufferStore) or len(loads) != 1:
         return None
-    if not is_conditional(store.value):
+    (load,) = loads
+    if not is_conditional(store.value) or not _is_factor(load, contraction.product):
         return None
     inside, pixel, zero = store.value.args
     is_zero = isinstance(zero, tirx.FloatImm | tirx.IntImm) and zero.value == 0
     if not isinstance(pixel, tvm.ir.TensorLoad) or not is_zero:
         return None
-    func = sch.mod["main"]
-    if not among(pixel.source, func.params) or list(pixel.source.strides):
+    params = sch.mod["main"].params
+    # A padded image that is a result is wanted whole.
+    if not among(pixel.source, params) or among(load.source, params) or pixel.source.strides:
         return None
-    (load,) = loads
     pairs = zip(store.indices, load.indices, strict=True)
     places = {index: place for index, place in pairs if isinstance(index, tirx.Var)}
     if any(v.var not in places for v in stmt.iter_vars):
@@ -140,3 +141,12 @@ def _padded(
     indices = [substitute(index, places) for index in pixel.indices]
     element = tirx.BufferLoad(pixel.source, indices)
     return ImplicitPadding(block, load, element, inside, channels, lanes)
+
+
+def _is_factor(load: tvm.ir.TensorLoad, product: tvm.ir.Expr) -> bool:
+    """Whether the product is zero wherever ``load`` is."""
+    if isinstance(product, tirx.Cast):
+        return _is_factor(load, product.value)
+    if isinstance(product, tirx.Mul):
+        return _is_factor(load, product.a) or _is_factor(load, product.b)
+    return bool(product.same_as(load))

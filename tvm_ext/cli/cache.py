@@ -31,6 +31,11 @@ def show_command(json_output: options.Json = False) -> None:
         out.print_json(_as_json(cache, found))
     elif cache is None:
         out.print_text(_OFF)
+    elif cache.folder.is_dir() and not cache.is_private():
+        out.print_text(
+            f"{cache.folder} is not used: others may write to it; expected a folder that only you "
+            "may write to: take their permission away (chmod go-w), or set TVM_EXT_CACHE_DIR"
+        )
     elif not found:
         out.print_text(f"There are no programs in {cache.folder}.")
     else:

@@ -5,37 +5,40 @@ whole before it is used, and lies in a folder that nobody else may write to: whe
 with it, or with the folder, the model is compiled as if there were no cache.
 """
 
-import functools
 import hashlib
 import json
 import os
+import platform
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 import tvm
 
 import tvm_ext
-from tvm_ext.artifact import VersionsRecord
 from tvm_ext.artifact.archive import digest_of_sealed, read_seal
-from tvm_ext.artifact.manifest import MANIFEST_MEMBER, Manifest
+from tvm_ext.artifact.manifest import MANIFEST_MEMBER, Manifest, host_architecture
 from tvm_ext.compiled_model import CompiledModel
-from tvm_ext.compiler.backend import programs_of
+from tvm_ext.compiler.backend import programs_of, target_record
 from tvm_ext.compiler.stages import ModelSource
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ConfigError, TvmExtError
 from tvm_ext.hardware.cost_model import cost_model
+from tvm_ext.hardware.cpu.system import host_cpu_features
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.tvm_compat import llvm_codegen
 from tvm_ext.onnx_frontend.weights import file_digest, model_digest
 from tvm_ext.passes.pipeline import STAGES, Pipeline
 from tvm_ext.runtime import load
 from tvm_ext.tir_schedules.backend import scheduling_of
+from tvm_ext.tir_schedules.cpu.batch_loop import BatchLoop
 
 # Environment variables: "off" for no cache, its folder, and how much it may hold.
 SWITCH, FOLDER, LIMIT = "TVM_EXT_CACHE", "TVM_EXT_CACHE_DIR", "TVM_EXT_CACHE_GIB"
@@ -105,14 +108,13 @@ class ProgramCache:
     def find(self, key: str) -> CompiledModel | None:
         """The model under ``key``; None where there is none that is whole and ours."""
         path = self._path(key)
-        if not path.is_file() or not self._is_private():
+        if not path.is_file() or not self.is_private():
             return None
         try:
             model = load(path)
         except (TvmExtError, OSError):
-            # Damaged, or of another version of TVM with the same name.
-            with suppress(OSError):
-                path.unlink()
+            if not CacheEntry(path, 0, 0.0).is_whole():
+                _deleted(path)
             return None
         with suppress(OSError):
             os.utime(path)
@@ -126,7 +128,7 @@ class ProgramCache:
             return
         with suppress(TvmExtError, OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self._is_private():
+            if self.is_private():
                 model.save(self._path(key))
                 self._evict()
 
@@ -155,8 +157,8 @@ class ProgramCache:
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{_ENDING}"
 
-    def _is_private(self) -> bool:
-        """Whether nobody else may put a program there."""
+    def is_private(self) -> bool:
+        """Whether the folder is there and nobody else may put a program into it."""
         if not hasattr(os, "geteuid"):
             return self.folder.is_dir()
         try:
@@ -204,13 +206,14 @@ def program_cache() -> ProgramCache | None:
     folder = os.environ.get(FOLDER, "").strip()
     text = os.environ.get(LIMIT, "").strip()
     try:
-        gibibytes = float(text) if text else DEFAULT_GIBIBYTES
-    except ValueError as error:
+        limit = int(float(text or DEFAULT_GIBIBYTES) * 2**30)
+    except (ValueError, OverflowError) as error:
         raise ConfigError(
             f"{LIMIT} is '{text}'; expected a number of GiB: set it to one, or leave it out"
         ) from error
     place = Path(folder) if folder else Path(platformdirs.user_cache_dir("tvm-ext")) / "programs"
-    return ProgramCache(place, int(gibibytes * 2**30))
+    # Without a home there is no place.
+    return ProgramCache(place, limit) if folder or place.is_absolute() else None
 
 
 # What a program is compiled from, as a key.
@@ -226,53 +229,57 @@ def program_key(
 ) -> str | None:
     """A key for all that decides what a compilation makes: hexadecimal digits.
 
-    None where that is not known: the model cannot be read, is for a machine that is not a CPU, a
-    pass, template or cost model that does not come with the package takes part, or the caller has
-    set something in TVM's context of passes.
+    None where that is not known: the model or a record cannot be read, the program is for a GPU or
+    a CPU that this one is not, what does not come with the package takes part (a pass, an option of
+    one, a template, a cost model), or the caller has set something in TVM's context of passes.
     """
-    if programs_of(machine).device != "cpu" or not _is_all_ours(machine, pipeline):
+    if not _runs_here(machine) or not _is_all_ours(machine, pipeline) or _SOURCES is None:
         return None
     around = tvm.transform.PassContext.current()
     if around.instruments or around.disabled_pass or around.required_pass or len(around.config):
         return None
-    folders = record_folders(records)
-    try:
-        recorded = _digest_of_files(path for folder in folders for path in _below(folder))
-    except OSError:
-        return None
-    content = model_digest(model)
-    if content is None:
-        return None
+    environment = sorted(item for item in os.environ.items() if item[0].startswith("TVM_EXT_"))
     shapes = input_shapes or {}
-    facts = {
-        "model": content,
-        "records": recorded,
-        "versions": VersionsRecord.installed().model_dump(),
-        "llvm": llvm_codegen.llvm_version_major(),
-        "sources": _digest_of_sources(),
-        "machine": [type(machine).__name__, machine.model_dump(mode="json")],
-        "opt_level": pipeline.opt_level,
-        "require_records": require_records,
-        "passes": [
-            [stage, step.entry.name, step.options, step.skipped]
-            for stage in STAGES
-            for step in getattr(pipeline, stage)
-        ],
-        "shapes": sorted((name, [str(size) for size in sizes]) for name, sizes in shapes.items()),
-        "environment": sorted(
-            (name, value)
-            for name, value in os.environ.items()
-            if name.startswith("TVM_EXT_") and name not in (SWITCH, FOLDER, LIMIT)
-        ),
-    }
-    text = json.dumps(facts, sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode("utf-8", errors="surrogateescape")).hexdigest()
+    try:
+        facts: dict[str, Any] = {
+            "model": model_digest(model),
+            "records": list(map(_digest_of_folder, record_folders(records))),
+            "versions": _versions(),
+            "sources": _SOURCES,
+            "machine": [type(machine).__name__, machine.model_dump(mode="json")],
+            "opt_level": pipeline.opt_level,
+            "require_records": require_records,
+            "passes": [
+                [stage, step.entry.name, step.options, step.skipped]
+                for stage in STAGES
+                for step in getattr(pipeline, stage)
+            ],
+            "shapes": sorted((name, list(map(repr, sizes))) for name, sizes in shapes.items()),
+            "environment": [item for item in environment if item[0] not in (SWITCH, FOLDER, LIMIT)],
+        }
+        text = json.dumps(facts, sort_keys=True)
+    except (OSError, TypeError, ValueError, AttributeError):
+        # What is wrong with an argument is said where it is used.
+        return None
+    known = facts["model"] is not None and None not in facts["records"]
+    return hashlib.sha256(text.encode("utf-8", errors="replace")).hexdigest() if known else None
+
+
+def _runs_here(machine: MachineDescription) -> bool:
+    """Whether it is a CPU whose programs this one runs: others' cannot be loaded."""
+    if programs_of(machine).device != "cpu":
+        return False
+    target = target_record(machine)
+    return target.machine == host_architecture() and host_cpu_features().issuperset(
+        target.required_features
+    )
 
 
 def _is_all_ours(machine: MachineDescription, pipeline: Pipeline) -> bool:
     """Whether all code that takes part is known by the package's sources and TVM's version."""
     scheduling = scheduling_of(machine)
-    templates = (*scheduling.templates, *scheduling.rules, *scheduling.fallbacks)
+    templates = [*scheduling.templates, *scheduling.rules, *scheduling.fallbacks]
+    templates += [one.template for one in templates if isinstance(one, BatchLoop)]
     entries = [step.entry for stage in STAGES for step in getattr(pipeline, stage)]
     classes = [type(one) for one in (machine, cost_model(machine), *templates)]
     return all(entry.source in ("built-in", "tvm") for entry in entries) and all(
@@ -280,30 +287,41 @@ def _is_all_ours(machine: MachineDescription, pipeline: Pipeline) -> bool:
     )
 
 
-def _digest_of_files(paths: Iterable[Path]) -> str:
+def _versions() -> list[str]:
+    """Of what makes programs beside the package itself."""
+    names = ("apache-tvm", "ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript", "scipy")
+    found = [f"{name} {version(name)}" for name in names]
+    return [*found, platform.python_version(), str(llvm_codegen.llvm_version_major())]
+
+
+def _digest_of_folder(folder: Path) -> str | None:
+    """Of the names and contents of all files in it; None where there are none."""
     digest = hashlib.sha256()
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in paths:
-        digest.update(path.name.encode("utf-8", errors="replace"))
-        digest.update(file_digest(path))
-    return digest.hexdigest()
+        name = path.relative_to(folder).as_posix()
+        digest.update(f"{name}\0".encode("utf-8", errors="replace") + file_digest(path))
+    return digest.hexdigest() if paths else None
 
 
-def _below(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise NotADirectoryError(folder)
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def _digest_of_sources() -> str | None:
+    """Of all files of the package: during development these change and its version does not.
 
-
-@functools.cache
-def _digest_of_sources() -> str:
-    """Of all files of the package: during development these change and its version does not."""
+    None where one cannot be read.
+    """
     digest = hashlib.sha256()
     root = os.path.dirname(tvm_ext.__file__)
-    for folder, folders, names in os.walk(root, followlinks=True):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        for name in sorted(names):
-            path = os.path.join(folder, name)
-            digest.update(os.path.relpath(path, root).encode("utf-8", errors="replace"))
-            with open(path, "rb") as file:
-                digest.update(file.read())
+    try:
+        for folder, folders, names in os.walk(root, followlinks=True):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            for name in sorted(names):
+                path = Path(folder, name)
+                digest.update(os.path.relpath(path, root).encode("utf-8", errors="replace"))
+                digest.update(path.read_bytes())
+    except OSError:
+        return None
     return digest.hexdigest()
+
+
+# When the code is loaded: what is written to the files later is not what runs.
+_SOURCES = _digest_of_sources()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import Error as ProtobufError
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo
 
@@ -214,10 +214,10 @@ def model_digest(model: str | Path | onnx.ModelProto) -> str | None:
         digest.update(hashlib.sha256(content).digest())
         # The word is in every description of weights in another file.
         for name in _files_of_data(content) if b"location" in content else ():
-            if folder is None:
+            if folder is None or not _is_file_within(folder, name):
                 return None
             digest.update(file_digest(folder / name))
-    except (OSError, ValueError, DecodeError):
+    except (OSError, ValueError, ProtobufError):
         return None
     return digest.hexdigest()
 
@@ -229,6 +229,12 @@ def file_digest(path: Path) -> bytes:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.digest()
+
+
+def _is_file_within(folder: Path, name: str) -> bool:
+    """Whether it is a file, and no device or pipe, that a model in ``folder`` may read."""
+    given = Path(name)
+    return not given.is_absolute() and ".." not in given.parts and (folder / given).is_file()
 
 
 def _files_of_data(content: bytes) -> list[str]:

@@ -15,7 +15,8 @@ from tvm_ext.report.records import WITH_OUT_PARAMS
 # The function's attribute with the places of the results that are parameters.
 _PLACES = "out_params"
 _ALLOCATION = "relax.builtin.alloc_tensor"
-_CHOICE = tvm.ir.Op.get("prim.if_then_else")
+# How TVM's names of functions on numbers begin.
+_OF_SIZES = ("prim.", "tirx.")
 
 
 @graph_pass
@@ -25,7 +26,7 @@ class ResultsToOutParams:
     Before: ``main(x): y = alloc_tensor(shape, ...); kernel(x, y); return y``
     After:  the same beside ``main_with_out_params(x, y): kernel(x, y); return y``
 
-    Leaves alone: programs for GPUs, and those with a choice within a size, which TVM cannot copy.
+    Leaves alone: programs for GPUs, and those with a function within a size, which TVM cannot copy.
     What is an input's, a weight's or another result's memory, or of a size that is neither known
     nor an input's, stays a result alone.
 
@@ -34,9 +35,12 @@ class ResultsToOutParams:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself where no result can be a parameter."""
-        if current_cpu() is None or _has_choices(mod["main"]):
+        if current_cpu() is None or _has_functions_in_sizes(mod["main"]):
             return mod
-        main = relax.utils.copy_with_new_vars(mod["main"])
+        try:
+            main = relax.utils.copy_with_new_vars(mod["main"])
+        except tvm.error.InternalError:
+            return mod
         allocations = _allocations_of_results(main)
         if not allocations:
             return mod
@@ -57,11 +61,15 @@ def out_params(mod: tvm.IRModule) -> list[int]:
     return []
 
 
-def _has_choices(main: relax.Function) -> bool:
-    """Whether a size has a choice in it (``if_then_else``), with which TVM copies no function."""
+def _has_functions_in_sizes(main: relax.Function) -> bool:
+    """Whether a size calls a function, such as a choice (``if_then_else``) or a ceiling.
+
+    TVM copies no program with such a size, and warns.
+    """
     found: list[tvm.ir.Call] = []
     tvm_ffi.structural_walk(main, (tvm.ir.Call, found.append))
-    return any(call.op.same_as(_CHOICE) for call in found)
+    names = (call.op.name for call in found if isinstance(call.op, tvm.ir.Op))
+    return any(name.startswith(_OF_SIZES) for name in names)
 
 
 def _allocations_of_results(main: relax.Function) -> dict[int, relax.Var]:

@@ -8,7 +8,7 @@ import tvm
 from kernel_cases import nhwc
 from lowering import f32, kernel_of, statements
 from symbolic_extents import SIZES, built, call, close, random, scheduled, size
-from tvm import relax, tirx
+from tvm import relax, te, tirx, topi
 from tvm.relax.op import nn
 from tvm.sym import Analyzer
 
@@ -86,6 +86,37 @@ def test_pixels_are_copied_for_each_tap(stride: int, pad: int, dilation: int) ->
 def test_few_channels_are_read_from_a_padded_image() -> None:
     found = scheduled(_dilated(3, 1, 1, 1))
     assert len(found.func.body.block.alloc_buffers) == 1
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_padded_image_that_is_wanted_is_written(shift: int) -> None:
+    """One that is a result, or whose zeros add to the sums."""
+    x = te.placeholder((size("batch"), size("height"), size("width"), 16), "float32", "x")
+    w = te.placeholder((3, 3, 16, 16), "float32", "w")
+    padded = topi.nn.pad(x, [0, 1, 1, 0], name="padded")
+    extents = [tirx.const(n, "int64") for n in (3, 3, 16)]
+    down, across, channel = (te.reduce_axis((0, n)) for n in extents)
+
+    def summed(n, i, j, f):
+        pixel = padded[n, i + down, j + across, channel] - tirx.const(float(shift), "float32")
+        product = (pixel if shift else padded[n, i + down, j + across, channel]) * w[
+            down, across, channel, f
+        ]
+        return te.sum(product, axis=[down, across, channel])
+
+    y = te.compute((*x.shape[:3], tirx.const(16, "int64")), summed, "y")
+    results = [y] if shift else [padded, y]
+    function = built(scheduled(te.create_prim_func([x, w, *results])).func)
+    image, weights = random(1, 5, 6, 16), random(3, 3, 16, 16)
+    wide = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    found = [np.full((1, 5, 6, 16), np.nan, "float32")]
+    found = found if shift else [np.full(wide.shape, np.nan, "float32"), *found]
+    tensors = [tvm.runtime.tensor(array) for array in (image, weights, *found)]
+    function(*tensors)
+    wanted = convolution(wide - shift, weights, 1, 0)
+    np.testing.assert_allclose(tensors[-1].numpy(), wanted, rtol=1e-4, atol=1e-4)
+    if not shift:
+        np.testing.assert_array_equal(tensors[2].numpy(), wide)
 
 
 @pytest.mark.parametrize("kernel", [1, 3])

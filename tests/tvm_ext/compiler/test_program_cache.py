@@ -11,8 +11,15 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
-from tvm_ext.compiler.program_cache import FOLDER, LIMIT, SWITCH, program_cache, program_key
-from tvm_ext.errors import ConfigError, ModelError
+from tvm_ext.compiler.program_cache import (
+    FOLDER,
+    LIMIT,
+    SWITCH,
+    ProgramCache,
+    program_cache,
+    program_key,
+)
+from tvm_ext.errors import ConfigError, InputError, ModelError, RecordsError
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.passes import registry
 from tvm_ext.passes.pipeline import build_pipeline
@@ -148,6 +155,70 @@ def test_models_for_a_gpu_and_passes_of_others_are_not_kept(tmp_path):
     assert key_of(path)
 
 
+def test_functions_in_options_are_not_in_a_key(tmp_path):
+    path = written(tmp_path / "m.onnx")
+    options = {"LayoutPlanning": {"convolution_cost": lambda *_: 1.0}}
+    pipeline = build_pipeline("O3", (), options)
+    assert program_key(path, resolve_target("cpu"), pipeline, None, ()) is None
+
+
+def test_programs_that_cannot_run_here_are_not_kept(tmp_path):
+    path = written(tmp_path / "m.onnx")
+    assert program_key(path, resolve_target("aarch64-neon"), build_pipeline("O3"), None, ()) is None
+
+
+def test_a_file_that_changes_while_it_is_compiled_is_not_kept(tmp_path, folder, monkeypatch):
+    path = written(tmp_path / "m.onnx")
+    find = ProgramCache.find
+
+    def change(cache, key):
+        found = find(cache, key)
+        written(path, scale=3.0)
+        return found
+
+    monkeypatch.setattr(ProgramCache, "find", change)
+    tvm_ext.compile(path)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("place", ["pipe", "../m.onnx", "/etc/hostname"])
+def test_weights_in_no_file_of_the_model_s_are_not_read(tmp_path, place):
+    (tmp_path / "inner").mkdir()
+    model = onnx.load(written(tmp_path / "m.onnx"))
+    path = tmp_path / "inner" / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "inner" / "pipe")
+    model = onnx.load(path, load_external_data=False)
+    for entry in model.graph.initializer[0].external_data:
+        entry.value = place if entry.key == "location" else entry.value
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="external data"):
+        tvm_ext.compile(path)
+
+
+@pytest.mark.parametrize("shapes", [{"x": 5}, "x=1,2", [("x", [2, 4])]])
+def test_wrong_arguments_are_refused_as_without_a_cache(tmp_path, shapes):
+    with pytest.raises(InputError):
+        tvm_ext.compile(written(tmp_path / "m.onnx"), input_shapes=shapes)
+
+
+def test_a_folder_without_records_is_refused_as_without_a_cache(tmp_path):
+    path, records = written(tmp_path / "m.onnx"), tmp_path / "records"
+    tvm_ext.compile(path)
+    records.mkdir()
+    with pytest.raises(RecordsError):
+        tvm_ext.compile(path, records=records)
+
+
+def test_a_profile_does_without_the_model_s_file(tmp_path):
+    path = written(tmp_path / "m.onnx", rows="N")
+    model = [tvm_ext.compile(path) for _ in range(2)][1]
+    path.unlink()
+    (kernel,) = json.loads(model.profile({"x": X}, repeat=1).to_json())["kernels"]
+    assert kernel["flops"] is None
+
+
 def test_files_that_are_no_models_fail_as_without_a_cache(tmp_path):
     with pytest.raises(ModelError, match="no such file"):
         tvm_ext.compile(tmp_path / "absent.onnx")
@@ -223,9 +294,10 @@ def test_variables(monkeypatch):
     monkeypatch.delenv(SWITCH)
     monkeypatch.setenv(LIMIT, "0.5")
     assert program_cache().limit_bytes == 2**29
-    monkeypatch.setenv(LIMIT, "much")
-    with pytest.raises(ConfigError, match="TVM_EXT_CACHE_GIB is 'much'; expected a number"):
-        program_cache()
+    for value in ("much", "inf", "nan"):
+        monkeypatch.setenv(LIMIT, value)
+        with pytest.raises(ConfigError, match=f"TVM_EXT_CACHE_GIB is '{value}'; expected a number"):
+            program_cache()
     monkeypatch.delenv(LIMIT)
     monkeypatch.delenv(FOLDER)
     assert program_cache().folder.name == "programs"

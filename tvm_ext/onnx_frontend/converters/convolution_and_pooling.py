@@ -158,8 +158,9 @@ class Conv(_Windows):
         count = len(kernel)
         pads, dilations = attr.get("pads", [0] * 2 * count), attr.get("dilations", [1] * count)
         for k, size in enumerate(sizes_of(data)[2:]):
-            reach = (kernel[k] - 1) * dilations[k] + 1 - pads[k] - pads[k + count]
-            if isinstance(size, int) and size < reach:
+            if not isinstance(size, int) or not isinstance(kernel[k], int):
+                continue
+            if size + pads[k] + pads[k + count] < (kernel[k] - 1) * dilations[k] + 1:
                 raise FormError(_does_not_fit(kernel[k], k + 2, size))
         return data, attr
 

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 from operator_models import check_operator
-from small_models import rand
+from small_models import model, node, rand, value
 
+import tvm_ext
+from tvm_ext.check.reference import run_reference
 from tvm_ext.errors import ModelError
 
 
@@ -78,3 +80,12 @@ def test_means_of_dilated_windows_count_what_is_inside(front: int) -> None:
         pads=[0, front, 0, 1],
         dilations=[1, 2],
     )
+
+
+def test_a_window_of_symbolic_size() -> None:
+    """Its weights are an input, of whose sizes nothing is known when the model is compiled."""
+    x, w = (value(name, sizes) for name, sizes in (("x", ["N", 3, 8, 8]), ("w", [4, 3, "K", "L"])))
+    made = model([node("Conv", ["x", "w"], ["y"])], [x, w], [value("y", None)])
+    inputs = {"x": rand(2, 3, 8, 8), "w": rand(4, 3, 3, 2)}
+    found = tvm_ext.compile(made).run(inputs)["y"]
+    np.testing.assert_allclose(found, run_reference(made, inputs)["y"], rtol=1e-4, atol=1e-4)
