@@ -117,17 +117,20 @@ def _with_sizes_of_arrays(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _holds_any(size: Any, keys: Container[Any]) -> bool:
-    parts: list[Any] = []
-    tvm_ffi.structural_walk(size, (_COMPUTED, parts.append))
-    return any(tvm_ffi.StructuralKey(part) in keys for part in parts)
+    return any(tvm_ffi.StructuralKey(part) in keys for part in _parts(size))
 
 
 def _is_part(part: Any, whole: Any) -> bool:
     """Whether ``part``, or it with a number added, is in ``whole``."""
     base, _ = _without_number(part)
+    return any(tvm_ffi.structural_equal(base, _without_number(one)[0]) for one in _parts(whole))
+
+
+def _parts(size: Any) -> list[Any]:
+    """The computed sizes that ``size`` is made of, itself among them."""
     parts: list[Any] = []
-    tvm_ffi.structural_walk(whole, (_COMPUTED, parts.append))
-    return any(tvm_ffi.structural_equal(base, _without_number(one)[0]) for one in parts)
+    tvm_ffi.structural_walk(size, (_COMPUTED, parts.append))
+    return parts
 
 
 def _with_names(func: tvm.ir.BaseFunc, sizes: dict[Any, tuple[Any, int]]) -> tvm.ir.BaseFunc:

@@ -149,7 +149,11 @@ def _from_cache(
     phases = Phases()
     present_key = partial(
         program_key,
-        *(model, request.machine, request.pipeline, input_shapes, request.records),
+        model,
+        request.machine,
+        request.pipeline,
+        input_shapes,
+        request.records,
         request.require_records,
     )
     with phases.timed(FROM_CACHE):

@@ -88,8 +88,7 @@ def winograd_image(
         raise NotApplicable("the number of channels is not known")
     total = tirx.Var("total", str(output.body.buffer.dtype))
     store = tirx.BufferStore(output.body.buffer, total, list(output.body.indices))
-    # The block with a note of what is packed first.
-    done = [stages["products"], *(block for n, block in stages.items() if n != "products")]
+    done = list(stages.values())
     epilogue = epilogue_of(sch, stages["output"])
     whole = None
     if epilogue is not None and may_repeat(sch, stages["output"], epilogue):

@@ -56,8 +56,8 @@ class VersionsRecord(_Record):
     def installed(cls) -> "VersionsRecord":
         """The versions of this process."""
         return cls(
-            tvm_ext=_package_version("tvm-ext"),
-            tvm=_package_version("apache-tvm"),
+            tvm_ext=package_version("tvm-ext"),
+            tvm=package_version("apache-tvm"),
             tvm_ffi=tvm_ffi.__version__,
             python=platform.python_version(),
         )
@@ -129,7 +129,8 @@ class Manifest(_Record):
         return (HOST_MEMBER, *parts, REPORT_MEMBER)
 
 
-def _package_version(package: str) -> str:
+def package_version(package: str) -> str:
+    """The installed version of a distribution; "unknown" where it has none, as a TVM built here."""
     # Not asked of the module: importing tvm brings the compiler, which loading does without.
     try:
         return metadata.version(package)

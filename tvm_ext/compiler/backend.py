@@ -98,6 +98,9 @@ def _limit(default: float) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise BuildError(
-            f"{MEMORY_LIMIT} is '{text}'; expected a number of GiB: set it to one, or leave it out"
-        ) from error
+        raise BuildError(no_gibibytes(MEMORY_LIMIT, text)) from error
+
+
+def no_gibibytes(variable: str, text: str) -> str:
+    """The message for an environment variable that should hold a number of GiB."""
+    return f"{variable} is '{text}'; expected a number of GiB: set it to one, or leave it out"

@@ -5,16 +5,15 @@ whole before it is used, and lies in a folder that nobody else may write to: whe
 with it, or with the folder, the model is compiled as if there were no cache.
 """
 
+import functools
 import hashlib
 import json
 import os
-import platform
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,15 @@ import tvm
 
 import tvm_ext
 from tvm_ext.artifact.archive import digest_of_sealed, read_seal
-from tvm_ext.artifact.manifest import MANIFEST_MEMBER, Manifest, host_architecture
+from tvm_ext.artifact.manifest import (
+    MANIFEST_MEMBER,
+    Manifest,
+    VersionsRecord,
+    host_architecture,
+    package_version,
+)
 from tvm_ext.compiled_model import CompiledModel
-from tvm_ext.compiler.backend import programs_of, target_record
+from tvm_ext.compiler.backend import no_gibibytes, programs_of, target_record
 from tvm_ext.compiler.stages import ModelSource
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders
 from tvm_ext.configs.progress import tell
@@ -42,7 +47,7 @@ from tvm_ext.tir_schedules.cpu.batch_loop import BatchLoop
 
 # Environment variables: "off" for no cache, its folder, and how much it may hold.
 SWITCH, FOLDER, LIMIT = "TVM_EXT_CACHE", "TVM_EXT_CACHE_DIR", "TVM_EXT_CACHE_GIB"
-DEFAULT_GIBIBYTES = 4.0
+_DEFAULT_GIBIBYTES = 4.0
 
 _ENDING, _TEMPORARY = ".tvmx", ".tmp"
 # A model that leaves room for fewer like it is not kept.
@@ -77,14 +82,15 @@ class CacheEntry:
         except (OSError, KeyError, ValueError, zipfile.BadZipFile):
             return None
 
-    def is_whole(self) -> bool:
-        """Whether the file is what was written."""
-        try:
-            with self.path.open("rb") as file:
-                seal = read_seal(file)
-                return seal is not None and seal.digest == digest_of_sealed(file)
-        except OSError:
-            return False
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file is what was written, of whatever format."""
+    try:
+        with path.open("rb") as file:
+            seal = read_seal(file)
+            return seal is not None and seal.digest == digest_of_sealed(file)
+    except OSError:
+        return False
 
 
 class ProgramCache:
@@ -113,7 +119,7 @@ class ProgramCache:
         try:
             model = load(path)
         except (TvmExtError, OSError):
-            if not CacheEntry(path, 0, 0.0).is_whole():
+            if not _is_whole(path):
                 _deleted(path)
             return None
         with suppress(OSError):
@@ -150,7 +156,7 @@ class ProgramCache:
         for number, entry in enumerate(entries, start=1):
             tell(f"program {number} of {len(entries)}")
             # Another process may delete it in the meantime.
-            if not entry.is_whole() and _deleted(entry.path):
+            if not _is_whole(entry.path) and _deleted(entry.path):
                 damaged.append(entry)
         return damaged
 
@@ -206,11 +212,9 @@ def program_cache() -> ProgramCache | None:
     folder = os.environ.get(FOLDER, "").strip()
     text = os.environ.get(LIMIT, "").strip()
     try:
-        limit = int(float(text or DEFAULT_GIBIBYTES) * 2**30)
+        limit = int(float(text or _DEFAULT_GIBIBYTES) * 2**30)
     except (ValueError, OverflowError) as error:
-        raise ConfigError(
-            f"{LIMIT} is '{text}'; expected a number of GiB: set it to one, or leave it out"
-        ) from error
+        raise ConfigError(no_gibibytes(LIMIT, text)) from error
     place = Path(folder) if folder else Path(platformdirs.user_cache_dir("tvm-ext")) / "programs"
     # Without a home there is no place.
     return ProgramCache(place, limit) if folder or place.is_absolute() else None
@@ -287,11 +291,15 @@ def _is_all_ours(machine: MachineDescription, pipeline: Pipeline) -> bool:
     )
 
 
-def _versions() -> list[str]:
+@functools.cache
+def _versions() -> dict[str, str]:
     """Of what makes programs beside the package itself."""
-    names = ("apache-tvm", "ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript", "scipy")
-    found = [f"{name} {version(name)}" for name in names]
-    return [*found, platform.python_version(), str(llvm_codegen.llvm_version_major())]
+    names = ("ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript", "scipy")
+    return {
+        **VersionsRecord.installed().model_dump(),
+        **{name: package_version(name) for name in names},
+        "llvm": str(llvm_codegen.llvm_version_major()),
+    }
 
 
 def _digest_of_folder(folder: Path) -> str | None:

@@ -1,6 +1,8 @@
 """The compile report as one self-contained HTML page.
 
-This module lays the figures out; how they look is in the templates next to this file.
+This module lays the figures out; how they look is in the templates next to this file. The
+environment of the templates and the key figures are those of every page. Names come from model
+files: each value is escaped, and shown with nothing that does not print.
 """
 
 import re

@@ -2,6 +2,7 @@
 
 import json
 import os
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
+from tvm_ext.compiler import program_cache as program_cache_module
 from tvm_ext.compiler.program_cache import (
     FOLDER,
     LIMIT,
@@ -153,6 +155,22 @@ def test_models_for_a_gpu_and_passes_of_others_are_not_kept(tmp_path):
     with tvm.transform.PassContext(instruments=[timing]):
         assert program_key(path, resolve_target("cpu"), build_pipeline("O3"), None, ()) is None
     assert key_of(path)
+
+
+def test_a_tvm_without_a_distribution_has_keys_too(tmp_path, monkeypatch):
+    """One that was built from its sources."""
+
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    path = written(tmp_path / "m.onnx")
+    before = key_of(path)
+    program_cache_module._versions.cache_clear()
+    monkeypatch.setattr(metadata, "version", absent)
+    try:
+        assert key_of(path) != before
+    finally:
+        program_cache_module._versions.cache_clear()
 
 
 def test_functions_in_options_are_not_in_a_key(tmp_path):
