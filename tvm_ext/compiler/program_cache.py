@@ -20,8 +20,7 @@ from typing import Any
 import platformdirs
 import tvm
 
-import tvm_ext
-from tvm_ext.artifact.archive import digest_of_sealed, read_seal
+from tvm_ext.artifact.archive import digest_of_sealed, read_artifact, read_seal
 from tvm_ext.artifact.manifest import (
     MANIFEST_MEMBER,
     Manifest,
@@ -41,7 +40,6 @@ from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.tvm_compat import llvm_codegen
 from tvm_ext.onnx_frontend.weights import file_digest, model_digest
 from tvm_ext.passes.pipeline import STAGES, Pipeline
-from tvm_ext.runtime import load
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.cpu.batch_loop import BatchLoop
 
@@ -49,6 +47,7 @@ from tvm_ext.tir_schedules.cpu.batch_loop import BatchLoop
 SWITCH, FOLDER, LIMIT = "TVM_EXT_CACHE", "TVM_EXT_CACHE_DIR", "TVM_EXT_CACHE_GIB"
 _DEFAULT_GIBIBYTES = 4.0
 
+_PACKAGE = __name__.partition(".")[0]
 _ENDING, _TEMPORARY = ".tvmx", ".tmp"
 # A model that leaves room for fewer like it is not kept.
 _LEAST_MODELS = 4
@@ -117,14 +116,14 @@ class ProgramCache:
         if not path.is_file() or not self.is_private():
             return None
         try:
-            model = load(path)
+            model = CompiledModel.from_artifact(read_artifact(path))
         except (TvmExtError, OSError):
             if not _is_whole(path):
                 _deleted(path)
             return None
         with suppress(OSError):
             os.utime(path)
-        return model if isinstance(model, CompiledModel) else None
+        return model
 
     def keep(self, key: str, model: CompiledModel) -> None:
         """Writes a model; does nothing where it cannot be written, on a full disk for example, or
@@ -287,7 +286,7 @@ def _is_all_ours(machine: MachineDescription, pipeline: Pipeline) -> bool:
     entries = [step.entry for stage in STAGES for step in getattr(pipeline, stage)]
     classes = [type(one) for one in (machine, cost_model(machine), *templates)]
     return all(entry.source in ("built-in", "tvm") for entry in entries) and all(
-        cls.__module__.partition(".")[0] == tvm_ext.__name__ for cls in classes
+        cls.__module__.partition(".")[0] == _PACKAGE for cls in classes
     )
 
 
@@ -318,13 +317,13 @@ def _digest_of_sources() -> str | None:
     None where one cannot be read.
     """
     digest = hashlib.sha256()
-    root = os.path.dirname(tvm_ext.__file__)
+    root = Path(__file__).parents[1]
     try:
         for folder, folders, names in os.walk(root, followlinks=True):
             folders[:] = sorted(name for name in folders if name != "__pycache__")
-            for name in sorted(names):
-                path = Path(folder, name)
-                digest.update(os.path.relpath(path, root).encode("utf-8", errors="replace"))
+            for path in (Path(folder, name) for name in sorted(names)):
+                name = path.relative_to(root).as_posix()
+                digest.update(name.encode("utf-8", errors="replace"))
                 digest.update(path.read_bytes())
     except OSError:
         return None
