@@ -35,7 +35,7 @@ test-emulated: $(STAMP) ## the tests of GPU code without a GPU, two minutes on t
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "emulated and not slow and not cuda"
 
 test-all: $(STAMP) ## all tests, the long ones too
-	TEST_DRAWS=8 TEST_LLVM_LEVEL=3 TEST_ALL_LEVELS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal
+	TEST_DRAWS=8 TEST_LLVM_LEVEL=3 TEST_ALL_CASES=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal
 
 test-cuda: $(STAMP) ## the tests that need a GPU; most time goes to nvcc: TEST_WORKERS=8 (TVM_EXT_CUDA_CORPUS=folder: more models)
 	$(BIN)/pytest -n $(TEST_WORKERS) -m cuda

@@ -19,6 +19,7 @@ def shapes_of(values) -> dict[str, list[int]]:
     return {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_numbers_of_a_tiny_kernel(name, tmp_path):
     model = TINY[name].build()

@@ -41,6 +41,7 @@ def test_errors_are_not_above_those_of_the_page(name, monkeypatch):
         assert accuracy.largest_error(FUNCTIONS[name], target, 9001) <= bound + 0.005
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_instructions_are_those_of_the_page_and_none_is_a_call(name):
     found = [

@@ -16,6 +16,7 @@ from conv_modules import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import DRAWS
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
@@ -130,7 +131,7 @@ def test_numbers(x_shape, w_shape, attrs):
 
 
 @given(st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6 * DRAWS, deadline=None)
 def test_numbers_of_any_attributes(data):
     stride, dilation = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
     groups, outputs = data.draw(st.sampled_from([(1, 1), (1, 16), (2, 3)]))

@@ -5,6 +5,7 @@ import pytest
 from conv_modules import assert_same_numbers, conv_relu, operators
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import DRAWS
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
@@ -55,7 +56,7 @@ def test_input_that_no_tap_is_left_for_is_cut_off():
     assert_same_numbers(after, mod)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8 * DRAWS, deadline=None)
 @given(st.data())
 def test_same_numbers(data):
     rank = data.draw(st.integers(1, 3))

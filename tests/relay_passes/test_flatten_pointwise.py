@@ -6,6 +6,7 @@ import tvm
 from conv_modules import AVX512, assert_same_numbers, conv_relu, operators
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import DRAWS
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
@@ -45,7 +46,7 @@ def test_rows_of_a_large_image_are_one_although_each_fills_whole_vectors():
     assert operators(once) == ["reshape", "nn.conv1d", "reshape", "nn.relu"]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6 * DRAWS, deadline=None)
 @given(st.lists(st.integers(1, 19), min_size=2, max_size=3), st.booleans())
 def test_same_numbers(sides, constant):
     mod = conv_module(sides, constant=constant)

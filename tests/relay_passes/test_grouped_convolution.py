@@ -5,6 +5,7 @@ import pytest
 from conv_modules import apply, bindings, draw, kernels, module, operators, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import DRAWS
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
@@ -81,7 +82,7 @@ def test_numbers(x_shape, w_shape, groups, attrs, last):
 
 
 @given(st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4 * DRAWS, deadline=None)
 def test_numbers_of_any_attributes(data):
     groups = data.draw(st.integers(2, 3))
     inputs, outputs, kernel = (data.draw(st.integers(1, 4)) for _ in range(3))

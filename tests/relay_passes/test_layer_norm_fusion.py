@@ -8,6 +8,7 @@ import tvm
 from conv_modules import kernels, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import DRAWS
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
@@ -74,7 +75,7 @@ def test_spellings(square, quotient):
     assert kernels(fused(spelled_out((3, 8), [1], square, quotient))) == ["layer_norm"]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4 * DRAWS, deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=2, max_size=4),
     st.sets(st.integers(0, 3), min_size=1, max_size=2),

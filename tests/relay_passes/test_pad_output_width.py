@@ -6,6 +6,7 @@ import tvm
 from conv_modules import AVX512, assert_same_numbers, conv_relu
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import DRAWS
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
@@ -41,7 +42,7 @@ def test_kernel_and_log():
     assert structural_equal(padded(once), once)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6 * DRAWS, deadline=None)
 @given(
     st.integers(5, 70),
     st.sampled_from([(3, 1), (1, 3), (3, 3), 3, 4]),

@@ -1,12 +1,12 @@
 """Decisions of a template drawn at random, and what the schedules that follow from them compute."""
 
-import os
 import random
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import tvm
 from lowering import assert_same, run, statements
+from thoroughness import DRAWS
 from tvm import s_tir, tirx
 from tvm_ffi import structural_equal
 from unoptimised import built
@@ -18,9 +18,6 @@ from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.apply_template import finished_schedule
 from tvm_ext.tir_schedules.packing import PackedOperand, packed_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions, Knob, Template
-
-# Random sets of decisions that are tried for each kernel; `make test-all` asks for more.
-DRAWS = int(os.environ.get("TEST_DRAWS", "1"))
 
 Values = dict[str, int]
 

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from random_numbers import start_anew
+from thoroughness import ALL_CASES
 from unoptimised import HOST
 
 import tvm_ext
@@ -93,7 +94,7 @@ def _marks(test: Callable[..., None]) -> list[pytest.Mark]:
 
 
 def _cases(test: Callable[..., None]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The values of each case with words for them, but for cases that are slow."""
+    """The values of each case with words for them; slow ones if all cases are asked for."""
     axes = []
     for mark in _marks(test):
         if mark.name == "parametrize":
@@ -107,9 +108,8 @@ def _cases(test: Callable[..., None]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _named(names: list[str], values: Any) -> dict[str, Any] | None:
-    """Values by their names; None for a case with a mark."""
-    marks = getattr(values, "marks", ())
-    if marks:
+    """Values by their names; None for a case that is left out because it is slow."""
+    if getattr(values, "marks", ()) and not ALL_CASES:
         return None
     if hasattr(values, "marks"):
         values = values.values

@@ -4,17 +4,16 @@ What such a test is about is done before the passes, and comes out the same at a
 half of all models is compiled at O0, the other one at O3, and ``make test-all`` takes both for all.
 """
 
-import os
 import zlib
 
 import onnx
+from thoroughness import ALL_CASES
 
 LEVELS = ("O0", "O3")
-_ALL = bool(os.environ.get("TEST_ALL_LEVELS"))
 
 
 def levels_of(proto: onnx.ModelProto) -> tuple[str, ...]:
     """The levels for a model: the same ones in each run."""
-    if _ALL:
+    if ALL_CASES:
         return LEVELS
     return (LEVELS[zlib.crc32(proto.SerializeToString(deterministic=True)) % 2],)

@@ -4,19 +4,16 @@ They are about what is computed: the graph, its passes, and the schedules, which
 LLVM makes of the code would take half of their time. ``make test-all`` compiles as users do.
 """
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import tvm
+from thoroughness import LLVM_LEVEL
 from tvm import tirx
 
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.machine import MachineDescription
-
-# 0 to 3, as of LLVM's own tools.
-LLVM_LEVEL = int(os.environ.get("TEST_LLVM_LEVEL", "0"))
 
 
 def unoptimised(machine: MachineDescription) -> MachineDescription:

@@ -50,6 +50,7 @@ def check_folder(folder: Path, trials: int) -> None:
     assert len(stored) == len({kernel for kernel, _ in searched})
 
 
+@pytest.mark.slow
 def test_a_kill(tmp_path):
     killed_sessions(tmp_path, 1, 8)
     check_folder(tmp_path, 8)

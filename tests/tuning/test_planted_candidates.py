@@ -37,6 +37,7 @@ def planting(monkeypatch):
     return hashes
 
 
+@pytest.mark.slow
 def test_each_is_recorded_and_none_is_chosen(tmp_path, planting):
     limits = Limits(300, 3, 300, 1 << 29)
     progress = run_session(tmp_path, [add_task()], trials=10, limits=limits)

@@ -124,12 +124,9 @@ def _with_floor_divisions(nest: Nest) -> Nest:
 
 def substitute(expr: Any, values: Mapping[Any, Any]) -> Any:
     """``expr`` with variables replaced."""
-    pairs = list(values.items())
-
-    def replaced(var: Any) -> Any:
-        return next((value for old, value in pairs if old.same_as(var)), var)
-
-    return tvm_ffi.structural_map(expr, (tvm.ir.Var, replaced))
+    # By what tells variables apart: comparing two of them makes an expression.
+    by_hash = {hash(old): value for old, value in values.items()}
+    return tvm_ffi.structural_map(expr, (tvm.ir.Var, lambda var: by_hash.get(hash(var), var)))
 
 
 def simplified(nest: Nest) -> Nest:

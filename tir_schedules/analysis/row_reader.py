@@ -80,6 +80,14 @@ def read_rows(
     return _RowReader(blocks, outside, symbolic_rows, symbolic_columns).kernel()
 
 
+def _variable_and_step(index: tvm.ir.Expr) -> tuple[tvm.ir.Var | None, int]:
+    """``index`` as a variable over a number; None for one that is anything else."""
+    step = 1
+    if isinstance(index, tirx.FloorDiv) and static_extent(index.b) is not None:
+        index, step = index.a, static_extent(index.b) or 1
+    return (index if isinstance(index, tirx.Var) else None), step
+
+
 class _RowReader:
     """Finds out which variable of each block, and which dimension of each buffer, is a row."""
 
@@ -110,8 +118,7 @@ class _RowReader:
 
     def kernel(self) -> RowKernel:
         rows = self._bind_first_reduction()
-        while self._propagate(rows):
-            pass
+        self._propagate(rows)
         blocks = [
             self._block(block, body, rows)
             for block, body in zip(self.blocks, self.bodies, strict=True)
@@ -133,34 +140,46 @@ class _RowReader:
                 rows.append(LoopAxis(tirx.Var(f"row{len(rows)}", self.dtype), extent))
         return rows
 
-    def _propagate(self, rows: list[LoopAxis]) -> bool:
-        """From variables to the dimensions that they index, and back; whether that found any."""
-        before = len(self.bound) + len(self.dimensions)
+    def _indexed(self) -> list[tuple[int, int, tvm.ir.Var, int]]:
+        """Buffers inside of the kernel, their dimensions, and the variables that index these.
+
+        The number says how many iterations of the variable go to one position.
+        """
+        found: dict[tuple[int, int, int, int], tvm.ir.Var] = {}
         for (stores, _), block in zip(self.bodies, self.blocks, strict=True):
             axes = [LoopAxis(v.var, self.extents[buffer_key(v.var)]) for v in block.iter_vars]
             simplify = simplifier(axes)
             for buffer, indices in accesses(stores):
-                if buffer_key(buffer) in self.written:
-                    for dimension, index in enumerate(indices):
-                        self._match(buffer_key(buffer), dimension, simplify(index), rows)
-        return len(self.bound) + len(self.dimensions) > before
+                if buffer_key(buffer) not in self.written:
+                    continue
+                for dimension, index in enumerate(indices):
+                    variable, step = _variable_and_step(simplify(index))
+                    if variable is not None:
+                        key = (buffer_key(buffer), dimension, buffer_key(variable), step)
+                        found[key] = variable
+        return [(buffer, d, variable, step) for (buffer, d, _, step), variable in found.items()]
 
-    def _match(self, buffer: int, dimension: int, index: tvm.ir.Expr, rows: list[LoopAxis]) -> None:
-        """Makes ``index`` and the dimension that it indexes know of each other."""
-        step = 1
-        if isinstance(index, tirx.FloorDiv) and static_extent(index.b) is not None:
-            index, step = index.a, static_extent(index.b) or 1
-        if not isinstance(index, tirx.Var):
-            return
+    def _propagate(self, rows: list[LoopAxis]) -> None:
+        """From variables to the dimensions that they index, and back, as long as that finds any."""
+        indexed, before = self._indexed(), -1
+        while len(self.bound) + len(self.dimensions) > before:
+            before = len(self.bound) + len(self.dimensions)
+            for buffer, dimension, variable, step in indexed:
+                self._match(buffer, dimension, variable, step, rows)
+
+    def _match(
+        self, buffer: int, dimension: int, variable: tvm.ir.Var, step: int, rows: list[LoopAxis]
+    ) -> None:
+        """Makes a variable and the dimension that it indexes know of each other."""
         axis = self.dimensions.get((buffer, dimension))
-        known = self.bound.get(buffer_key(index))
+        known = self.bound.get(buffer_key(variable))
         if axis is None and known is not None and known[1] == step:
             self.dimensions[buffer, dimension] = known[0]
             return
         if axis is None or known is not None:
             return
-        if _same_count(self.extents[buffer_key(index)], rows[axis].extent * step):
-            self.bound[buffer_key(index)] = (axis, step)
+        if _same_count(self.extents[buffer_key(variable)], rows[axis].extent * step):
+            self.bound[buffer_key(variable)] = (axis, step)
 
     def _block(
         self, block: s_tir.SBlock, body: tuple[list[Store], list[Any]], rows: list[LoopAxis]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from kernel_cases import conv_bias_relu, nhwc
 from lowering import assert_same, f32, kernel_of, loops_of, lowered, run, scalar_stores, statements
 from machines import MACHINE, NARROW
+from thoroughness import DRAWS
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
@@ -111,7 +112,7 @@ def test_rows_are_shared_where_panels_are_fewer_than_cores(
 
 
 @given(rows=st.integers(1, 400), columns=st.integers(2, 400), cores=st.integers(1, 64))
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8 * DRAWS, deadline=None, derandomize=True)
 def test_tiles_of_a_piece_divide_those_of_the_rows(rows: int, columns: int, cores: int) -> None:
     stage, decision = stage_of(product((rows, 5), (5, columns)), PANELS.with_cores(cores))
     tiles = -(-rows // decision.rows.get(0, 1))

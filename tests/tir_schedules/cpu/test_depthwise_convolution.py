@@ -4,11 +4,12 @@ from functools import partial
 from typing import Any
 
 from cpu_kernels import check_vectors_and_threads, refusal_of, scheduled
-from decision_cases import DRAWS, assert_defaults_give_the_default_schedule, check_random_numbers
+from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import assert_same, f32, kernel_of, loops_of, lowered, run
 from machines import MACHINE
+from thoroughness import DRAWS
 from tvm import relax, tirx
 from tvm.relax.op import nn
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kernel_cases import MOVES, POINTWISE
 from lowering import assert_same, f32, kernel_of, kernels_of, loops_of, run, scalar_stores
 from machines import MACHINE, NARROW
+from thoroughness import DRAWS
 from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
@@ -134,7 +135,7 @@ MOVED = {
 
 
 @given(rows=st.integers(1, 9), columns=st.integers(1, 150), kind=st.sampled_from(sorted(MOVED)))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12 * DRAWS, deadline=None)
 def test_numbers_of_moves(rows: int, columns: int, kind: str) -> None:
     func = kernel_of(MOVED[kind], f32(rows, columns), f32(rows, columns))
     found = {"plain": func}

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import conv_bias_relu, nhwc
 from lowering import Kernels, assert_same, f32, kernel_of, run
+from thoroughness import DRAWS
 from tvm import relax
 from tvm.relax.op import nn
 
@@ -28,7 +29,7 @@ def _dense(a: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
     return nn.relu(relax.op.add(relax.op.matmul(a, w), b))
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=6 * DRAWS, deadline=None, derandomize=True)
 @given(rows=EXTENT, inner=EXTENT, columns=EXTENT, batch=SMALL)
 def test_matmul_bias_relu(rows: int, inner: int, columns: int, batch: int) -> None:
     check(
@@ -41,7 +42,7 @@ def test_matmul_bias_relu(rows: int, inner: int, columns: int, batch: int) -> No
     )
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=6 * DRAWS, deadline=None, derandomize=True)
 @given(
     channels=st.integers(1, 13),
     filters=EXTENT,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from kernel_cases import REDUCTIONS
 from lowering import f32, kernel_of, kernels_of, loops_of, lowered, run, statements
 from machines import MACHINE
+from thoroughness import DRAWS
 from tvm import relax, tirx
 from tvm.relax.op import nn
 
@@ -98,7 +99,7 @@ def test_parts_of_rows_have_decisions_of_their_own() -> None:
     assert decisions.unused() == []
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8 * DRAWS, deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(sorted(FUNCTIONS)),
     shape=st.lists(st.integers(1, 19), min_size=1, max_size=4),

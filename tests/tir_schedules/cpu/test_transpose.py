@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import Spec, assert_same, f32, kernel_of, loops_of, lowered, run, scalar_stores
 from machines import MACHINE, NARROW
+from thoroughness import DRAWS
 from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
@@ -45,7 +46,7 @@ def check(expression: Callable[..., relax.Expr], *inputs: Spec) -> None:
 
 
 @given(rows=st.integers(4, 70), columns=st.integers(2, 70))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4 * DRAWS, deadline=None)
 def test_numbers_of_matrices(rows: int, columns: int) -> None:
     check(op.permute_dims, f32(columns, rows))
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import CONVOLUTIONS, MOVES, REDUCTIONS, nhwc
 from lowering import f32, kernel_of
+from thoroughness import DRAWS
 from tvm import relax, tirx
 from wafer_kernels import MESH, refusal
 
@@ -71,7 +72,7 @@ def test_every_way_to_lay_a_kernel_out_computes_the_same(name):
     check_random_numbers(TEMPLATE, {name: func}, count=2, machine=MESH.with_grid(5, 4))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5 * DRAWS, deadline=None)
 @given(
     size=st.integers(5, 14),
     channels=st.integers(1, 9),

@@ -8,6 +8,7 @@ from decision_cases import check_random_numbers, knobs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import f32, kernel_of
+from thoroughness import DRAWS
 from tvm import relax, te, tirx
 from wafer_kernels import MESH, refusal
 
@@ -112,7 +113,7 @@ def test_every_cut_computes_the_same(name):
     check_random_numbers(TEMPLATE, {name: KERNELS[name]}, count=5, machine=MESH.with_grid(5, 4))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6 * DRAWS, deadline=None)
 @given(
     height=st.integers(3, 20),
     width=st.integers(3, 20),

@@ -49,7 +49,11 @@ def test_a_scan_of_each_element_of_a_batch(directions):
 
 @pytest.mark.parametrize(
     "directions",
-    [{}, {"directions": [1, 0]}, pytest.param({"directions": [1, 1]}, marks=pytest.mark.slow)],
+    [
+        {"directions": [1, 0]},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"directions": [1, 1]}, marks=pytest.mark.slow),
+    ],
 )
 def test_sequences_end_at_lengths_of_their_own(directions):
     proto = batched_scan(lengths=True, **directions)

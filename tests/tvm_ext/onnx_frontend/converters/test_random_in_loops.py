@@ -123,8 +123,15 @@ def test_a_branch_in_a_loop_knows_the_iteration():
     assert not rows_of(loop([*odd, chosen], "y", "m"), 5, flag=False).any()
 
 
-@pytest.mark.parametrize("inner_trips", ["n", "three"])
-@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(
+    ("inner_trips", "stored"),
+    [
+        ("n", True),
+        ("three", False),
+        pytest.param("n", False, marks=pytest.mark.slow),
+        pytest.param("three", True, marks=pytest.mark.slow),
+    ],
+)
 def test_loops_in_loops_count_both(inner_trips, stored):
     """Either may be written out; numbers of the run come before those of loops written out."""
     inner = loop([draw()], "drawn", inner_trips, name="inner", number="k", rows="inner_rows")
@@ -140,7 +147,7 @@ def test_loops_in_loops_count_both(inner_trips, stored):
     assert len(np.unique(rows.reshape(6, COUNT), axis=0)) == 6
 
 
-@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("operator", "attributes"),
     [

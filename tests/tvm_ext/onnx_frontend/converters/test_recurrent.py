@@ -11,6 +11,7 @@ from one_model import in_one_model, run_model
 from onnx import helper
 from opt_levels import levels_of
 from small_models import model, rand, value
+from thoroughness import DRAWS
 from unoptimised import HOST
 
 import tvm_ext
@@ -109,7 +110,7 @@ def assert_as_reference(proto: onnx.ModelProto, fed: Arrays, levels: Any = ("O0"
             np.testing.assert_allclose(array, expected, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=3 * DRAWS, deadline=None, derandomize=True)
 @given(
     op=st.sampled_from(["LSTM", "GRU", "RNN"]),
     direction=st.sampled_from(["forward", "reverse", "bidirectional"]),

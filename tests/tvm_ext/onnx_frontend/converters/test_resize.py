@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from one_model import in_one_model
 from operator_models import by_reference, by_runtime, check_operator, operator_model
 from small_models import rand
+from thoroughness import DRAWS
 from unoptimised import HOST
 
 import tvm_ext
@@ -115,7 +116,7 @@ def test_integers_are_rounded_and_kept_in_range() -> None:
     assert found.max() == 255
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=3 * DRAWS, deadline=None)
 @given(
     st.sampled_from(["linear", "cubic"]),
     st.floats(0.25, 3.0, width=32),

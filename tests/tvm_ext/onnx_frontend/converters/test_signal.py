@@ -93,7 +93,7 @@ def test_long_transforms_are_split(points: int) -> None:
 
 
 @in_one_model
-@pytest.mark.parametrize("points", [1031, 2 * 1033])
+@pytest.mark.parametrize("points", [1031, pytest.param(2 * 1033, marks=pytest.mark.slow)])
 def test_long_transforms_of_primes(points: int) -> None:
     x = RANDOM.normal(size=(2, points, 2)).astype(np.float32)
     signal = x[..., 0] + 1j * x[..., 1]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ml_models import check, ml_model, refused
 from one_model import in_one_model
 from onnx import TensorProto, numpy_helper
+from thoroughness import DRAWS
 from unoptimised import HOST
 
 import tvm_ext
@@ -186,7 +187,7 @@ def test_tree_classifier_of_two_classes_with_probabilities() -> None:
     check(proto, x)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3 * DRAWS, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(0, 7), st.integers(1, 3))
 def test_any_forest(seed: int, trees: int, depth: int, targets: int) -> None:
     random = np.random.default_rng(seed)
