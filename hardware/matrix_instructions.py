@@ -1,8 +1,8 @@
 """The instructions that add products: a table that descriptions, templates and cost models read.
 
 A row is here when code that we make has the instruction. What a machine could do beside that has no
-row, and no time is modelled for it: bfloat16 and int8 on CPUs are widened, as LLVM does with what
-templates write, whatever AMX or a dot product could do. To use another instruction, add its row and
+row, and no time is modelled for it: bfloat16 on CPUs is widened, as LLVM does with what templates
+write, whatever AMX or a dot product could do. To use another instruction, add its row and
 let a template emit it; rates, packing and cost models follow.
 """
 
@@ -90,12 +90,24 @@ def _vector(dtype: str, needs: str = "") -> MatrixInstruction:
     )
 
 
+def _dot_product(name: str, intrinsic: str, needs: str) -> MatrixInstruction:
+    """Products of uint8 and int8, four of which are added to each lane of int32."""
+    return MatrixInstruction(
+        *(name, intrinsic, 1, LANES, 4, "uint8", "int8", "int32", "lanes", 4, False, needs, "uint8")
+    )
+
+
 CPU_INSTRUCTIONS = (
     _vector("float32"),
     _vector("float64"),
     # VFMADD...PH, and FMLA of half precision.
     _vector("float16", "avx512fp16"),
     _vector("float16", "fullfp16"),
+    # Four neighbouring steps in each lane; the other way round than in manuals of Intel, operand A
+    # is the one without sign.
+    _dot_product("vpdpbusd", "llvm.x86.avx512.vpdpbusd.{bits}", "avx512vnni"),
+    _dot_product("vpdpbusd", "llvm.x86.avx512.vpdpbusd.{bits}", "avxvnni"),
+    _dot_product("usdot", "llvm.aarch64.neon.usdot.v4i32.v16i8", "i8mm"),
 )
 
 
@@ -180,6 +192,12 @@ def cpu_instruction(dtype: str, bits: int, features: Iterable[str]) -> MatrixIns
     own = next((row for row in fitting if row.a == dtype), None)
     wide = "float32" if bits <= 32 else "float64"
     return own or next(row for row in fitting if row.a == wide)
+
+
+def cpu_dot_product(a: str, b: str, features: Iterable[str]) -> MatrixInstruction | None:
+    """The instruction of a CPU with ``features`` for several steps of a sum of products at once."""
+    rows = (row for row in CPU_INSTRUCTIONS if row.k > 1 and (row.a, row.b) == (a, b))
+    return next((row for row in rows if row.needs in features), None)
 
 
 def has_rate(rate: str, arch: str) -> bool:

@@ -30,6 +30,7 @@ from tvm_ext.relay_passes.pointwise_before_resize import PointwiseBeforeResize
 from tvm_ext.relay_passes.propagate_spans import PropagateSpans
 from tvm_ext.relay_passes.sink_reshapes import SinkReshapes
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
+from tvm_ext.relay_passes.zero_point_compensation import ZeroPointCompensation
 
 # A class under @graph_pass is a factory of passes, which a type checker cannot see.
 BUILTIN_PASSES: tuple[Any, ...] = (
@@ -45,6 +46,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     LayerNormFusion,
     FuseCastIntoSoftmax,
     GroupedConvolution,
+    ZeroPointCompensation,
     FlattenPointwise,
     SinkReshapes,
     WinogradConvolution,

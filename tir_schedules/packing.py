@@ -6,6 +6,7 @@ piece here and a piece there, each in a page of its own. Packed, what a tile rea
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ class PackedOperand:
 
 @dataclass(frozen=True)
 class PaddedOperand:
-    """A parameter of a kernel that reads it with other axes, and zeros at their ends.
+    """A parameter of a kernel that reads it with other axes, zeros at their ends, and in pieces.
 
     Attributes
     ----------
@@ -67,23 +68,45 @@ class PaddedOperand:
         After axes are fused.
     padded : tuple[int, ...]
         With the zeros; no size is below that of ``shape``.
+    blocks : tuple[int, ...]
+        Elements of a piece along each of these axes: what is within pieces becomes one axis, the
+        innermost. Empty: none is cut.
     """
 
     parameter: int
     order: tuple[int, ...]
     shape: tuple[int, ...]
     padded: tuple[int, ...]
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        """Of the array as the kernel reads it."""
+        if not self.blocks:
+            return self.padded
+        pieces = (size // block for size, block in zip(self.padded, self.blocks, strict=True))
+        return (*pieces, prod(self.blocks))
 
     def pack(self, array: np.ndarray) -> np.ndarray:
-        """The array as the kernel reads it: of shape ``padded``."""
+        """The array as the kernel reads it: of shape ``packed_shape``."""
         result = np.zeros(self.padded, array.dtype)
         inside = tuple(slice(size) for size in self.shape)
         result[inside] = array.transpose(self.order).reshape(self.shape)
-        return result
+        if not self.blocks:
+            return result
+        cut = [
+            n
+            for size, block in zip(self.padded, self.blocks, strict=True)
+            for n in (size // block, block)
+        ]
+        rank = len(self.padded)
+        moved = result.reshape(cut).transpose(*range(0, 2 * rank, 2), *range(1, 2 * rank, 2))
+        return np.ascontiguousarray(moved).reshape(self.packed_shape)
 
     def noted_on(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
         """The kernel with a note of what it expects, which ``packed_operand`` reads."""
-        numbers = [self.parameter, len(self.order), *self.order, *self.shape, *self.padded]
+        cut = self.blocks or (1,) * len(self.padded)
+        numbers = [self.parameter, len(self.order), *self.order, *self.shape, *self.padded, *cut]
         return func.with_attr(_PADDED_ATTRIBUTE, numbers)
 
     @staticmethod
@@ -91,10 +114,10 @@ class PaddedOperand:
         """What ``noted_on`` has noted."""
         parameter, rank, *rest = (int(number) for number in numbers)
         sizes = rest[rank:]
-        half = len(sizes) // 2
-        return PaddedOperand(
-            parameter, tuple(rest[:rank]), tuple(sizes[:half]), tuple(sizes[half:])
-        )
+        third = len(sizes) // 3
+        shape, padded, cut = (tuple(sizes[n * third : (n + 1) * third]) for n in range(3))
+        blocks = cut if max(cut, default=1) > 1 else ()
+        return PaddedOperand(parameter, tuple(rest[:rank]), shape, padded, blocks)
 
 
 Packed = PackedOperand | PaddedOperand

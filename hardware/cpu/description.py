@@ -137,7 +137,7 @@ class CpuDescription(MachineDescription):
         ``matrix_instructions``.
         """
         instruction = self.instruction(dtype)
-        multiply_adds = instruction.m * instruction.k * self.vector_lanes(instruction.a)
+        multiply_adds = instruction.m * instruction.k * self.vector_lanes(instruction.accumulator)
         return 2 * multiply_adds * self.fma_units * self.clock_ghz * 1e9 * self.cores
 
     def instruction(self, dtype: str) -> MatrixInstruction:

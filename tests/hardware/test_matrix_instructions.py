@@ -16,26 +16,35 @@ from tvm_ext.hardware.matrix_instructions import (
     read_call,
 )
 from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 # Multiply-adds of whole vectors in assembly, by the elements' type.
 _FMA = {
-    "x86_64": {"float32": "vfmadd...ps", "float64": "vfmadd...pd", "float16": "vfmadd...ph"},
+    "x86_64": {
+        "float32": "vfmadd...ps",
+        "float64": "vfmadd...pd",
+        "float16": "vfmadd...ph",
+        "uint8": "vpdpbusd",
+    },
     "aarch64": {
         "float32": r"fmla\s+v.*\.4s",
         "float64": r"fmla\s+v.*\.2d",
         "float16": r"fmla\s+v.*\.8h",
+        "uint8": r"usdot\s+v.*\.4s",
     },
 }
 
 
-def matmul_assembly(machine: CpuDescription, dtype: str, total: str) -> str:
-    a, b = (te.placeholder(shape, dtype) for shape in ((64, 256), (256, 64)))
+def matmul_assembly(machine: CpuDescription, types: tuple[str, str], total: str) -> str:
+    shapes = ((64, 256), (256, 64))
+    a, b = (te.placeholder(shape, dtype) for shape, dtype in zip(shapes, types, strict=True))
     k = te.reduce_axis((0, 256))
     c = te.compute(
         (64, 64), lambda i, j: te.sum(a[i, k].astype(total) * b[k, j].astype(total), axis=k)
     )
     func = te.create_prim_func([a, b, c]).with_attr("global_symbol", "main")
+    func = func.with_attr(CONSTANTS_ATTRIBUTE, [1])
     scheduled, _ = schedule_kernel(func, machine)
     module = tvm.IRModule({"main": scheduled})
     return str(tvm.tirx.build(module, target=machine.tvm_target()).inspect_source("s"))
@@ -43,8 +52,9 @@ def matmul_assembly(machine: CpuDescription, dtype: str, total: str) -> str:
 
 def machines_with(needs: str) -> list[CpuDescription]:
     wide, arm = resolve_target("avx512-amx"), resolve_target("aarch64-neon")
-    half = CpuDescription(**(arm.model_dump() | {"mattr": ("+fullfp16",)}))
-    found = [machine for machine in (wide, half) if not needs or needs in machine.features]
+    half = CpuDescription(**(arm.model_dump() | {"mattr": ("+fullfp16", "+i8mm")}))
+    narrow = CpuDescription(**(resolve_target("avx2").model_dump() | {"mattr": ("+avxvnni",)}))
+    found = [machine for machine in (wide, half, narrow) if not needs or needs in machine.features]
     assert found
     return found
 
@@ -52,8 +62,8 @@ def machines_with(needs: str) -> list[CpuDescription]:
 @pytest.mark.parametrize("row", CPU_INSTRUCTIONS, ids=lambda row: f"{row.a}-{row.needs}")
 def test_kernels_have_the_instructions_of_the_table(row):
     for machine in machines_with(row.needs):
-        assert machine.instruction(row.a) == row
-        code = matmul_assembly(machine, row.a, row.accumulator)
+        assert machine.instruction(row.a).name == row.name
+        code = matmul_assembly(machine, (row.a, row.b), row.accumulator)
         assert re.search(_FMA[machine.architecture][row.a], code)
 
 
@@ -61,7 +71,7 @@ def test_kernels_have_the_instructions_of_the_table(row):
 def test_what_has_no_row_is_widened(dtype, total):
     for machine in machines_with(""):
         assert machine.instruction(dtype).a == "float32"
-        code = matmul_assembly(machine, dtype, total)
+        code = matmul_assembly(machine, (dtype, dtype), total)
         assert not re.search(r"vdpbf16|vpdpb|\btdp|bfmmla|\b[su]dot\b", code)
 
 

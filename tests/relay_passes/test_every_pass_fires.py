@@ -18,16 +18,19 @@ from tvm_ext.passes import registry
 from tvm_ext.relay_passes.spans import bindings_of, origins_of, write_origins
 
 op, nn = relax.op, relax.op.nn
-TARGETS = {"cpu": "avx512", "cuda": "nvidia-h200", "wafer": "wse3"}
+TARGETS = {"cpu": "avx512-amx", "cuda": "nvidia-h200", "wafer": "wse3"}
 
 # Backends for which a pass has nothing to do; the passes' own words say why ("Leaves alone").
 NOT_FOR = {
     "cpu": ("AccumulateInFloat32", "AttentionFusion", "FreshOutputs", "FuseCastIntoSoftmax"),
-    "cuda": ("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
+    "cuda": (
+        *("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
+        "ZeroPointCompensation",
+    ),
     "wafer": (
         *("AccumulateInFloat32", "AttentionFusion", "ConvTransposeToConv"),
         *("FlattenPointwise", "FuseCastIntoSoftmax", "GroupedConvolution"),
-        *("PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
+        *("PadOutputChannels", "PadOutputWidth", "WinogradConvolution", "ZeroPointCompensation"),
     ),
 }
 
@@ -81,6 +84,14 @@ def reshaped_convolution(emit, x):
     return [emit(nn.relu(y))]
 
 
+def integer_matmul(emit, x):
+    """Of numbers as 8-bit steps, less their zero point."""
+    steps = emit(op.astype(emit(op.astype(x, "uint8")), "int16"))
+    centred = emit(op.subtract(steps, relax.const(7, "int16")))
+    weights = relax.const(rand(64, 32, dtype="int16"), "int16")
+    return [emit(op.matmul(centred, weights, out_dtype="int32"))]
+
+
 def sorted_rows(emit, x):
     return [emit(op.sort(x, axis=-1))]
 
@@ -116,6 +127,7 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
         build([1, 64, 56, 56], large_convolution),
         build([32, 64, 56, 56], many_convolutions, "float16"),
     ],
+    "ZeroPointCompensation": lambda: [build([16, 64], integer_matmul)],
     "GroupedConvolution": lambda: [build([1, 64, 14, 14], groups_of_channels)],
     "SinkReshapes": lambda: [build([1, 3, 7, 9], reshaped_convolution)],
     "DispatchSortScan": lambda: [build([4, 100], sorted_rows)],

@@ -26,6 +26,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 )
 from tvm_ext.tir_schedules.analysis.contraction import accumulation_of
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.packing import PaddedOperand
 from tvm_ext.tir_schedules.statements import noted_exact_arrays, sequence
 
 
@@ -273,11 +274,16 @@ def with_code(
     code: tirx.Stmt,
     done: Sequence[SBlockRV],
     views: Sequence[tuple[Any, Any]] = (),
+    packed: tuple[PaddedOperand, tirx.Buffer] | None = None,
 ) -> s_tir.Schedule:
     """The kernel with ``code`` in place of the loops around the blocks ``done``, the last at the
-    end; ``views``: as in ``SymbolicContraction``.
+    end; ``views``: as in ``SymbolicContraction``; ``packed``: the buffer of a packed parameter.
     """
     func = sch.mod["main"]
+    params = list(func.params)
+    if packed is not None:
+        operand, params[operand.parameter] = packed
+        func = operand.noted_on(func)
     root = func.body.block
     replaced = [sch.get(block) for block in done]
     declared = [tirx.DeclBuffer(view, data=buffer_data(own)) for view, own in views]
@@ -302,7 +308,8 @@ def with_code(
     arrays = [a for a in root.alloc_buffers if among(a, used)]
     whole = s_tir.SBlock([], [], [], "root", body, None, arrays, [], root.annotations)
     realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), whole)
-    return s_tir.Schedule(noted_exact_arrays(func.with_body(realize)))
+    func = tirx.PrimFunc(params, realize, func.ret_type, func.attrs)
+    return s_tir.Schedule(noted_exact_arrays(func))
 
 
 def _whole(array: tirx.Buffer) -> list[tvm.ir.Range]:

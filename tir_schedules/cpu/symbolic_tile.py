@@ -75,7 +75,7 @@ class SymbolicTiles:
         """See ``Template.apply``. It asks for no decision: there are no sizes to measure with."""
         sch = inlined_schedule(func)
         anchor = _anchor(sch)
-        epilogue = _epilogue(sch, anchor)
+        epilogue = epilogue_block(sch, anchor)
         found = symbolic_contraction(sch, anchor, epilogue)
         columns = _vector_axis(found)
         if columns is None and _transpose_operand(sch, anchor, found):
@@ -88,10 +88,10 @@ class SymbolicTiles:
         sch = _packed(sch, anchor, tile)
         packed = symbolic_contraction(sch, anchor, epilogue)
         func = sch.mod["main"]
-        found, tile = _with_joined_rows(packed, _moved(tile, found, packed), func)
+        found, tile = with_joined_rows(packed, _moved(tile, found, packed), func)
         found, tile = _with_joined_columns(found, tile, func, machine)
         tile = replace(tile, panel=_panel(found, tile, func, machine))
-        found, tile = _with_flattened_rows(found, tile)
+        found, tile = with_flattened_rows(found, tile)
         if tile.panel is None:
             lanes = machine.vector_lanes(str(found.start.ty))
             padding = implicit_padding(sch, anchor, found, tile.rows, tile.columns, lanes)
@@ -119,7 +119,7 @@ def _anchor(sch: s_tir.Schedule) -> SBlockRV:
     return anchor
 
 
-def _epilogue(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
+def epilogue_block(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
     """The block that is computed for each tile."""
     block = epilogue_of(sch, anchor)
     if block is None:
@@ -210,12 +210,23 @@ def _decide(
     padded = wanted % wide > 0 and (computed or 0) >= -(-wanted // wide) * wide
     if padded:
         sizes = (wide,)
+    return replace(with_rows(contraction, columns, sizes, machine), padded=padded)
+
+
+def with_rows(
+    contraction: SymbolicContraction,
+    columns: LoopAxis,
+    sizes: tuple[int, ...],
+    machine: CpuDescription,
+) -> SymbolicTile:
+    """A tile of ``sizes`` sums along the columns, and as many rows as registers are left for."""
+    lanes = machine.vector_lanes(str(contraction.start.ty))
     most = min(_MOST_ROWS, row_limit(machine, sizes[0], lanes, 1))
     rows = _row_axis(contraction, columns, most)
     if rows is None:
-        return SymbolicTile(columns, sizes, None, (1,), padded=padded)
+        return SymbolicTile(columns, sizes, None, (1,))
     large = _vector_bytes(contraction, columns, rows) > machine.l2_bytes // 2
-    return SymbolicTile(columns, sizes, rows, _row_sizes(rows, most), large, padded=padded)
+    return SymbolicTile(columns, sizes, rows, _row_sizes(rows, most), large)
 
 
 def _moved(tile: SymbolicTile, old: SymbolicContraction, new: SymbolicContraction) -> SymbolicTile:
@@ -238,7 +249,7 @@ def _with_joined_outer(
     return contraction, loop
 
 
-def _with_joined_rows(
+def with_joined_rows(
     contraction: SymbolicContraction, tile: SymbolicTile, func: tirx.PrimFunc
 ) -> tuple[SymbolicContraction, SymbolicTile]:
     """The rows of a tile across all the loops that can be one: rows of several short sequences."""
@@ -250,7 +261,7 @@ def _with_joined_rows(
     return contraction, replace(tile, rows=rows, row_sizes=_row_sizes(rows, max(tile.row_sizes)))
 
 
-def _with_flattened_rows(
+def with_flattened_rows(
     contraction: SymbolicContraction, tile: SymbolicTile
 ) -> tuple[SymbolicContraction, SymbolicTile]:
     """The rows of a tile across loops that cannot be one: pixels of all lines of a padded image.

@@ -19,6 +19,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
+from tvm_ext.hardware.matrix_instructions import MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, static_extent
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
@@ -52,6 +53,31 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class DotProduct:
+    """An instruction that adds several steps of the sum to each lane of a vector.
+
+    Attributes
+    ----------
+    instruction : MatrixInstruction
+        Its ``k`` steps are neighbours in both operands.
+    data : TensorLoad
+        What goes to all lanes, as the product reads it.
+    weights : TensorLoad
+        The first element of the packed row that serves a tile's columns in ``k`` steps.
+    depth : LoopAxis
+        The loop that ends in the instruction, of a multiple of ``k`` iterations.
+    bits : int
+        Of a vector.
+    """
+
+    instruction: MatrixInstruction
+    data: tvm.ir.TensorLoad
+    weights: tvm.ir.TensorLoad
+    depth: LoopAxis
+    bits: int
+
+
+@dataclass(frozen=True)
 class SymbolicTile:
     """How the loops are cut.
 
@@ -76,6 +102,8 @@ class SymbolicTile:
         pixels of all lines of an image. Empty where ``rows`` is a loop of the contraction itself.
     implicit_padding : ImplicitPadding or None
         The operand that is a pixel or padding; there is no panel then.
+    dot_product : DotProduct or None
+        What adds to the sums, where that is not a multiplication and an addition.
     """
 
     columns: LoopAxis
@@ -87,6 +115,7 @@ class SymbolicTile:
     padded: bool = False
     row_parts: tuple[LoopAxis, ...] = ()
     implicit_padding: ImplicitPadding | None = None
+    dot_product: DotProduct | None = None
 
 
 def symbolic_tile_code(
@@ -356,13 +385,61 @@ class _Version:
             indices = [self._at(index, values) for index in store.indices]
             return tirx.BufferStore(store.buffer, self._at(store.value, values), indices)
 
-        body = self._each(add)
+        dot = self.tile.dot_product
+        if dot is None:
+            body = self._each(add)
+        else:
+            reduction, body = self._dot_products(dot, reduction, steps)
         for axis in reversed(reduction):
             body = self._loop(axis.var, axis.extent, body)
             if self.tile.implicit_padding is not None and axis is reduction[-1]:
                 body = self._with_pixels(self.tile.implicit_padding, body, steps)
         declared = [tirx.AllocBuffer(self.pixels)] if self.pixels is not None else []
         return [*declared, self._each(zero), body, self._finished(finish)]
+
+    def _dot_products(
+        self, dot: DotProduct, reduction: Sequence[LoopAxis], steps: dict[Any, Any]
+    ) -> tuple[list[LoopAxis], tirx.Stmt]:
+        """The loops of the sum, of which one is shorter by what an instruction adds, and their
+        body: an instruction for each vector of the tile's sums.
+        """
+        k, kind = dot.instruction.k, str(dot.weights.source.dtype)
+        loop = LoopAxis(tirx.Var(dot.depth.var.name, self.index), dot.depth.extent // k)
+        position = next(
+            i for i, a in enumerate(self.contraction.reduction) if a.var.same_as(dot.depth.var)
+        )
+        loops = [loop if i == position else axis for i, axis in enumerate(reduction)]
+        steps = {**steps, dot.depth.var: loop.var * k}
+        lanes = dot.bits // tvm.DataType(self.dtype).bits
+        vectors = range(self.columns // lanes)
+        weights = [tirx.Var(f"weights{n}", f"{kind}x{lanes * k}") for n in vectors]
+        *places, _ = (self._at(i, {**self.values, **steps}) for i in dot.weights.indices)
+        statements: list[tirx.Stmt] = []
+        for n, var in enumerate(weights):
+            row = tirx.Ramp(self._number(n * lanes * k), self._number(1), lanes * k)
+            statements.append(tirx.Bind(var, tirx.BufferLoad(dot.weights.source, [*places, row])))
+        for row in range(self.rows):
+            data = tirx.Var(f"data{row}", f"{kind}x{lanes * k}")
+            values = {**self.values, **self.places[row], **steps}
+            statements.append(tirx.Bind(data, self._in_all_lanes(dot, values, str(data.ty))))
+            for n, var in enumerate(weights):
+                place = [tirx.Ramp(self._number(n * lanes), self._number(1), lanes)]
+                total = tirx.BufferLoad(self.arrays[row], place)
+                more = tirx.call_llvm_pure_intrin(
+                    f"{self.dtype}x{lanes}",
+                    dot.instruction.intrinsic.format(bits=dot.bits),
+                    *(total, data, var),
+                )
+                statements.append(tirx.BufferStore(self.arrays[row], more, place))
+        return loops, sequence(statements)
+
+    def _in_all_lanes(self, dot: DotProduct, values: dict[Any, Any], kind: str) -> tvm.ir.Expr:
+        """Neighbouring steps of the data, the same in all lanes."""
+        *places, first = (self._at(index, values) for index in dot.data.indices)
+        steps = tirx.Ramp(first, self._number(1), dot.instruction.k)
+        word = tirx.reinterpret(self.dtype, tirx.BufferLoad(dot.data.source, [*places, steps]))
+        lanes = dot.bits // tvm.DataType(self.dtype).bits
+        return tirx.reinterpret(kind, tirx.Broadcast(word, lanes))
 
     def _with_pixels(
         self, padding: ImplicitPadding, body: tirx.Stmt, steps: dict[Any, Any]

@@ -15,6 +15,7 @@ from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.cpu.batch_loop import BatchLoop
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution
+from tvm_ext.tir_schedules.cpu.dot_product_tile import DotProductTile
 from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise
 from tvm_ext.tir_schedules.cpu.masked_tails import has_masked_memory, with_masked_tails
 from tvm_ext.tir_schedules.cpu.overlapping_tiles import with_overlapping_tiles
@@ -67,6 +68,7 @@ CPU = Backend(
                 BatchLoop(CpuReduction()),
                 CpuScan(),
                 CpuRecurrentLayer(),
+                DotProductTile(),
                 BatchLoop(Winograd()),
                 BatchLoop(CpuDepthwiseConvolution()),
                 BatchLoop(RegisterTile(), least_uses=16),

@@ -47,7 +47,6 @@ from tvm_ext.onnx_frontend.converters.gather_scatter import (
     ScatterND,
     TensorScatter,
 )
-from tvm_ext.onnx_frontend.converters.layer_normalization import LayerNormalization
 from tvm_ext.onnx_frontend.converters.ml import ML_CONVERTERS
 from tvm_ext.onnx_frontend.converters.non_max_suppression import NonMaxSuppression
 from tvm_ext.onnx_frontend.converters.pad_and_split import CenterCropPad, Pad, Split
@@ -59,6 +58,7 @@ from tvm_ext.onnx_frontend.converters.reductions import (
     REDUCTIONS,
     CumProd,
     CumSum,
+    LayerNormalization,
     TopK,
 )
 from tvm_ext.onnx_frontend.converters.resize import Resize

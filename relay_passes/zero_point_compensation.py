@@ -1,0 +1,196 @@
+"""ZeroPointCompensation: zero points out of the sums of integer matmuls and convolutions."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext.hardware.cpu.description import current_cpu
+from tvm_ext.hardware.matrix_instructions import cpu_dot_product
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.graph_pass import graph_pass
+
+_CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
+
+# From int8 to uint8.
+_SIGN = 128
+
+
+@graph_pass
+class ZeroPointCompensation:
+    """Multiplies uint8 by int8, and corrects the sums by what the zero points would have changed.
+
+    Before: ``y = matmul(astype(x, int16) - z, W)``        x: uint8, z: int16, W: int16, y: int32
+    After:  ``y = matmul(x, V) - z * sum(V, axis=0)``      V: int8, the sum is a constant
+
+    A difference of 8-bit numbers takes 16 bits; without it CPUs add four products to each lane of
+    int32 at once (``vpdpbusd``, ``usdot``). The result is the same, bit by bit: int32 wraps. Where
+    the weights have a zero point as well and leave int8, they are shifted, and the sums of the
+    data's rows times the shift are added. Data with a sign are shifted to uint8. See oneDNN's
+    "Nuances of int8 Computations".
+
+    Leaves alone: weights that are computed in the run; sums of a length that is symbolic or no
+    multiple of four; convolutions in groups, with channels first, or whose zero point is unknown
+    where they pad; CPUs without such an instruction, and other targets.
+
+    Run after: LayoutPlanning. Run before: PadOutputChannels, LegalizeOps.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """The rewritten module; ``mod`` itself when nothing matches."""
+        machine = current_cpu()
+        if machine is None or cpu_dot_product("uint8", "int8", machine.features) is None:
+            return mod
+        return _Compensator().run(mod)
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The integers ``x - zero_point`` as a matmul or convolution reads them.
+
+    ``x`` is int8 or uint8, ``zero_point`` int16 and broadcasts to it; None where it is zero.
+    """
+
+    x: relax.Expr
+    zero_point: relax.Expr | None
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether ``x`` is int8."""
+        return str(self.x.ty.dtype) == "int8"
+
+
+class _Compensator(BindingRewriter):
+    pass_name = "ZeroPointCompensation"
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        call = self.view.call(value, "relax.matmul", *_CONVOLUTIONS)
+        if call is None or str(var.ty.dtype) != "int32":
+            return None
+        data, weights = self._data(call.args[0]), self._weights(call.args[1])
+        if data is None or weights is None:
+            return None
+        is_matmul = call.op.name == "relax.matmul"
+        made = (
+            self._matmul(data, weights, var) if is_matmul else self._conv(call, data, weights, var)
+        )
+        if made is None:
+            return None
+        return Replacement(made, (), "uint8 by int8, corrected for zero points")
+
+    def _data(self, expr: relax.Expr) -> _Data | None:
+        centred = self.view.call(expr, "relax.subtract")
+        wide = self.view.call(expr if centred is None else centred.args[0], "relax.astype")
+        if wide is None or str(wide.ty.dtype) != "int16":
+            return None
+        if str(wide.args[0].ty.dtype) not in ("int8", "uint8"):
+            return None
+        return _Data(wide.args[0], None if centred is None else centred.args[1])
+
+    def _weights(self, expr: relax.Expr) -> np.ndarray | None:
+        value = self.view.value(expr)
+        if not isinstance(value, tvm.ir.GenericConst) or str(value.ty.dtype) != "int16":
+            return None
+        return value.value.numpy()
+
+    def _matmul(self, data: _Data, weights: np.ndarray, var: relax.Var) -> relax.Expr | None:
+        if weights.ndim != 2 or data.x.ty.ndim < 2:
+            self.refuse("the weights are no matrix", var)
+            return None
+        if weights.shape[0] % 4:
+            self.refuse("the sums have a length that is no multiple of four", var)
+            return None
+        x, zero_point = self._unsigned(data, var)
+        narrow, shift = _narrow(weights, 0)
+        total: relax.Expr = relax.op.matmul(x, relax.const(narrow, "int8"), out_dtype="int32")
+        rows = narrow.sum(axis=0, dtype=np.int32) + np.int32(weights.shape[0]) * shift
+        if shift.any():
+            wide = self.bind(relax.op.astype(x, "int32"), var)
+            sums = self.bind(relax.op.sum(wide, axis=-1, keepdims=True), var)
+            total = self.bind(total, var)
+            total = relax.op.add(total, relax.op.multiply(sums, relax.const(shift, "int32")))
+        return self._corrected(total, zero_point, rows)
+
+    def _conv(
+        self, call: relax.Call, data: _Data, weights: np.ndarray, var: relax.Var
+    ) -> relax.Expr | None:
+        attrs, rank = call.attrs, weights.ndim - 2
+        layouts = ("NWC", "NHWC", "NDHWC")[rank - 1], ("WIO", "HWIO", "DHWIO")[rank - 1]
+        if (str(attrs.data_layout), str(attrs.kernel_layout)) != layouts or attrs.groups != 1:
+            self.refuse("channels are not innermost, or in groups", var)
+            return None
+        if weights.shape[-2] % 4:
+            self.refuse("the input channels are no multiple of four", var)
+            return None
+        narrow, shift = _narrow(weights, tuple(range(rank + 1)))
+        padding = [int(size) for size in attrs.padding]
+        known = self._known(data.zero_point)
+        if shift.any() or (any(padding) and known is None):
+            self.refuse("the weights leave int8, or padding has a value of the run", var)
+            return None
+        x, zero_point = self._unsigned(data, var)
+        if any(padding):
+            pairs = [(0, 0), *zip(padding[:rank], padding[rank:], strict=True), (0, 0)]
+            widths = [width for pair in pairs for width in pair]
+            value = int(known or 0) + (_SIGN if data.is_signed else 0)
+            x = self.bind(relax.op.nn.pad(x, widths, "constant", value), var)
+        total = _CONV[rank](
+            x,
+            relax.const(narrow, "int8"),
+            strides=attrs.strides,
+            dilation=attrs.dilation,
+            data_layout=attrs.data_layout,
+            kernel_layout=attrs.kernel_layout,
+            out_layout=attrs.out_layout,
+            out_dtype="int32",
+        )
+        sums = narrow.sum(axis=tuple(range(rank + 1)), dtype=np.int32)
+        return self._corrected(total, zero_point, sums)
+
+    def _known(self, zero_point: relax.Expr | None) -> int | None:
+        """A zero point that is one stored number; None for any other."""
+        if zero_point is None:
+            return 0
+        value = self.view.value(zero_point)
+        if not isinstance(value, tvm.ir.GenericConst) or value.value.numpy().size != 1:
+            return None
+        return int(value.value.numpy().item())
+
+    def _unsigned(self, data: _Data, var: relax.Var) -> tuple[relax.Expr, relax.Expr | None]:
+        """The data as uint8, and their zero point as int32."""
+        zero = data.zero_point
+        wide = None if zero is None else self.bind(relax.op.astype(zero, "int32"), var)
+        if not data.is_signed:
+            return data.x, wide
+        sign = relax.const(_SIGN, "int16")
+        moved = self.bind(relax.op.add(relax.op.astype(data.x, "int16"), sign), var)
+        more = relax.const(_SIGN, "int32")
+        wide = more if wide is None else self.bind(relax.op.add(wide, more), var)
+        return self.bind(relax.op.astype(moved, "uint8"), var), wide
+
+    def _corrected(
+        self, total: relax.Expr, zero_point: relax.Expr | None, sums: np.ndarray
+    ) -> relax.Expr:
+        if zero_point is None:
+            return total
+        known = self._known(zero_point) if isinstance(zero_point, tvm.ir.GenericConst) else None
+        by = relax.const(sums.astype(np.int32), "int32")
+        if known is not None:
+            return relax.op.subtract(total, relax.const((sums * known).astype(np.int32), "int32"))
+        return relax.op.subtract(total, relax.op.multiply(zero_point, by))
+
+
+_CONV = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
+
+
+def _narrow(weights: np.ndarray, axes: Any) -> tuple[np.ndarray, np.ndarray]:
+    """int16 weights as int8, and by column what was taken from them.
+
+    Differences of 8-bit numbers with one zero point a column span 255 at most.
+    """
+    low, high = weights.min(axis=axes), weights.max(axis=axes)
+    fits = (low >= -_SIGN) & (high < _SIGN)
+    shift = np.where(fits, 0, low + _SIGN).astype(np.int32)
+    return (weights - shift).astype(np.int8), shift

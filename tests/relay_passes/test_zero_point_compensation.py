@@ -1,0 +1,125 @@
+"""Before and after IR, numbers and refusals of ZeroPointCompensation."""
+
+import numpy as np
+import pytest
+from conv_modules import module, operators, run
+from tvm import relax
+from tvm_ffi import structural_equal
+
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.relay_passes.graph_pass import recording
+from tvm_ext.relay_passes.zero_point_compensation import ZeroPointCompensation
+
+op, nn = relax.op, relax.op.nn
+MACHINE = resolve_target("avx512-amx")
+RANDOM = np.random.default_rng(0)
+
+
+def rewrite(mod, machine=MACHINE):
+    with compiling_for(machine):
+        new = ZeroPointCompensation()(mod)
+        assert structural_equal(ZeroPointCompensation()(new), new)
+    assert relax.analysis.check_well_formed(new)
+    return new
+
+
+def weights(*shape, low=-128, high=128):
+    array = RANDOM.integers(low, high, shape).astype("int16")
+    # Both ends, so that the range is what the case says.
+    array.reshape(-1)[:2] = low, high - 1
+    return array
+
+
+def matmul(w, zero_point=7, dtype="uint8", shape=(2, 5, 16)):
+    def body(emit, x):
+        centred = emit(op.astype(x, "int16"))
+        if zero_point is not None:
+            centred = emit(op.subtract(centred, relax.const(np.int16(zero_point))))
+        return [op.matmul(centred, relax.const(w), out_dtype="int32")]
+
+    return module(shape, body, dtype)
+
+
+def convolution(w, zero_point=7, padding=1, dtype="uint8", layouts=("NHWC", "HWIO")):
+    def body(emit, x):
+        centred = emit(op.subtract(emit(op.astype(x, "int16")), relax.const(np.int16(zero_point))))
+        return [
+            nn.conv2d(
+                centred,
+                relax.const(w),
+                padding=padding,
+                data_layout=layouts[0],
+                kernel_layout=layouts[1],
+                out_dtype="int32",
+            )
+        ]
+
+    return module((1, 5, 6, w.shape[-2]), body, dtype)
+
+
+def assert_same(new, mod):
+    shape = [int(extent) for extent in mod["main"].params[0].ty.shape]
+    dtype = str(mod["main"].params[0].ty.dtype)
+    bounds = np.iinfo(dtype)
+    x = RANDOM.integers(bounds.min, bounds.max + 1, shape).astype(dtype)
+    np.testing.assert_array_equal(run(new, x)[0], run(mod, x)[0])
+
+
+def products(mod):
+    """Types of the operands of the matmul or convolution."""
+    values = [b.value for block in mod["main"].body.blocks for b in block.bindings]
+    calls = [v for v in values if str(v.op.name) in ("relax.matmul", "relax.nn.conv2d")]
+    return [tuple(str(arg.ty.dtype) for arg in call.args) for call in calls]
+
+
+def test_the_zero_point_leaves_the_sum():
+    mod = matmul(weights(16, 8))
+    new = rewrite(mod)
+    assert products(new) == [("uint8", "int8")]
+    assert operators(new)[-1] == "subtract"
+    assert "sum" not in operators(new)
+    assert_same(new, mod)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("zero_point", [None, 0, 3])
+@pytest.mark.parametrize(("low", "high"), [(-128, 128), (0, 256), (-120, 136), (-255, 1)])
+def test_numbers_of_matmuls(low, high, zero_point, dtype):
+    mod = matmul(weights(16, 8, low=low, high=high), zero_point, dtype)
+    new = rewrite(mod)
+    assert products(new) == [("uint8", "int8")]
+    assert ("sum" in operators(new)) == (low < -128 or high > 128)
+    assert_same(new, mod)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_numbers_of_convolutions_whose_padding_is_the_zero_point(padding, dtype):
+    mod = convolution(weights(3, 3, 8, 4), 7 if dtype == "uint8" else -7, padding, dtype)
+    new = rewrite(mod)
+    assert products(new) == [("uint8", "int8")]
+    assert_same(new, mod)
+
+
+@pytest.mark.parametrize(
+    ("mod", "reason"),
+    [
+        (matmul(weights(18, 8), shape=(2, 18)), "multiple of four"),
+        (convolution(weights(3, 3, 6, 4)), "multiple of four"),
+        (convolution(weights(3, 3, 8, 4, low=0, high=256)), "leave int8"),
+        (convolution(weights(4, 5, 6, 6), layouts=("NCHW", "OIHW")), "not innermost"),
+    ],
+)
+def test_what_stays_as_it_is(mod, reason):
+    with recording() as decisions:
+        new = rewrite(mod)
+    assert structural_equal(new, mod)
+    assert any(reason in decision.reason for decision in decisions), decisions
+
+
+def test_a_cpu_without_the_instruction_keeps_int16():
+    mod = matmul(weights(16, 8))
+    assert rewrite(mod, resolve_target("avx2")).same_as(mod)
+    narrow = CpuDescription(**(resolve_target("avx2").model_dump() | {"mattr": ("+avxvnni",)}))
+    assert products(rewrite(mod, narrow)) == [("uint8", "int8")]

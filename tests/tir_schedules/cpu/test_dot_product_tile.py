@@ -1,0 +1,131 @@
+"""Matmuls and convolutions of uint8 by int8 in dot product tiles, against NumPy, bit by bit."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from guarded_memory import guarded
+from lowering import kernel_of
+from symbolic_extents import as_tensor, built, size
+from tvm import relax, tirx
+from tvm.relax.op import nn
+
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.matrix_instructions import cpu_dot_product
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.cpu.dot_product_tile import DotProductTile
+
+op = relax.op
+HOST = host_description()
+pytestmark = pytest.mark.skipif(
+    cpu_dot_product("uint8", "int8", HOST.features) is None, reason="this CPU has no instruction"
+)
+RANDOM = np.random.default_rng(0)
+
+
+def unsigned(*shape: int) -> np.ndarray:
+    return RANDOM.integers(0, 256, shape).astype("uint8")
+
+
+def signed(*shape: int) -> np.ndarray:
+    return RANDOM.integers(-128, 128, shape).astype("int8")
+
+
+def scheduled(func: tirx.PrimFunc) -> ScheduledKernel:
+    found = apply_template(DotProductTile(), func.with_attr(CONSTANTS_ATTRIBUTE, [1]), HOST)
+    assert isinstance(found, ScheduledKernel), found
+    return found
+
+
+def results(
+    found: ScheduledKernel,
+    x: np.ndarray,
+    weights: np.ndarray,
+    shape: Sequence[int],
+    *others: np.ndarray,
+) -> np.ndarray:
+    """With all arrays at the end of what may be touched, and again at its start."""
+    function, packed = built(found.func), found.packed.pack(weights)
+    made = []
+    for at_end in (True, False):
+        with ExitStack() as stack:
+            arrays = [x, packed, *others, np.full(shape, -7, "int32")]
+            own = [stack.enter_context(guarded(array, at_end)) for array in arrays]
+            function(*map(as_tensor, own))
+            made.append(own[-1].copy())
+    np.testing.assert_array_equal(made[0], made[1])
+    return made[0]
+
+
+def matmul(rows: int | tirx.Var, steps: int, columns: int) -> tirx.PrimFunc:
+    """With a zero point's part taken off, as ``ZeroPointCompensation`` writes it."""
+    return kernel_of(
+        lambda x, w, z: op.subtract(op.matmul(x, w, out_dtype="int32"), z),
+        ((2, rows, steps), "uint8"),
+        ((steps, columns), "int8"),
+        ((columns,), "int32"),
+    )
+
+
+@pytest.mark.parametrize("columns", [16, 64, 72, 100])
+@pytest.mark.parametrize("rows", [1, 3, 7, 23])
+def test_matmuls_of_known_and_of_symbolic_rows(rows: int, columns: int) -> None:
+    x, weights = unsigned(2, rows, 36), signed(36, columns)
+    taken = np.arange(columns, dtype=np.int32)
+    wanted = x.astype(np.int32) @ weights.astype(np.int32) - taken
+    for extent in (rows, size("rows")):
+        found = scheduled(matmul(extent, 36, columns))
+        np.testing.assert_array_equal(results(found, x, weights, wanted.shape, taken), wanted)
+
+
+def test_the_largest_products_do_not_saturate() -> None:
+    x, weights = np.full((2, 5, 64), 255, "uint8"), np.full((64, 32), -128, "int8")
+    wanted, nothing = np.full((2, 5, 32), -255 * 128 * 64, "int32"), np.zeros(32, "int32")
+    found = scheduled(matmul(5, 64, 32))
+    np.testing.assert_array_equal(results(found, x, weights, wanted.shape, nothing), wanted)
+
+
+@pytest.mark.parametrize("is_symbolic", [False, True])
+@pytest.mark.parametrize(("side", "stride"), [(1, 1), (3, 1), (3, 2)])
+def test_convolutions(side: int, stride: int, is_symbolic: bool) -> None:
+    x, weights = unsigned(2, 9, 7, 8), signed(side, side, 8, 24)
+    extents = (size("height"), size("width")) if is_symbolic else (9, 7)
+    func = kernel_of(
+        lambda x, w: nn.conv2d(
+            x,
+            w,
+            strides=stride,
+            data_layout="NHWC",
+            kernel_layout="HWIO",
+            out_dtype="int32",
+        ),
+        ((2, *extents, 8), "uint8"),
+        (weights.shape, "int8"),
+    )
+    windows = np.lib.stride_tricks.sliding_window_view(x, (side, side), axis=(1, 2))
+    windows = windows[:, ::stride, ::stride].astype(np.int64)
+    wanted = np.einsum("nyxcij,ijcf->nyxf", windows, weights.astype(np.int64)).astype(np.int32)
+    found = scheduled(func)
+    np.testing.assert_array_equal(results(found, x, weights, wanted.shape), wanted)
+
+
+@pytest.mark.parametrize(
+    ("types", "steps", "constants", "reason"),
+    [
+        (("uint8", "int8"), 34, [1], "whole instructions"),
+        (("uint8", "int8"), 32, [], "computed in the run"),
+        (("uint8", "uint8"), 32, [1], "no instruction"),
+        (("int16", "int16"), 32, [1], "no instruction"),
+    ],
+)
+def test_what_it_does_not_take(types, steps, constants, reason) -> None:
+    func = kernel_of(
+        lambda x, w: op.matmul(x, w, out_dtype="int32"),
+        ((8, steps), types[0]),
+        ((steps, 32), types[1]),
+    )
+    found = apply_template(DotProductTile(), func.with_attr(CONSTANTS_ATTRIBUTE, constants), HOST)
+    assert not isinstance(found, ScheduledKernel)
+    assert reason in found.reason

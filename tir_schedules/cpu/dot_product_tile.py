@@ -1,0 +1,188 @@
+"""Matmuls and convolutions of 8-bit integers: instructions that add four products to each lane.
+
+Weights are packed so that four steps of the sum, for as many columns as a vector of int32 holds,
+are one vector of bytes; four bytes of the other operand go to all lanes. How the loops around a
+tile go is as for symbolic tiles; extents may be known or symbolic.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import tvm
+from tvm import s_tir, tirx
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.hardware.matrix_instructions import MatrixInstruction, cpu_dot_product
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    constant_parameter,
+    kernel_blocks,
+    only_reduction,
+    same_block,
+    scans,
+    static_extent,
+)
+from tvm_ext.tir_schedules.cpu.blockwise import schedule_block
+from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
+    SymbolicContraction,
+    symbolic_contraction,
+    with_code,
+)
+from tvm_ext.tir_schedules.cpu.symbolic_tile import (
+    epilogue_block,
+    with_flattened_rows,
+    with_joined_rows,
+    with_rows,
+)
+from tvm_ext.tir_schedules.cpu.symbolic_tile_code import DotProduct, symbolic_tile_code
+from tvm_ext.tir_schedules.inlining import inlined_schedule
+from tvm_ext.tir_schedules.packing import PaddedOperand
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+
+# Vectors of sums next to each other in a tile (of three LLVM keeps the sums in memory): the fewest
+# sums that no column wants decide, then the most, which read the other operand least often.
+_VECTORS = (4, 2, 1)
+
+
+class DotProductTile:
+    """Sums of products of uint8 and constant int8, on CPUs with an instruction for several."""
+
+    name = "dot product tile"
+    machine_type = CpuDescription
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule:
+        """See ``Template.apply``."""
+        sch = inlined_schedule(func)
+        anchor = only_reduction(sch)
+        if len(sch.get(anchor).writes) != 1 or scans(sch.get(anchor)):
+            raise NotApplicable("its reduction is no sum of products")
+        epilogue = epilogue_block(sch, anchor)
+        found = symbolic_contraction(sch, anchor, epilogue)
+        operands = _operands(found, sch.mod["main"], machine)
+        lanes = machine.vector_lanes(operands.instruction.accumulator)
+        vectors = decisions.pick("vectors", set(_VECTORS), _vectors(operands, lanes))
+        tile = with_rows(found, operands.columns, (vectors * lanes,), machine)
+        found, tile = with_joined_rows(found, replace(tile, padded=True), sch.mod["main"])
+        found, tile = with_flattened_rows(found, tile)
+        dot, operand, buffer = _packed(
+            found, operands, sch.mod["main"], vectors * lanes, machine.vector_bits
+        )
+        tile = replace(tile, dot_product=dot)
+        code = symbolic_tile_code(found, tile, machine.cores > 1)
+        done = [block for block in (anchor, epilogue) if block is not None]
+        for block in kernel_blocks(sch):
+            if not any(same_block(sch, block, known) for known in done):
+                schedule_block(sch, block, machine)
+        return with_code(sch, code, done, found.views, (operand, buffer))
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """What is multiplied: each iteration adds ``int32(data) * int32(weights)``.
+
+    Attributes
+    ----------
+    data, weights : TensorLoad
+        Elements of uint8, neighbours along ``depth``, and of int8, of a constant parameter.
+    columns, depth : LoopAxis
+        The loop over sums that only the weights go along, and the one that ends in the instruction.
+    order : tuple[LoopAxis, ...]
+        Loops that the axes of the weights belong to, one each; of one iteration where an axis has
+        one element.
+    """
+
+    data: tvm.ir.TensorLoad
+    weights: tvm.ir.TensorLoad
+    columns: LoopAxis
+    depth: LoopAxis
+    order: tuple[LoopAxis, ...]
+    instruction: MatrixInstruction
+
+
+def _operands(
+    contraction: SymbolicContraction, func: tirx.PrimFunc, machine: CpuDescription
+) -> _Operands:
+    data, weights = _factors(contraction.product)
+    types = str(data.source.dtype), str(weights.source.dtype)
+    instruction = cpu_dot_product(*types, machine.features)
+    if instruction is None:
+        raise NotApplicable(f"no instruction adds products of {types[0]} and {types[1]}")
+    if constant_parameter(func, weights.source) is None:
+        raise NotApplicable("the weights are computed in the run")
+    order = tuple(_axis_of(contraction, index) for index in weights.indices)
+    spatial = [axis for axis in order if _is_one_of(axis, contraction.spatial)]
+    depths = [
+        axis
+        for axis in order
+        if _is_one_of(axis, contraction.reduction)
+        and contraction.step(data, axis) == 1
+        and (axis.length or 1) % instruction.k == 0
+    ]
+    if len(spatial) != 1 or len(depths) != 1:
+        raise NotApplicable("no loop of whole instructions goes along both operands")
+    if not all(_is_one_of(axis, order) for axis in contraction.reduction):
+        raise NotApplicable("a loop of the sum does not move the weights")
+    (columns,), (depth,) = spatial, depths
+    if contraction.step(data, columns) != 0 or contraction.step(contraction.store, columns) != 1:
+        raise NotApplicable("no loop walks the output and the weights alone")
+    return _Operands(data, weights, columns, depth, order, instruction)
+
+
+def _factors(product: tvm.ir.Expr) -> tuple[tvm.ir.TensorLoad, tvm.ir.TensorLoad]:
+    """The elements that are multiplied, that of uint8 first."""
+    sides = [product.a, product.b] if isinstance(product, tirx.Mul) else []
+    loads = [side.value if isinstance(side, tirx.Cast) else side for side in sides]
+    loads.sort(key=lambda load: str(load.ty) != "uint8")
+    is_wide = all(str(side.ty) == "int32" for side in sides)
+    if not is_wide or not all(isinstance(load, tvm.ir.TensorLoad) for load in loads) or not loads:
+        raise NotApplicable("it does not add products of two elements in int32")
+    return loads[0], loads[1]
+
+
+def _axis_of(contraction: SymbolicContraction, index: tvm.ir.Expr) -> LoopAxis:
+    if static_extent(index) == 0:
+        return LoopAxis(tirx.Var("once", str(index.ty)), index + 1)
+    for axis in (*contraction.spatial, *contraction.reduction):
+        if axis.length is not None and index.same_as(axis.var):
+            return axis
+    raise NotApplicable("an index of the weights is no loop of known length")
+
+
+def _is_one_of(axis: LoopAxis, axes: Sequence[LoopAxis]) -> bool:
+    return any(axis is one for one in axes)
+
+
+def _vectors(operands: _Operands, lanes: int) -> int:
+    length = operands.columns.length or 1
+    fitting = [n for n in _VECTORS if (n - 1) * lanes < length] or [1]
+    return min(fitting, key=lambda n: -(-length // (n * lanes)) * n)
+
+
+def _packed(
+    contraction: SymbolicContraction,
+    operands: _Operands,
+    func: tirx.PrimFunc,
+    block: int,
+    bits: int,
+) -> tuple[DotProduct, PaddedOperand, tirx.Buffer]:
+    """Weights as ``[columns / block, taps..., depth / k, block * k]``."""
+    k, own = operands.instruction.k, operands.weights.source
+    columns, depth = operands.columns, operands.depth
+    taps = [axis for axis in operands.order if axis is not columns and axis is not depth]
+    axes = [columns, *taps, depth]
+    order = tuple(next(i for i, o in enumerate(operands.order) if o is axis) for axis in axes)
+    # Its own shape: along the columns there may be more than are wanted.
+    shape = tuple(static_extent(own.shape[axis]) or 1 for axis in order)
+    padded = (-(-shape[0] // block) * block, *shape[1:])
+    parameter = int(constant_parameter(func, own) or 0)
+    operand = PaddedOperand(parameter, order, shape, padded, (block, *(1 for _ in taps), k))
+    buffer = tirx.decl_buffer(operand.packed_shape, str(own.dtype), own.name)
+    zero = tirx.const(0, str(columns.var.ty))
+    inner = (zero if axis.length == 1 else axis.var for axis in taps)
+    places = [tirx.truncdiv(columns.var, block), *inner]
+    row = tirx.BufferLoad(buffer, [*places, tirx.truncdiv(depth.var, k), tirx.const(0, "int64")])
+    data, _ = _factors(contraction.product)
+    return DotProduct(operands.instruction, data, row, depth, bits), operand, buffer
