@@ -154,6 +154,20 @@ def _gathered_elements(func: tirx.PrimFunc) -> dict[str, int]:
 
 
 def kernel_dtype(func: tirx.PrimFunc) -> str:
-    """Element type of the result, the last parameter; float32 when it has no buffer."""
+    """Element type that the arithmetic goes at the rate of: that of the result, the last parameter;
+    uint8 where products of it and int8 are summed; float32 when there is no buffer.
+    """
     last = func.params[-1] if len(func.params) else None
+    types = {str(param.dtype) for param in func.params if hasattr(param, "shape")}
+    if {"uint8", "int8"} <= types and any(map(_is_narrow, nodes(func.body, tirx.Mul))):
+        return "uint8"
     return str(last.dtype) if last is not None and hasattr(last, "shape") else "float32"
+
+
+def _is_narrow(product: tirx.Mul) -> bool:
+    """Whether a product is one of uint8 and int8."""
+    sides = (product.a, product.b)
+    return sorted(str(side.value.ty) for side in sides if isinstance(side, tirx.Cast)) == [
+        "int8",
+        "uint8",
+    ]
