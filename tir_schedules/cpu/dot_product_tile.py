@@ -44,6 +44,8 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 # sums that no column wants decide, then the most, which read the other operand least often.
 _VECTORS = (4, 2, 1)
 
+_NEON_BITS = 128
+
 
 class DotProductTile:
     """Sums of products of uint8 and constant int8, on CPUs with an instruction for several."""
@@ -62,14 +64,13 @@ class DotProductTile:
         epilogue = epilogue_block(sch, anchor)
         found = symbolic_contraction(sch, anchor, epilogue)
         operands = _operands(found, sch.mod["main"], machine)
-        lanes = machine.vector_lanes(operands.instruction.accumulator)
+        bits = _vector_bits(operands.instruction, machine)
+        lanes = bits // tvm.DataType(operands.instruction.accumulator).bits
         vectors = decisions.pick("vectors", set(_VECTORS), _vectors(operands, lanes))
         tile = with_rows(found, operands.columns, (vectors * lanes,), machine)
         found, tile = with_joined_rows(found, replace(tile, padded=True), sch.mod["main"])
         found, tile = with_flattened_rows(found, tile)
-        dot, operand, buffer = _packed(
-            found, operands, sch.mod["main"], vectors * lanes, machine.vector_bits
-        )
+        dot, operand, buffer = _packed(found, operands, sch.mod["main"], vectors * lanes, bits)
         tile = replace(tile, dot_product=dot)
         code = symbolic_tile_code(found, tile, machine.cores > 1)
         done = [block for block in (anchor, epilogue) if block is not None]
@@ -149,6 +150,11 @@ def _axis_of(contraction: SymbolicContraction, index: tvm.ir.Expr) -> LoopAxis:
         if axis.length is not None and index.same_as(axis.var):
             return axis
     raise NotApplicable("an index of the weights is no loop of known length")
+
+
+def _vector_bits(instruction: MatrixInstruction, machine: CpuDescription) -> int:
+    """Of a vector of the instruction: those of the machine where it is there for several."""
+    return machine.vector_bits if "{bits}" in instruction.intrinsic else _NEON_BITS
 
 
 def _is_one_of(axis: LoopAxis, axes: Sequence[LoopAxis]) -> bool:
