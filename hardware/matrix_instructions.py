@@ -194,12 +194,6 @@ def cpu_instruction(dtype: str, bits: int, features: Iterable[str]) -> MatrixIns
     return own or next(row for row in fitting if row.a == wide)
 
 
-def cpu_dot_product(a: str, b: str, features: Iterable[str]) -> MatrixInstruction | None:
-    """The instruction of a CPU with ``features`` for several steps of a sum of products at once."""
-    rows = (row for row in CPU_INSTRUCTIONS if row.k > 1 and (row.a, row.b) == (a, b))
-    return next((row for row in rows if row.needs in features), None)
-
-
 def has_rate(rate: str, arch: str) -> bool:
     """Whether a GPU of architecture ``arch`` has an instruction of this rate that code uses."""
     return any(row.rate == rate and row.runs_on(arch) for row in CUDA_INSTRUCTIONS)

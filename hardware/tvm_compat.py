@@ -4,7 +4,6 @@ A TVM release that moves a name breaks this file and its test, and nothing else.
 Those of TVM's ONNX importer are in ``tvm_ext/onnx_frontend/tvm_compat.py``: they bring ``onnx``.
 """
 
-from tvm import tirx
 from tvm.base import _LOADED_LIBS as loaded_libraries
 from tvm.ir import IRModule
 from tvm.s_tir.meta_schedule import TuneContext
@@ -15,14 +14,12 @@ from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 from tvm.support.nvcc import tvm_callback_cuda_compile as compile_cuda_by_tvm
 from tvm.target import Target
 from tvm.target import codegen as llvm_codegen
-from tvm_ffi import structural_map
 
 __all__ = [
     "compile_cuda_by_tvm",
     "llvm_codegen",
     "loaded_libraries",
     "tune_context",
-    "without_scope_marks",
 ]
 
 
@@ -52,20 +49,3 @@ def tune_context(
     )
     meta_schedule_ffi.TuneContextInitialize(context)
     return context
-
-
-# Groups statements while TVM builds a kernel (ScatterND, ScatterElements, NonMaxSuppression); means
-# nothing afterwards.
-_SCOPE_MARK = "pragma_scope"
-
-
-def without_scope_marks(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func`` without the marks that TVM's IR builder leaves, of which its code generation warns;
-    itself when it has none.
-    """
-    body = structural_map(func.body, (tirx.AttrStmt, _inside))
-    return func if body.same_as(func.body) else func.with_body(body)
-
-
-def _inside(stmt: tirx.AttrStmt) -> tirx.Stmt:
-    return stmt.body if stmt.attr_key == _SCOPE_MARK else stmt

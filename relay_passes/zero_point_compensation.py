@@ -8,11 +8,11 @@ import tvm
 from tvm import relax
 
 from tvm_ext.hardware.cpu.description import current_cpu
-from tvm_ext.hardware.matrix_instructions import cpu_dot_product
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.expressions import convolution_like
 from tvm_ext.relay_passes.graph_pass import graph_pass
-
-_CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
+from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout
+from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 
 # From int8 to uint8.
 _SIGN = 128
@@ -41,9 +41,8 @@ class ZeroPointCompensation:
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
         machine = current_cpu()
-        if machine is None or cpu_dot_product("uint8", "int8", machine.features) is None:
-            return mod
-        return _Compensator().run(mod)
+        has_dot_product = machine is not None and machine.instruction("uint8").k > 1
+        return _Compensator().run(mod) if has_dot_product else mod
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class _Compensator(BindingRewriter):
     pass_name = "ZeroPointCompensation"
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        call = self.view.call(value, "relax.matmul", *_CONVOLUTIONS)
+        call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
         if call is None or str(var.ty.dtype) != "int32":
             return None
         data, weights = self._data(call.args[0]), self._weights(call.args[1])
@@ -117,7 +116,7 @@ class _Compensator(BindingRewriter):
         self, call: relax.Call, data: _Data, weights: np.ndarray, var: relax.Var
     ) -> relax.Expr | None:
         attrs, rank = call.attrs, weights.ndim - 2
-        layouts = ("NWC", "NHWC", "NDHWC")[rank - 1], ("WIO", "HWIO", "DHWIO")[rank - 1]
+        layouts = LAYOUT_NAMES[weights.ndim][ChannelLayout.CHANNELS_LAST]
         if (str(attrs.data_layout), str(attrs.kernel_layout)) != layouts or attrs.groups != 1:
             self.refuse("channels are not innermost, or in groups", var)
             return None
@@ -136,16 +135,7 @@ class _Compensator(BindingRewriter):
             widths = [width for pair in pairs for width in pair]
             value = int(known or 0) + (_SIGN if data.is_signed else 0)
             x = self.bind(relax.op.nn.pad(x, widths, "constant", value), var)
-        total = _CONV[rank](
-            x,
-            relax.const(narrow, "int8"),
-            strides=attrs.strides,
-            dilation=attrs.dilation,
-            data_layout=attrs.data_layout,
-            kernel_layout=attrs.kernel_layout,
-            out_layout=attrs.out_layout,
-            out_dtype="int32",
-        )
+        total = convolution_like(call, x, relax.const(narrow, "int8"), padding=[0] * (2 * rank))
         sums = narrow.sum(axis=tuple(range(rank + 1)), dtype=np.int32)
         return self._corrected(total, zero_point, sums)
 
@@ -175,14 +165,8 @@ class _Compensator(BindingRewriter):
     ) -> relax.Expr:
         if zero_point is None:
             return total
-        known = self._known(zero_point) if isinstance(zero_point, tvm.ir.GenericConst) else None
-        by = relax.const(sums.astype(np.int32), "int32")
-        if known is not None:
-            return relax.op.subtract(total, relax.const((sums * known).astype(np.int32), "int32"))
+        by = relax.const(sums, "int32")
         return relax.op.subtract(total, relax.op.multiply(zero_point, by))
-
-
-_CONV = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 
 
 def _narrow(weights: np.ndarray, axes: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ convolutions), reductions over different rows in one kernel, symbolic extents, s
 """
 
 import math
+from collections.abc import Sequence
 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
@@ -17,6 +18,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     count_calls,
     is_data_parallel,
     kernel_blocks,
+    same_block,
     static_extent,
     static_product,
 )
@@ -48,6 +50,13 @@ class Blockwise:
         for block in blocks:
             schedule_block(sch, block, machine)
         return sch
+
+
+def schedule_others(sch: s_tir.Schedule, done: Sequence[SBlockRV], machine: CpuDescription) -> None:
+    """The blocks of a kernel that are not among ``done``, each in a loop nest of its own."""
+    for block in kernel_blocks(sch):
+        if not any(same_block(sch, block, known) for known in done):
+            schedule_block(sch, block, machine)
 
 
 def schedule_block(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> None:

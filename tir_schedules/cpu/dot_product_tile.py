@@ -13,17 +13,13 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.hardware.matrix_instructions import MatrixInstruction, cpu_dot_product
+from tvm_ext.hardware.matrix_instructions import MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     constant_parameter,
-    kernel_blocks,
-    only_reduction,
-    same_block,
-    scans,
     static_extent,
 )
-from tvm_ext.tir_schedules.cpu.blockwise import schedule_block
+from tvm_ext.tir_schedules.cpu.blockwise import schedule_others
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     SymbolicContraction,
     symbolic_contraction,
@@ -31,6 +27,7 @@ from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
 )
 from tvm_ext.tir_schedules.cpu.symbolic_tile import (
     epilogue_block,
+    single_sum,
     with_flattened_rows,
     with_joined_rows,
     with_rows,
@@ -58,9 +55,7 @@ class DotProductTile:
     ) -> s_tir.Schedule:
         """See ``Template.apply``."""
         sch = inlined_schedule(func)
-        anchor = only_reduction(sch)
-        if len(sch.get(anchor).writes) != 1 or scans(sch.get(anchor)):
-            raise NotApplicable("its reduction is no sum of products")
+        anchor = single_sum(sch)
         epilogue = epilogue_block(sch, anchor)
         found = symbolic_contraction(sch, anchor, epilogue)
         operands = _operands(found, sch.mod["main"], machine)
@@ -74,9 +69,7 @@ class DotProductTile:
         tile = replace(tile, dot_product=dot)
         code = symbolic_tile_code(found, tile, machine.cores > 1)
         done = [block for block in (anchor, epilogue) if block is not None]
-        for block in kernel_blocks(sch):
-            if not any(same_block(sch, block, known) for known in done):
-                schedule_block(sch, block, machine)
+        schedule_others(sch, done, machine)
         return with_code(sch, code, done, found.views, (operand, buffer))
 
 
@@ -108,8 +101,8 @@ def _operands(
 ) -> _Operands:
     data, weights = _factors(contraction.product)
     types = str(data.source.dtype), str(weights.source.dtype)
-    instruction = cpu_dot_product(*types, machine.features)
-    if instruction is None:
+    instruction = machine.instruction(types[0])
+    if instruction.k == 1 or types != (instruction.a, instruction.b):
         raise NotApplicable(f"no instruction adds products of {types[0]} and {types[1]}")
     if constant_parameter(func, weights.source) is None:
         raise NotApplicable("the weights are computed in the run")

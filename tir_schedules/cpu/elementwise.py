@@ -1,4 +1,6 @@
-"""Elementwise, broadcast and data-movement kernels: one vectorised, parallel loop nest a block."""
+"""Elementwise, broadcast and data-movement kernels, transposes among them: one vectorised, parallel
+loop nest a block.
+"""
 
 from dataclasses import replace
 from functools import reduce
@@ -279,3 +281,23 @@ def _block_by_block(sch: s_tir.Schedule, machine: CpuDescription) -> s_tir.Sched
         if inner is not None:
             split_at_borders(sch, *inner)
     return sch
+
+
+class CpuTranspose:
+    """Kernels without a reduction, part of which is transposed in registers."""
+
+    name = "transpose"
+    machine_type = CpuDescription
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
+    ) -> s_tir.Schedule:
+        """See ``Template.apply``."""
+        if not all(map(runs_in_any_order, inlined_blocks(func))):
+            raise NotApplicable("the kernel reduces or scans")
+        plan = plan_blocks(func, machine, decisions)
+        if not any(block.decision.tiles for block in plan.blocks):
+            raise NotApplicable(
+                "every buffer is read along the axis along which the result is written"
+            )
+        return scheduled(func, plan, machine)

@@ -18,15 +18,13 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     constant_parameter,
     depends,
     element_bytes,
-    kernel_blocks,
     linear_form,
     only_reduction,
     operands_of,
-    same_block,
     scans,
     static_extent,
 )
-from tvm_ext.tir_schedules.cpu.blockwise import schedule_block
+from tvm_ext.tir_schedules.cpu.blockwise import schedule_others
 from tvm_ext.tir_schedules.cpu.implicit_padding import implicit_padding
 from tvm_ext.tir_schedules.cpu.nest_code import vector_chunk
 from tvm_ext.tir_schedules.cpu.register_blocking import (
@@ -99,23 +97,28 @@ class SymbolicTiles:
         code = symbolic_tile_code(found, tile, machine.cores > 1)
         pad = tile.implicit_padding.block if tile.implicit_padding is not None else None
         done = [block for block in (pad, anchor, epilogue) if block is not None]
-        for block in kernel_blocks(sch):
-            if not any(same_block(sch, block, known) for known in done):
-                schedule_block(sch, block, machine)
+        schedule_others(sch, done, machine)
         return with_code(sch, code, done, found.views)
 
 
 def _anchor(sch: s_tir.Schedule) -> SBlockRV:
     """The kernel's only reduction, where a loop of it is symbolic."""
+    anchor = single_sum(sch)
+    if None not in [static_extent(v.dom.extent) for v in sch.get(anchor).iter_vars]:
+        raise NotApplicable("all extents are known, or a loop has no iterations")
+    return anchor
+
+
+def single_sum(sch: s_tir.Schedule) -> SBlockRV:
+    """The kernel's only reduction, of one result and with iterations."""
     anchor = only_reduction(sch)
     stmt = sch.get(anchor)
     if len(stmt.writes) != 1:
         raise NotApplicable("its reduction has several results")
     if scans(stmt):
         raise NotApplicable("a loop scans")
-    extents = [static_extent(v.dom.extent) for v in stmt.iter_vars]
-    if None not in extents or 0 in extents:
-        raise NotApplicable("all extents are known, or a loop has no iterations")
+    if 0 in [static_extent(v.dom.extent) for v in stmt.iter_vars]:
+        raise NotApplicable("a loop has no iterations")
     return anchor
 
 

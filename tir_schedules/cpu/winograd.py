@@ -21,7 +21,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     schedule_of,
     static_extent,
 )
-from tvm_ext.tir_schedules.cpu.blockwise import schedule_block
+from tvm_ext.tir_schedules.cpu.blockwise import schedule_others
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     flatten,
     largest_divisor,
@@ -252,9 +252,7 @@ def _of_symbolic_image(
     pack_operand(sch, stages["products"], 1, 5, columns)
     image, done = winograd_image(sch, stages, (high, wide))
     code, views = winograd_image_code(image, columns, machine, sch.mod["main"].params)
-    for block in kernel_blocks(sch):
-        if not any(same_block(sch, block, known) for known in done):
-            schedule_block(sch, block, machine)
+    schedule_others(sch, done, machine)
     return with_code(sch, code, done, views)
 
 

@@ -16,7 +16,7 @@ from tvm_ext.tir_schedules.cpu.batch_loop import BatchLoop
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution
 from tvm_ext.tir_schedules.cpu.dot_product_tile import DotProductTile
-from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise
+from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise, CpuTranspose
 from tvm_ext.tir_schedules.cpu.masked_tails import has_masked_memory, with_masked_tails
 from tvm_ext.tir_schedules.cpu.overlapping_tiles import with_overlapping_tiles
 from tvm_ext.tir_schedules.cpu.pooling import CpuPooling
@@ -26,7 +26,6 @@ from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
 from tvm_ext.tir_schedules.cpu.scan import CpuScan
 from tvm_ext.tir_schedules.cpu.softmax_and_norm import SoftmaxAndNorm
 from tvm_ext.tir_schedules.cpu.symbolic_tile import SymbolicTiles
-from tvm_ext.tir_schedules.cpu.transpose import CpuTranspose
 from tvm_ext.tir_schedules.cpu.winograd import Winograd
 from tvm_ext.tuning.backend import RANDOM, CostModelEntry, Tuning
 from tvm_ext.tuning.runner import RunDeviceAddress

@@ -12,7 +12,6 @@ from tvm import relax, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.matrix_instructions import cpu_dot_product
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.cpu.dot_product_tile import DotProductTile
@@ -20,7 +19,7 @@ from tvm_ext.tir_schedules.cpu.dot_product_tile import DotProductTile
 op = relax.op
 HOST = host_description()
 pytestmark = pytest.mark.skipif(
-    cpu_dot_product("uint8", "int8", HOST.features) is None, reason="this CPU has no instruction"
+    HOST.instruction("uint8").k == 1, reason="this CPU has no instruction"
 )
 RANDOM = np.random.default_rng(0)
 

@@ -21,8 +21,8 @@ from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.analysis import buffer_access
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cpu.data_parallel import KernelPlan, plan_blocks
+from tvm_ext.tir_schedules.cpu.elementwise import CpuTranspose
 from tvm_ext.tir_schedules.cpu.register_transpose import TransposeTileDecision
-from tvm_ext.tir_schedules.cpu.transpose import CpuTranspose
 from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
