@@ -31,9 +31,10 @@ class ZeroPointCompensation:
     data's rows times the shift are added. Data with a sign are shifted to uint8. See oneDNN's
     "Nuances of int8 Computations".
 
-    Leaves alone: weights that are computed in the run; sums of a length that is symbolic or no
-    multiple of four; convolutions in groups, with channels first, or whose zero point is unknown
-    where they pad; CPUs without such an instruction, and other targets.
+    Leaves alone: weights that are computed in the run or span more than 8 bits, zero points that
+    have more; sums of a length that is symbolic or no multiple of four; convolutions in groups,
+    with channels first, or whose zero point is unknown where they pad; CPUs without such an
+    instruction, and other targets.
 
     Run after: LayoutPlanning. Run before: PadOutputChannels, LegalizeOps.
     """
@@ -86,13 +87,28 @@ class _Compensator(BindingRewriter):
             return None
         if str(wide.args[0].ty.dtype) not in ("int8", "uint8"):
             return None
-        return _Data(wide.args[0], None if centred is None else centred.args[1])
+        if centred is None:
+            return _Data(wide.args[0], None)
+        zero_point = centred.args[1]
+        return _Data(wide.args[0], zero_point) if self._is_narrow(zero_point) else None
+
+    def _is_narrow(self, zero_point: relax.Expr) -> bool:
+        """Whether it is one of 8 bits: differences with a larger one might not fit into int16."""
+        wide, value = self.view.call(zero_point, "relax.astype"), self.view.value(zero_point)
+        if isinstance(value, tvm.ir.GenericConst):
+            numbers = value.value.numpy()
+            return bool(numbers.min() >= -_SIGN and numbers.max() < 2 * _SIGN)
+        return wide is not None and str(wide.args[0].ty.dtype) in ("int8", "uint8")
 
     def _weights(self, expr: relax.Expr) -> np.ndarray | None:
+        """Of 8 bits, less a zero point for each column: those of a module may be any int16."""
         value = self.view.value(expr)
         if not isinstance(value, tvm.ir.GenericConst) or str(value.ty.dtype) != "int16":
             return None
-        return value.value.numpy()
+        numbers = value.value.numpy()
+        columns = numbers.reshape(-1, numbers.shape[-1]).astype(np.int32)
+        spans = columns.max(axis=0) - columns.min(axis=0)
+        return numbers if numbers.size and (spans < 2 * _SIGN).all() else None
 
     def _matmul(self, data: _Data, weights: np.ndarray, var: relax.Var) -> relax.Expr | None:
         if weights.ndim != 2 or data.x.ty.ndim < 2:

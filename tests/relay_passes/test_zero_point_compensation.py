@@ -118,6 +118,18 @@ def test_what_stays_as_it_is(mod, reason):
     assert any(reason in decision.reason for decision in decisions), decisions
 
 
+@pytest.mark.parametrize(
+    "mod",
+    [
+        matmul(weights(16, 8, low=-300, high=300)),
+        matmul(weights(16, 8), zero_point=30_000),
+        matmul(weights(16, 8), zero_point=-32_768),
+    ],
+)
+def test_numbers_of_more_than_8_bits_stay_as_they_are(mod):
+    assert rewrite(mod).same_as(mod)
+
+
 def test_a_cpu_without_the_instruction_keeps_int16():
     mod = matmul(weights(16, 8))
     assert rewrite(mod, resolve_target("avx2")).same_as(mod)
