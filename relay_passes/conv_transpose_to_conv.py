@@ -480,7 +480,10 @@ class _ConvTransposeRewriter(BindingRewriter):
             return value
         end = [start + size for start, size in zip(begin, wanted, strict=True)]
         axes = list(range(2, 2 + len(wanted)))
-        return relax.op.strided_slice(self.bind(value, var), axes, list(begin), end)
+        # Clipped to symbolic sides, the slice would have sizes that equal no other value's.
+        return relax.op.strided_slice(
+            self.bind(value, var), axes, list(begin), end, assume_inbound=True
+        )
 
 
 def _refusal(call: relax.Call) -> str:
