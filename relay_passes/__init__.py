@@ -14,6 +14,7 @@ from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
 from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv
 from tvm_ext.relay_passes.drop_padded_taps import DropPaddedTaps
 from tvm_ext.relay_passes.empty_constants import EmptyConstants
+from tvm_ext.relay_passes.fake_quantization_to_integer import FakeQuantizationToInteger
 from tvm_ext.relay_passes.flatten_pointwise import FlattenPointwise
 from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
 from tvm_ext.relay_passes.fresh_outputs import FreshOutputs
@@ -34,6 +35,7 @@ from tvm_ext.relay_passes.zero_point_compensation import ZeroPointCompensation
 
 # A class under @graph_pass is a factory of passes, which a type checker cannot see.
 BUILTIN_PASSES: tuple[Any, ...] = (
+    FakeQuantizationToInteger,
     FoldConstantCalls,
     AccumulateInFloat32,
     ConvBnReluFold,

@@ -134,9 +134,17 @@ def convolution_seconds(call: relax.Call, layout: ChannelLayout, machine: Layout
     its tensors have known ranks and constant channels.
     """
     convolution = shape_of_convolution(call)
-    fraction = _vector_fraction(convolution, layout, machine.vector_lanes(convolution.dtype))
-    work = Work(convolution.flops, convolution.nbytes, convolution.dtype, fraction)
-    return machine.seconds(work)
+    fraction = _vector_fraction(convolution, layout, machine.vector_lanes(str(call.ty.dtype)))
+    dtype = convolution.dtype
+    if _has_dot_products(convolution, layout):
+        dtype, fraction = "uint8", fraction * _filled(convolution.group_inputs, 4)
+    return machine.seconds(Work(convolution.flops, convolution.nbytes, dtype, fraction))
+
+
+def _has_dot_products(convolution: ShapeOfConvolution, layout: ChannelLayout) -> bool:
+    """Whether ``ZeroPointCompensation`` takes it: what is quantised is int16 until then."""
+    is_dense = convolution.groups == 1 and convolution.group_inputs > 1
+    return convolution.dtype == "int16" and is_dense and layout is ChannelLayout.CHANNELS_LAST
 
 
 def tensor_bytes(ty: relax.TensorType) -> float:

@@ -17,6 +17,9 @@ from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 # From int8 to uint8.
 _SIGN = 128
 
+# Products that such an instruction adds to a lane of int32.
+_STEPS = 4
+
 
 @graph_pass
 class ZeroPointCompensation:
@@ -28,13 +31,14 @@ class ZeroPointCompensation:
     A difference of 8-bit numbers takes 16 bits; without it CPUs add four products to each lane of
     int32 at once (``vpdpbusd``, ``usdot``). The result is the same, bit by bit: int32 wraps. Where
     the weights have a zero point as well and leave int8, they are shifted, and the sums of the
-    data's rows times the shift are added. Data with a sign are shifted to uint8. See oneDNN's
-    "Nuances of int8 Computations".
+    data's rows times the shift are added. Data with a sign are shifted to uint8. What is summed is
+    padded to a multiple of four, with weights of zero. See oneDNN's "Nuances of int8
+    Computations".
 
     Leaves alone: weights that are computed in the run or span more than 8 bits, zero points that
-    have more; sums of a length that is symbolic or no multiple of four; convolutions in groups,
-    with channels first, or whose zero point is unknown where they pad; CPUs without such an
-    instruction, and other targets.
+    have more; sums of a length that is symbolic, and of one product for each pixel; convolutions
+    in groups, with channels first, or whose zero point is unknown where they pad; CPUs without
+    such an instruction, and other targets.
 
     Run after: LayoutPlanning. Run before: PadOutputChannels, LegalizeOps.
     """
@@ -114,12 +118,12 @@ class _Compensator(BindingRewriter):
         if weights.ndim != 2 or data.x.ty.ndim < 2:
             self.refuse("the weights are no matrix", var)
             return None
-        if weights.shape[0] % 4:
-            self.refuse("the sums have a length that is no multiple of four", var)
-            return None
         x, zero_point = self._unsigned(data, var)
         narrow, shift = _narrow(weights, 0)
-        total: relax.Expr = relax.op.matmul(x, relax.const(narrow, "int8"), out_dtype="int32")
+        stored = relax.const(_with_whole_steps(narrow), "int8")
+        steps = (0, int(stored.ty.shape[0]) - len(weights))
+        x = self._padded(x, [*[(0, 0)] * (x.ty.ndim - 1), steps], 0, var)
+        total: relax.Expr = relax.op.matmul(x, stored, out_dtype="int32")
         rows = narrow.sum(axis=0, dtype=np.int32) + np.int32(weights.shape[0]) * shift
         if shift.any():
             wide = self.bind(relax.op.astype(x, "int32"), var)
@@ -136,8 +140,8 @@ class _Compensator(BindingRewriter):
         if (str(attrs.data_layout), str(attrs.kernel_layout)) != layouts or attrs.groups != 1:
             self.refuse("channels are not innermost, or in groups", var)
             return None
-        if weights.shape[-2] % 4:
-            self.refuse("the input channels are no multiple of four", var)
+        if weights.shape[-2] == 1:
+            self.refuse("the pixels have one channel", var)
             return None
         narrow, shift = _narrow(weights, tuple(range(rank + 1)))
         padding = [int(size) for size in attrs.padding]
@@ -146,14 +150,22 @@ class _Compensator(BindingRewriter):
             self.refuse("the weights leave int8, or padding has a value of the run", var)
             return None
         x, zero_point = self._unsigned(data, var)
-        if any(padding):
-            pairs = [(0, 0), *zip(padding[:rank], padding[rank:], strict=True), (0, 0)]
-            widths = [width for pair in pairs for width in pair]
-            value = int(known or 0) + (_SIGN if data.is_signed else 0)
-            x = self.bind(relax.op.nn.pad(x, widths, "constant", value), var)
-        total = convolution_like(call, x, relax.const(narrow, "int8"), padding=[0] * (2 * rank))
+        stored = relax.const(_with_whole_steps(narrow), "int8")
+        steps = (0, int(stored.ty.shape[-2]) - weights.shape[-2])
+        pairs = [(0, 0), *zip(padding[:rank], padding[rank:], strict=True), steps]
+        x = self._padded(x, pairs, int(known or 0) + (_SIGN if data.is_signed else 0), var)
+        total = convolution_like(call, x, stored, padding=[0] * (2 * rank))
         sums = narrow.sum(axis=tuple(range(rank + 1)), dtype=np.int32)
         return self._corrected(total, zero_point, sums)
+
+    def _padded(
+        self, x: relax.Expr, pairs: list[tuple[int, int]], value: int, var: relax.Var
+    ) -> relax.Expr:
+        """``x`` with so many elements more before and after those of each axis."""
+        widths = [width for pair in pairs for width in pair]
+        if not any(widths):
+            return x
+        return self.bind(relax.op.nn.pad(x, widths, "constant", value), var)
 
     def _known(self, zero_point: relax.Expr | None) -> int | None:
         """A zero point that is one stored number; None for any other."""
@@ -183,6 +195,13 @@ class _Compensator(BindingRewriter):
             return total
         by = relax.const(sums, "int32")
         return relax.op.subtract(total, relax.op.multiply(zero_point, by))
+
+
+def _with_whole_steps(weights: np.ndarray) -> np.ndarray:
+    """With rows of zeros for what pads the data, up to a multiple of four rows."""
+    pairs = [(0, 0)] * weights.ndim
+    pairs[-2] = (0, -weights.shape[-2] % _STEPS)
+    return np.pad(weights, pairs)
 
 
 def _narrow(weights: np.ndarray, axes: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -25,12 +25,13 @@ NOT_FOR = {
     "cpu": ("AccumulateInFloat32", "AttentionFusion", "FreshOutputs", "FuseCastIntoSoftmax"),
     "cuda": (
         *("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
-        "ZeroPointCompensation",
+        *("FakeQuantizationToInteger", "ZeroPointCompensation"),
     ),
     "wafer": (
         *("AccumulateInFloat32", "AttentionFusion", "ConvTransposeToConv"),
         *("FlattenPointwise", "FuseCastIntoSoftmax", "GroupedConvolution"),
-        *("PadOutputChannels", "PadOutputWidth", "WinogradConvolution", "ZeroPointCompensation"),
+        *("FakeQuantizationToInteger", "PadOutputChannels", "PadOutputWidth"),
+        *("WinogradConvolution", "ZeroPointCompensation"),
     ),
 }
 
@@ -38,6 +39,13 @@ NOT_FOR = {
 def cast_product(emit, x):
     wide = emit(op.astype(x, "float32"))
     return [emit(op.matmul(wide, emit(op.astype(const_half(64, 32), "float32"))))]
+
+
+def dequantized_matmul(emit, x):
+    data = emit(op.multiply(emit(op.astype(x, "float32")), relax.const(np.float32(0.1))))
+    integers = relax.const(np.round(50 * rand(64, 32)).clip(-100, 100).astype(np.float32))
+    weights = emit(op.multiply(integers, relax.const(np.float32(0.01))))
+    return [emit(op.matmul(data, weights))]
 
 
 def const_half(*shape: int) -> relax.Expr:
@@ -127,6 +135,7 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
         build([1, 64, 56, 56], large_convolution),
         build([32, 64, 56, 56], many_convolutions, "float16"),
     ],
+    "FakeQuantizationToInteger": lambda: [build([16, 64], dequantized_matmul, "uint8")],
     "ZeroPointCompensation": lambda: [build([16, 64], integer_matmul)],
     "GroupedConvolution": lambda: [build([1, 64, 14, 14], groups_of_channels)],
     "SinkReshapes": lambda: [build([1, 3, 7, 9], reshaped_convolution)],

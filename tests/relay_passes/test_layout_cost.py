@@ -34,10 +34,12 @@ class Recorder:
         return 512 // tvm.DataType(dtype).bits
 
 
-def work_of(data: tuple, weight: tuple, layout: ChannelLayout, **attrs: object) -> Work:
-    x = relax.Var("x", relax.TensorType(data, "float32"))
+def work_of(
+    data: tuple, weight: tuple, layout: ChannelLayout, dtype: str = "float32", **attrs: object
+) -> Work:
+    x = relax.Var("x", relax.TensorType(data, dtype))
     convolve = (relax.op.nn.conv1d, relax.op.nn.conv2d, relax.op.nn.conv3d)[len(data) - 3]
-    call = convolve(x, relax.const(np.zeros(weight, "float32")), **attrs)
+    call = convolve(x, relax.const(np.zeros(weight, dtype)), **attrs)
     recorder = Recorder()
     convolution_seconds(relax.BlockBuilder().normalize(call), layout, recorder)
     return recorder.work[0]
@@ -63,6 +65,26 @@ def test_vector_fraction(
 ) -> None:
     work = work_of((1, 8, 13, 13), weight, layout, **attrs)
     assert work.vector_fraction == pytest.approx(fraction)
+
+
+@pytest.mark.parametrize(
+    ("weight", "layout", "groups", "expected"),
+    [
+        ((16, 8, 3, 3), LAST, 1, ("uint8", 1.0)),
+        ((16, 6, 3, 3), LAST, 1, ("uint8", 6 / 8)),  # six channels are filled up to eight
+        ((24, 8, 1, 1), LAST, 1, ("uint8", 24 / 32)),
+        ((16, 8, 3, 3), FIRST, 1, ("int16", 13 / 16 * UNALIGNED_FACTOR)),
+        ((16, 1, 3, 3), LAST, 1, ("int16", 1.0)),
+        ((16, 4, 3, 3), LAST, 2, ("int16", 8 / 16)),
+    ],
+)
+def test_integers_have_dot_products_with_channels_last(
+    weight: tuple, layout: ChannelLayout, groups: int, expected: tuple
+) -> None:
+    shape = (1, weight[1] * groups, 13, 13)
+    options = {"padding": 1 if weight[2] == 3 else 0, "groups": groups, "out_dtype": "int32"}
+    work = work_of(shape, weight, layout, "int16", **options)
+    assert (work.dtype, work.vector_fraction) == (expected[0], pytest.approx(expected[1]))
 
 
 def test_layouts_do_the_same_work() -> None:

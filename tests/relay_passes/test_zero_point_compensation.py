@@ -66,11 +66,14 @@ def assert_same(new, mod):
     np.testing.assert_array_equal(run(new, x)[0], run(mod, x)[0])
 
 
+def product_calls(mod):
+    values = [b.value for block in mod["main"].body.blocks for b in block.bindings]
+    return [v for v in values if str(v.op.name) in ("relax.matmul", "relax.nn.conv2d")]
+
+
 def products(mod):
     """Types of the operands of the matmul or convolution."""
-    values = [b.value for block in mod["main"].body.blocks for b in block.bindings]
-    calls = [v for v in values if str(v.op.name) in ("relax.matmul", "relax.nn.conv2d")]
-    return [tuple(str(arg.ty.dtype) for arg in call.args) for call in calls]
+    return [tuple(str(arg.ty.dtype) for arg in call.args) for call in product_calls(mod)]
 
 
 def test_the_zero_point_leaves_the_sum():
@@ -102,11 +105,25 @@ def test_numbers_of_convolutions_whose_padding_is_the_zero_point(padding, dtype)
     assert_same(new, mod)
 
 
+@pytest.mark.parametrize("length", [1, 2, 17, 18, 19])
+def test_sums_of_any_length_are_filled_up_to_whole_steps(length):
+    for mod in (
+        matmul(weights(length, 8), shape=(2, length)),
+        matmul(weights(length, 8, low=0, high=256), shape=(3, 2, length)),
+        convolution(weights(3, 3, length + 1, 4)),
+        convolution(weights(1, 1, length + 1, 4), padding=0, dtype="int8", zero_point=-5),
+    ):
+        new = rewrite(mod)
+        assert products(new) == [("uint8", "int8")]
+        lengths = {int(call.args[1].ty.shape[-2]) % 4 for call in product_calls(new)}
+        assert lengths == {0}
+        assert_same(new, mod)
+
+
 @pytest.mark.parametrize(
     ("mod", "reason"),
     [
-        (matmul(weights(18, 8), shape=(2, 18)), "multiple of four"),
-        (convolution(weights(3, 3, 6, 4)), "multiple of four"),
+        (convolution(weights(3, 3, 1, 4)), "one channel"),
         (convolution(weights(3, 3, 8, 4, low=0, high=256)), "leave int8"),
         (convolution(weights(4, 5, 6, 6), layouts=("NCHW", "OIHW")), "not innermost"),
     ],

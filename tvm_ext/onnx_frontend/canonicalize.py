@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx import numpy_helper
 
 from tvm_ext.errors import ModelError
+from tvm_ext.onnx_frontend.converters.quantization import WEIGHTS_ATTRIBUTE
 from tvm_ext.onnx_frontend.ir_edits import Inserter
 from tvm_ext.onnx_frontend.onnx_graph import subgraphs_of
 from tvm_ext.onnx_frontend.signature import MAX_ELEMENTS
@@ -240,10 +241,21 @@ def _static_sizes(value: ir.Value | None, first: int = 0) -> list[int] | None:
     return [int(size) for size in sizes] if all(isinstance(s, int) for s in sizes) else None
 
 
+_WEIGHTED = ("Conv", "Gemm", "MatMul")
+
+
+def _quantized_weights(node: ir.Node) -> None:
+    """Marks what makes weights of matmuls and convolutions only."""
+    uses = list(node.outputs[0].uses())
+    if uses and all(u.node.op_type in _WEIGHTED and u.idx == 1 for u in uses):
+        node.attributes[WEIGHTS_ATTRIBUTE] = ir.AttrInt64(WEIGHTS_ATTRIBUTE, 1)
+
+
 _FORMS: dict[str, Callable[[ir.Node], None]] = {
     **dict.fromkeys(("Conv", "Gemm", "LogSoftmax", "MatMul", "Softmax"), _product),
     "Concat": concat_in_groups,
     "ConvTranspose": _transposed_convolution,
+    "DequantizeLinear": _quantized_weights,
     "LpPool": _bfloat16_in_float32,
     **dict.fromkeys(_FLOAT32_OPERATORS, _in_float32),
     **dict.fromkeys(_NOT_OF_BFLOAT16, _bfloat16_in_float32),

@@ -29,6 +29,10 @@ from tvm_ext.onnx_frontend.converters.convolution_and_pooling import explicit_pa
 from tvm_ext.onnx_frontend.narrow_types import NARROW_ATTRIBUTE
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_constant, onnx_type_name
 
+# Set for a DequantizeLinear of weights: it keeps their integers apart from the scale, for programs
+# that multiply integers.
+WEIGHTS_ATTRIBUTE = "tvm_ext_weights"
+
 # Scales and zero points, per tensor, per axis or per block, in a form that broadcasts.
 
 
@@ -134,7 +138,7 @@ class DequantizeLinear(OnnxOpConverter):
         if zero_point is not None:
             zero_point = spread(bb, zero_point, x, attr)
         if numbers[0] is not None and numbers_of(scale) is not None:
-            known = _folded(x, scale, zero_point, wanted)
+            known = _folded(x, scale, zero_point, wanted, bool(attr.get(WEIGHTS_ATTRIBUTE)))
             if known is not None:
                 return known
         x = _centred(bb, x, zero_point)
@@ -280,9 +284,12 @@ def _centred(bb: relax.BlockBuilder, x: relax.Expr, zero_point: relax.Expr | Non
 
 
 def _folded(
-    x: relax.Expr, scale: relax.Expr, zero_point: relax.Expr | None, wanted: str
+    x: relax.Expr, scale: relax.Expr, zero_point: relax.Expr | None, wanted: str, apart: bool
 ) -> relax.Expr | None:
-    """Stored weights as the numbers that they stand for; None where something is computed."""
+    """Stored weights as the numbers that they stand for; None where something is computed.
+
+    Whole numbers times their scale for float32 that is kept ``apart``.
+    """
     offset = np.zeros((), np.int64) if zero_point is None else numbers_of(zero_point)
     values, factor = numbers_of(x), numbers_of(scale)
     if values is None or factor is None or offset is None:
@@ -290,6 +297,9 @@ def _folded(
     if values.dtype.kind in "iu":
         values, offset = values.astype(np.int64), offset.astype(np.int64)
     centred = (values - offset).astype(np.float32)
+    if apart and wanted == "float32":
+        numbers = relax.const(centred, "float32")
+        return relax.op.multiply(numbers, relax.const(factor.astype(np.float32), "float32"))
     return relax.const((centred * factor.astype(np.float32)).astype(np.dtype(wanted)), wanted)
 
 

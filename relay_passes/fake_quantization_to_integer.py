@@ -1,0 +1,137 @@
+"""FakeQuantizationToInteger: matmuls and convolutions of dequantised tensors, in integers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext.hardware.cpu.description import current_cpu
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.expressions import constant_value, convolution_like
+from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout
+from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
+
+
+@graph_pass
+class FakeQuantizationToInteger:
+    """Multiplies the integers of quantised tensors in place of the numbers that they stand for.
+
+    Before: ``y = matmul((astype(x, float32) - z) * s, (W - w) * r)``     x: uint8 or int8
+    After:  ``y = astype(matmul(astype(x, int16) - z, W - w), float32) * (s * r)``    sums in int32
+
+    This is what DequantizeLinear in front of both operands of an operator means to programs that
+    have integer arithmetic. The sums are exact; the scales are multiplied once for each result.
+
+    Leaves alone: data whose zero point or scale is computed in the run or is not one number;
+    weights that are not whole numbers of 8 bits times a scale for each output, which the importer
+    keeps apart from their scale; convolutions in groups or of one channel, batches of matrices as
+    weights; CPUs without an instruction for such sums, and other targets.
+
+    Run after: import. Run before: FoldConstantCalls, which multiplies weights by their scales;
+    LayoutPlanning, ZeroPointCompensation.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """The rewritten module; ``mod`` itself when nothing matches."""
+        machine = current_cpu()
+        has_dot_product = machine is not None and machine.instruction("uint8").k > 1
+        return _IntegerRewriter().run(mod) if has_dot_product else mod
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """``integers * scale``: int16 numbers that 8 bits hold, and a float32 for each output."""
+
+    integers: np.ndarray
+    scale: np.ndarray
+
+
+class _IntegerRewriter(BindingRewriter):
+    pass_name = "FakeQuantizationToInteger"
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
+        if call is None or str(var.ty.dtype) != "float32":
+            return None
+        weights = self._weights(call)
+        data = None if weights is None else self._data(call.args[0], var)
+        if weights is None or data is None:
+            return None
+        centred, scale = data
+        stored = relax.const(weights.integers, "int16")
+        if call.op.name == "relax.matmul":
+            total = relax.op.matmul(centred, stored, out_dtype="int32")
+        else:
+            total = convolution_like(call, centred, stored, out_dtype="int32")
+        factor = relax.const(scale * weights.scale, "float32")
+        made = relax.op.multiply(relax.op.astype(self.bind(total, var), "float32"), factor)
+        return Replacement(made, (), "integers are multiplied")
+
+    def _data(self, expr: relax.Expr, var: relax.Var) -> tuple[relax.Expr, np.float32] | None:
+        """The integers less their zero point, in int16, and the scale."""
+        scaled = self.view.call(expr, "relax.multiply")
+        if scaled is None:
+            return None
+        centred = self.view.call(scaled.args[0], "relax.subtract")
+        wide = self.view.call(
+            scaled.args[0] if centred is None else centred.args[0], "relax.astype"
+        )
+        if wide is None or str(wide.args[0].ty.dtype) not in ("int8", "uint8"):
+            return None
+        zero = np.zeros(1) if centred is None else constant_value(self.view, centred.args[1])
+        scale = constant_value(self.view, scaled.args[1])
+        if zero is None or scale is None or zero.size != 1 or scale.size != 1:
+            self.refuse("scale or zero point of the data are not one stored number", var)
+            return None
+        made: relax.Expr = relax.op.astype(wide.args[0], "int16")
+        if zero.any():
+            made = relax.op.subtract(made, relax.const(zero.astype("int16").reshape([]), "int16"))
+        return self.bind(made, var), np.float32(scale.item())
+
+    def _weights(self, call: relax.Call) -> _Weights | None:
+        axes, product = self._axes(call.args[1]), self.view.value(call.args[1])
+        if axes is not None:
+            product = self.view.value(product.args[0])
+        product = self.view.call(product, "relax.multiply")
+        if product is None:
+            return None
+        integers, scale = (constant_value(self.view, operand) for operand in product.args)
+        if integers is None or scale is None or not _is_taken(call):
+            return None
+        scale = scale.reshape((1,) * (integers.ndim - scale.ndim) + scale.shape)
+        if axes is not None:
+            integers, scale = integers.transpose(axes), scale.transpose(axes)
+        whole = np.rint(integers).astype(np.int16)
+        if not integers.size or (whole != integers).any() or not _fits(whole):
+            return None
+        output = whole.ndim - 1 if call.op.name == "relax.matmul" else 0
+        if scale.size != scale.shape[output]:
+            return None
+        shape = [1] * whole.ndim
+        shape[1] = scale.size
+        return _Weights(np.ascontiguousarray(whole), scale.reshape(shape))
+
+    def _axes(self, expr: relax.Expr) -> list[int] | None:
+        """How the weights are transposed before they are read; None where they are not."""
+        transposed = self.view.call(expr, "relax.permute_dims")
+        if transposed is None:
+            return None
+        axes = transposed.attrs.axes
+        rank = transposed.args[0].ty.ndim
+        return list(range(rank))[::-1] if axes is None else [int(axis) % rank for axis in axes]
+
+
+def _is_taken(call: relax.Call) -> bool:
+    """Whether a CPU's template takes it in integers, see ``ZeroPointCompensation``."""
+    data, weight = (arg.ty for arg in call.args)
+    if call.op.name == "relax.matmul":
+        return weight.ndim == 2 and data.ndim >= 2
+    layouts = LAYOUT_NAMES[data.ndim][ChannelLayout.CHANNELS_FIRST]
+    given = (str(call.attrs.data_layout), str(call.attrs.kernel_layout))
+    return given == layouts and int(call.attrs.groups) == 1 and int(weight.shape[1]) > 1
+
+
+def _fits(integers: np.ndarray) -> bool:
+    return bool(integers.min() >= -128 and integers.max() <= 127)
