@@ -36,8 +36,8 @@ class FakeQuantizationToInteger:
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
         machine = current_cpu()
-        has_dot_product = machine is not None and machine.instruction("uint8").k > 1
-        return _IntegerRewriter().run(mod) if has_dot_product else mod
+        takes = machine is not None and machine.has_dot_products
+        return _IntegerRewriter().run(mod) if takes else mod
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,11 @@ class CpuDescription(MachineDescription):
         """What sums of products of ``dtype`` become on this CPU."""
         return cpu_instruction(dtype, tvm.DataType(dtype).bits, self.features)
 
+    @property
+    def has_dot_products(self) -> bool:
+        """Whether several products of uint8 and int8 are added to a lane of int32 at once."""
+        return self.instruction("uint8").k > 1
+
     def bandwidth(self, working_set_bytes: float) -> float:
         """Copy bandwidth in bytes a second over all cores for data that is reused at this size."""
         if working_set_bytes <= self.l2_bytes * self.cores:
