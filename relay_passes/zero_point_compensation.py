@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te, topi
 
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import convolution_like
+from tvm_ext.relay_passes.expressions import constant_value, convolution_like
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
@@ -36,9 +36,8 @@ class ZeroPointCompensation:
     Computations".
 
     Leaves alone: weights that are computed in the run or span more than 8 bits, zero points that
-    have more; sums of a length that is symbolic, and of one product for each pixel; convolutions
-    in groups, with channels first, or whose zero point is unknown where they pad; CPUs without
-    such an instruction, and other targets.
+    have more; sums of a length that is symbolic; convolutions in groups, of one channel, or with
+    channels first; CPUs without such an instruction, and other targets.
 
     Run after: LayoutPlanning. Run before: PadOutputChannels, LegalizeOps.
     """
@@ -122,7 +121,7 @@ class _Compensator(BindingRewriter):
         narrow, shift = _narrow(weights, 0)
         stored = relax.const(_with_whole_steps(narrow), "int8")
         steps = (0, int(stored.ty.shape[0]) - len(weights))
-        x = self._padded(x, [*[(0, 0)] * (x.ty.ndim - 1), steps], 0, var)
+        x = self._padded(x, [*[(0, 0)] * (x.ty.ndim - 1), steps], None, var)
         total: relax.Expr = relax.op.matmul(x, stored, out_dtype="int32")
         rows = narrow.sum(axis=0, dtype=np.int32) + np.int32(weights.shape[0]) * shift
         if shift.any():
@@ -144,49 +143,59 @@ class _Compensator(BindingRewriter):
             self.refuse("the pixels have one channel", var)
             return None
         narrow, shift = _narrow(weights, tuple(range(rank + 1)))
-        padding = [int(size) for size in attrs.padding]
-        known = self._known(data.zero_point)
-        if shift.any() or (any(padding) and known is None):
-            self.refuse("the weights leave int8, or padding has a value of the run", var)
+        if shift.any():
+            self.refuse("the weights leave int8", var)
             return None
         x, zero_point = self._unsigned(data, var)
         stored = relax.const(_with_whole_steps(narrow), "int8")
         steps = (0, int(stored.ty.shape[-2]) - weights.shape[-2])
+        padding = [int(size) for size in attrs.padding]
         pairs = [(0, 0), *zip(padding[:rank], padding[rank:], strict=True), steps]
-        x = self._padded(x, pairs, int(known or 0) + (_SIGN if data.is_signed else 0), var)
+        x = self._padded(x, pairs, zero_point, var)
         total = convolution_like(call, x, stored, padding=[0] * (2 * rank))
         sums = narrow.sum(axis=tuple(range(rank + 1)), dtype=np.int32)
         return self._corrected(total, zero_point, sums)
 
     def _padded(
-        self, x: relax.Expr, pairs: list[tuple[int, int]], value: int, var: relax.Var
+        self,
+        x: relax.Expr,
+        pairs: list[tuple[int, int]],
+        zero_point: relax.Expr | None,
+        var: relax.Var,
     ) -> relax.Expr:
-        """``x`` with so many elements more before and after those of each axis."""
-        widths = [width for pair in pairs for width in pair]
-        if not any(widths):
-            return x
-        return self.bind(relax.op.nn.pad(x, widths, "constant", value), var)
+        """``x`` with so many zero points more before and after its elements along each axis.
 
-    def _known(self, zero_point: relax.Expr | None) -> int | None:
-        """A zero point that is one stored number; None for any other."""
-        if zero_point is None:
-            return 0
-        value = self.view.value(zero_point)
-        if not isinstance(value, tvm.ir.GenericConst) or value.value.numpy().size != 1:
-            return None
-        return int(value.value.numpy().item())
+        As a kernel, since a zero point may be a value of the run, and since TVM's operator leaves
+        symbolic sizes as sums that its own kernels have not.
+        """
+        if not any(width for pair in pairs for width in pair):
+            return x
+        before, after = ([pair[side] for pair in pairs] for side in (0, 1))
+        known, of_run = 0, []
+        if isinstance(zero_point, tvm.ir.GenericConst):
+            known = int(zero_point.value.numpy().item())
+        elif zero_point is not None:
+            of_run = [self.bind(relax.op.astype(zero_point, "uint8"), var)]
+
+        def pad(data: te.Tensor, *fill: te.Tensor) -> te.Tensor:
+            value = fill[0](*[0] * fill[0].ndim) if fill else known
+            return topi.nn.pad(data, before, after, value, "pad_temp")
+
+        return self.bind(self.builder.call_te(pad, x, *of_run), var)
 
     def _unsigned(self, data: _Data, var: relax.Var) -> tuple[relax.Expr, relax.Expr | None]:
-        """The data as uint8, and their zero point as int32."""
+        """The data as uint8, and their zero point as int32; None for zero."""
+        more, x = _SIGN if data.is_signed else 0, data.x
+        if data.is_signed:
+            wide = relax.op.add(relax.op.astype(x, "int16"), relax.const(_SIGN, "int16"))
+            x = self.bind(relax.op.astype(self.bind(wide, var), "uint8"), var)
         zero = data.zero_point
-        wide = None if zero is None else self.bind(relax.op.astype(zero, "int32"), var)
-        if not data.is_signed:
-            return data.x, wide
-        sign = relax.const(_SIGN, "int16")
-        moved = self.bind(relax.op.add(relax.op.astype(data.x, "int16"), sign), var)
-        more = relax.const(_SIGN, "int32")
-        wide = more if wide is None else self.bind(relax.op.add(wide, more), var)
-        return self.bind(relax.op.astype(moved, "uint8"), var), wide
+        known = np.zeros((), "int16") if zero is None else constant_value(self.view, zero)
+        if known is None:
+            made = relax.op.add(relax.op.astype(zero, "int32"), relax.const(more, "int32"))
+            return x, self.bind(made, var)
+        known = known.astype("int32") + np.int32(more)
+        return x, relax.const(known, "int32") if known.any() else None
 
     def _corrected(
         self, total: relax.Expr, zero_point: relax.Expr | None, sums: np.ndarray
