@@ -10,7 +10,7 @@ from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import constant_value, convolution_like
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout
+from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout, shape_of_convolution
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 
 
@@ -26,8 +26,9 @@ class FakeQuantizationToInteger:
 
     Leaves alone: data whose zero point or scale is computed in the run or is not one number;
     weights that are not whole numbers of 8 bits times a scale for each output, which the importer
-    keeps apart from their scale; convolutions in groups or of one channel, batches of matrices as
-    weights; CPUs without an instruction for such sums, and other targets.
+    keeps apart from their scale; convolutions in groups, of few output channels or without
+    neighbours to sum; batches of matrices as weights; CPUs without an instruction for such sums,
+    and other targets.
 
     Run after: import. Run before: FoldConstantCalls, which multiplies weights by their scales;
     LayoutPlanning, ZeroPointCompensation.
@@ -130,7 +131,7 @@ def _is_taken(call: relax.Call) -> bool:
         return weight.ndim == 2 and data.ndim >= 2
     layouts = LAYOUT_NAMES[data.ndim][ChannelLayout.CHANNELS_FIRST]
     given = (str(call.attrs.data_layout), str(call.attrs.kernel_layout))
-    return given == layouts and int(call.attrs.groups) == 1 and int(weight.shape[1]) > 1
+    return given == layouts and shape_of_convolution(call).fits_dot_products
 
 
 def _fits(integers: np.ndarray) -> bool:

@@ -121,6 +121,15 @@ class ShapeOfConvolution:
         return self.groups == self.out_channels and self.group_inputs == 1
 
     @property
+    def fits_dot_products(self) -> bool:
+        """Whether ``ZeroPointCompensation`` finds products of bytes to add to one result at once.
+
+        Few output channels leave most lanes empty, which costs more than such products save.
+        """
+        has_neighbours = self.group_inputs > 1 or self.kernel[-1] > 1
+        return self.groups == 1 and has_neighbours and self.out_channels >= 4
+
+    @property
     def vectorised_columns(self) -> int:
         """Output positions in a row; without kernel, stride and padding rows join to one."""
         plain = prod(self.kernel) == 1 and prod(self.strides) == 1 and not self.padded
@@ -136,15 +145,12 @@ def convolution_seconds(call: relax.Call, layout: ChannelLayout, machine: Layout
     convolution = shape_of_convolution(call)
     fraction = _vector_fraction(convolution, layout, machine.vector_lanes(str(call.ty.dtype)))
     dtype = convolution.dtype
-    if _has_dot_products(convolution, layout):
-        dtype, fraction = "uint8", fraction * _filled(convolution.group_inputs, 4)
+    is_last = layout is ChannelLayout.CHANNELS_LAST
+    # What is quantised is int16 until then.
+    if dtype == "int16" and is_last and convolution.fits_dot_products:
+        steps = convolution.group_inputs if convolution.group_inputs > 1 else convolution.kernel[-1]
+        dtype, fraction = "uint8", fraction * _filled(steps, 4)
     return machine.seconds(Work(convolution.flops, convolution.nbytes, dtype, fraction))
-
-
-def _has_dot_products(convolution: ShapeOfConvolution, layout: ChannelLayout) -> bool:
-    """Whether ``ZeroPointCompensation`` takes it: what is quantised is int16 until then."""
-    is_dense = convolution.groups == 1 and convolution.group_inputs > 1
-    return convolution.dtype == "int16" and is_dense and layout is ChannelLayout.CHANNELS_LAST
 
 
 def tensor_bytes(ty: relax.TensorType) -> float:

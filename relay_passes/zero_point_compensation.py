@@ -1,6 +1,6 @@
 """ZeroPointCompensation: zero points out of the sums of integer matmuls and convolutions."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -8,11 +8,11 @@ import tvm
 from tvm import relax, te, topi
 
 from tvm_ext.hardware.cpu.description import current_cpu
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
 from tvm_ext.relay_passes.expressions import constant_value, convolution_like
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout
-from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
+from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout, shape_of_convolution
+from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS, permutation_of
 
 # From int8 to uint8.
 _SIGN = 128
@@ -50,19 +50,52 @@ class ZeroPointCompensation:
 
 
 @dataclass(frozen=True)
-class _Data:
-    """The integers ``x - zero_point`` as a matmul or convolution reads them.
+class CentredIntegers:
+    """The integers ``x - zero_point`` as a matmul or convolution reads them, in int16.
 
-    ``x`` is int8 or uint8, ``zero_point`` int16 and broadcasts to it; None where it is zero.
+    ``x`` is int8 or uint8, ``zero_point`` int16 and broadcasts to it; None where it is zero. With
+    ``axes`` they are transposed so.
     """
 
     x: relax.Expr
     zero_point: relax.Expr | None
+    axes: tuple[int, ...] = ()
 
     @property
     def is_signed(self) -> bool:
         """Whether ``x`` is int8."""
         return str(self.x.ty.dtype) == "int8"
+
+
+def centred_integers(view: GraphView, expr: relax.Expr) -> CentredIntegers | None:
+    """``expr`` as 8-bit numbers less a zero point of 8 bits; None for anything else."""
+    transposed = view.call(expr, "relax.permute_dims")
+    if transposed is not None:
+        inner = centred_integers(view, transposed.args[0])
+        if inner is None or inner.axes:
+            return None
+        if inner.zero_point is not None and inner.zero_point.ty.ndim:
+            return None
+        return replace(inner, axes=tuple(permutation_of(transposed)))
+    centred = view.call(expr, "relax.subtract")
+    wide = view.call(expr if centred is None else centred.args[0], "relax.astype")
+    if wide is None or str(wide.ty.dtype) != "int16":
+        return None
+    if str(wide.args[0].ty.dtype) not in ("int8", "uint8"):
+        return None
+    if centred is None:
+        return CentredIntegers(wide.args[0], None)
+    zero_point = centred.args[1]
+    return CentredIntegers(wide.args[0], zero_point) if _is_narrow(view, zero_point) else None
+
+
+def _is_narrow(view: GraphView, zero_point: relax.Expr) -> bool:
+    """Whether it is one of 8 bits: differences with a larger one might not fit into int16."""
+    wide, value = view.call(zero_point, "relax.astype"), view.value(zero_point)
+    if isinstance(value, tvm.ir.GenericConst):
+        numbers = value.value.numpy()
+        return bool(numbers.min() >= -_SIGN and numbers.max() < 2 * _SIGN)
+    return wide is not None and str(wide.args[0].ty.dtype) in ("int8", "uint8")
 
 
 class _Compensator(BindingRewriter):
@@ -72,7 +105,7 @@ class _Compensator(BindingRewriter):
         call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
         if call is None or str(var.ty.dtype) != "int32":
             return None
-        data, weights = self._data(call.args[0]), self._weights(call.args[1])
+        data, weights = centred_integers(self.view, call.args[0]), self._weights(call.args[1])
         if data is None or weights is None:
             return None
         is_matmul = call.op.name == "relax.matmul"
@@ -82,26 +115,6 @@ class _Compensator(BindingRewriter):
         if made is None:
             return None
         return Replacement(made, (), "uint8 by int8, corrected for zero points")
-
-    def _data(self, expr: relax.Expr) -> _Data | None:
-        centred = self.view.call(expr, "relax.subtract")
-        wide = self.view.call(expr if centred is None else centred.args[0], "relax.astype")
-        if wide is None or str(wide.ty.dtype) != "int16":
-            return None
-        if str(wide.args[0].ty.dtype) not in ("int8", "uint8"):
-            return None
-        if centred is None:
-            return _Data(wide.args[0], None)
-        zero_point = centred.args[1]
-        return _Data(wide.args[0], zero_point) if self._is_narrow(zero_point) else None
-
-    def _is_narrow(self, zero_point: relax.Expr) -> bool:
-        """Whether it is one of 8 bits: differences with a larger one might not fit into int16."""
-        wide, value = self.view.call(zero_point, "relax.astype"), self.view.value(zero_point)
-        if isinstance(value, tvm.ir.GenericConst):
-            numbers = value.value.numpy()
-            return bool(numbers.min() >= -_SIGN and numbers.max() < 2 * _SIGN)
-        return wide is not None and str(wide.args[0].ty.dtype) in ("int8", "uint8")
 
     def _weights(self, expr: relax.Expr) -> np.ndarray | None:
         """Of 8 bits, less a zero point for each column: those of a module may be any int16."""
@@ -113,7 +126,9 @@ class _Compensator(BindingRewriter):
         spans = columns.max(axis=0) - columns.min(axis=0)
         return numbers if numbers.size and (spans < 2 * _SIGN).all() else None
 
-    def _matmul(self, data: _Data, weights: np.ndarray, var: relax.Var) -> relax.Expr | None:
+    def _matmul(
+        self, data: CentredIntegers, weights: np.ndarray, var: relax.Var
+    ) -> relax.Expr | None:
         if weights.ndim != 2 or data.x.ty.ndim < 2:
             self.refuse("the weights are no matrix", var)
             return None
@@ -132,29 +147,66 @@ class _Compensator(BindingRewriter):
         return self._corrected(total, zero_point, rows)
 
     def _conv(
-        self, call: relax.Call, data: _Data, weights: np.ndarray, var: relax.Var
+        self, call: relax.Call, data: CentredIntegers, weights: np.ndarray, var: relax.Var
     ) -> relax.Expr | None:
-        attrs, rank = call.attrs, weights.ndim - 2
         layouts = LAYOUT_NAMES[weights.ndim][ChannelLayout.CHANNELS_LAST]
-        if (str(attrs.data_layout), str(attrs.kernel_layout)) != layouts or attrs.groups != 1:
-            self.refuse("channels are not innermost, or in groups", var)
+        if (str(call.attrs.data_layout), str(call.attrs.kernel_layout)) != layouts:
+            self.refuse("channels are not innermost", var)
             return None
-        if weights.shape[-2] == 1:
-            self.refuse("the pixels have one channel", var)
+        if not shape_of_convolution(call).fits_dot_products:
+            self.refuse("its sums have no neighbours, or few channels use them", var)
             return None
-        narrow, shift = _narrow(weights, tuple(range(rank + 1)))
+        narrow, shift = _narrow(weights, tuple(range(weights.ndim - 1)))
         if shift.any():
             self.refuse("the weights leave int8", var)
             return None
         x, zero_point = self._unsigned(data, var)
-        stored = relax.const(_with_whole_steps(narrow), "int8")
-        steps = (0, int(stored.ty.shape[-2]) - weights.shape[-2])
-        padding = [int(size) for size in attrs.padding]
-        pairs = [(0, 0), *zip(padding[:rank], padding[rank:], strict=True), steps]
-        x = self._padded(x, pairs, zero_point, var)
-        total = convolution_like(call, x, stored, padding=[0] * (2 * rank))
-        sums = narrow.sum(axis=tuple(range(rank + 1)), dtype=np.int32)
+        convolve = self._of_one_channel if weights.shape[-2] == 1 else self._of_channels
+        total = convolve(call, narrow, x, zero_point, var)
+        sums = narrow.sum(axis=tuple(range(weights.ndim - 1)), dtype=np.int32)
         return self._corrected(total, zero_point, sums)
+
+    def _of_channels(
+        self,
+        call: relax.Call,
+        weights: np.ndarray,
+        x: relax.Expr,
+        zero_point: relax.Expr | None,
+        var: relax.Var,
+    ) -> relax.Expr:
+        stored = _with_whole_steps(weights)
+        steps = (0, stored.shape[-2] - weights.shape[-2])
+        x = self._padded(x, [(0, 0), *_padding(call), steps], zero_point, var)
+        return convolution_like(call, x, relax.const(stored, "int8"), padding=0)
+
+    def _of_one_channel(
+        self,
+        call: relax.Call,
+        weights: np.ndarray,
+        x: relax.Expr,
+        zero_point: relax.Expr | None,
+        var: relax.Var,
+    ) -> relax.Expr:
+        """The columns of a window become the channels of one that is a column wide."""
+        stored = _with_whole_steps(np.swapaxes(weights, -2, -3))
+        steps, apart = (list(map(int, getattr(call.attrs, n))) for n in ("strides", "dilation"))
+        step, distance = steps[-1], apart[-1]
+        *pairs, (left, right) = _padding(call)
+        right += (stored.shape[-2] - weights.shape[-3]) * distance
+        x = self._padded(x, [(0, 0), *pairs, (left, right), (0, 0)], zero_point, var)
+        results = call.ty.shape[-2]
+
+        def columns(image: te.Tensor) -> te.Tensor:
+            return te.compute(
+                (*image.shape[:-2], results, stored.shape[-2]),
+                lambda *at: image(*at[:-2], at[-2] * step + at[-1] * distance, 0),
+                "window_columns",
+            )
+
+        x = self.bind(self.builder.call_te(columns, x), var)
+        steps[-1] = apart[-1] = 1
+        stored_const = relax.const(stored, "int8")
+        return convolution_like(call, x, stored_const, padding=0, strides=steps, dilation=apart)
 
     def _padded(
         self,
@@ -183,9 +235,13 @@ class _Compensator(BindingRewriter):
 
         return self.bind(self.builder.call_te(pad, x, *of_run), var)
 
-    def _unsigned(self, data: _Data, var: relax.Var) -> tuple[relax.Expr, relax.Expr | None]:
+    def _unsigned(
+        self, data: CentredIntegers, var: relax.Var
+    ) -> tuple[relax.Expr, relax.Expr | None]:
         """The data as uint8, and their zero point as int32; None for zero."""
         more, x = _SIGN if data.is_signed else 0, data.x
+        if data.axes:
+            x = self.bind(relax.op.permute_dims(x, list(data.axes)), var)
         if data.is_signed:
             wide = relax.op.add(relax.op.astype(x, "int16"), relax.const(_SIGN, "int16"))
             x = self.bind(relax.op.astype(self.bind(wide, var), "uint8"), var)
@@ -204,6 +260,13 @@ class _Compensator(BindingRewriter):
             return total
         by = relax.const(sums, "int32")
         return relax.op.subtract(total, relax.op.multiply(zero_point, by))
+
+
+def _padding(call: relax.Call) -> list[tuple[int, int]]:
+    """What a convolution adds before and after each side of its image."""
+    sizes = [int(size) for size in call.attrs.padding]
+    rank = len(sizes) // 2
+    return list(zip(sizes[:rank], sizes[rank:], strict=True))
 
 
 def _with_whole_steps(weights: np.ndarray) -> np.ndarray:

@@ -74,7 +74,9 @@ def test_vector_fraction(
         ((16, 6, 3, 3), LAST, 1, ("uint8", 6 / 8)),  # six channels are filled up to eight
         ((24, 8, 1, 1), LAST, 1, ("uint8", 24 / 32)),
         ((16, 8, 3, 3), FIRST, 1, ("int16", 13 / 16 * UNALIGNED_FACTOR)),
-        ((16, 1, 3, 3), LAST, 1, ("int16", 1.0)),
+        ((16, 1, 3, 3), LAST, 1, ("uint8", 3 / 4)),  # three columns of windows on one channel
+        ((16, 1, 1, 1), LAST, 1, ("int16", 1.0)),
+        ((3, 8, 3, 3), LAST, 1, ("int16", 3 / 16)),
         ((16, 4, 3, 3), LAST, 2, ("int16", 8 / 16)),
     ],
 )

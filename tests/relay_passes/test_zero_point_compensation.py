@@ -41,7 +41,7 @@ def matmul(w, zero_point=7, dtype="uint8", shape=(2, 5, 16)):
     return module(shape, body, dtype)
 
 
-def convolution(w, zero_point=7, padding=1, dtype="uint8", layouts=("NHWC", "HWIO")):
+def convolution(w, zero_point=7, padding=1, dtype="uint8", layouts=("NHWC", "HWIO"), **attrs):
     def body(emit, x):
         centred = emit(op.subtract(emit(op.astype(x, "int16")), relax.const(np.int16(zero_point))))
         return [
@@ -52,8 +52,22 @@ def convolution(w, zero_point=7, padding=1, dtype="uint8", layouts=("NHWC", "HWI
                 data_layout=layouts[0],
                 kernel_layout=layouts[1],
                 out_dtype="int32",
+                **attrs,
             )
         ]
+
+    return module((1, 5, 6, w.shape[-2]), body, dtype)
+
+
+def convolution_with_a_zero_point_of_the_run(w, dtype):
+    """It follows from the first element, as a function of the data."""
+
+    def body(emit, x):
+        first = emit(op.strided_slice(emit(op.reshape(x, [-1])), [0], [0], [1]))
+        zero_point = emit(op.astype(emit(op.reshape(first, [])), "int16"))
+        centred = emit(op.subtract(emit(op.astype(x, "int16")), zero_point))
+        layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+        return [nn.conv2d(centred, relax.const(w), padding=1, out_dtype="int32", **layouts)]
 
     return module((1, 5, 6, w.shape[-2]), body, dtype)
 
@@ -105,6 +119,32 @@ def test_numbers_of_convolutions_whose_padding_is_the_zero_point(padding, dtype)
     assert_same(new, mod)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_padding_may_have_a_value_of_the_run(dtype):
+    mod = convolution_with_a_zero_point_of_the_run(weights(3, 3, 6, 4), dtype)
+    new = rewrite(mod)
+    assert products(new) == [("uint8", "int8")]
+    assert_same(new, mod)
+
+
+@pytest.mark.parametrize("columns", [2, 4, 5])
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {},
+        {"strides": (2, 3)},
+        {"dilation": (2, 1)},
+        {"padding": (0, 1, 2, 3), "strides": (1, 2), "dilation": (1, 2)},
+    ],
+)
+def test_columns_of_windows_on_one_channel_are_summed_together(attrs, columns):
+    mod = convolution(weights(2, columns, 1, 8), **{"padding": (1, 4), **attrs})
+    new = rewrite(mod)
+    assert products(new) == [("uint8", "int8")]
+    assert [int(n) for n in product_calls(new)[0].args[1].ty.shape][:2] == [2, 1]
+    assert_same(new, mod)
+
+
 @pytest.mark.parametrize("length", [1, 2, 17, 18, 19])
 def test_sums_of_any_length_are_filled_up_to_whole_steps(length):
     for mod in (
@@ -123,7 +163,8 @@ def test_sums_of_any_length_are_filled_up_to_whole_steps(length):
 @pytest.mark.parametrize(
     ("mod", "reason"),
     [
-        (convolution(weights(3, 3, 1, 4)), "one channel"),
+        (convolution(weights(3, 1, 1, 4)), "no neighbours"),
+        (convolution(weights(3, 3, 8, 3)), "few channels"),
         (convolution(weights(3, 3, 8, 4, low=0, high=256)), "leave int8"),
         (convolution(weights(4, 5, 6, 6), layouts=("NCHW", "OIHW")), "not innermost"),
     ],
