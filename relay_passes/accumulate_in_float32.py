@@ -1,9 +1,12 @@
-"""Gives products of 16-bit types their operands as they are, and asks for float32 sums."""
+"""Asks for float32 sums of products of 16-bit types, floats on GPUs and integers on CPUs."""
+
+import math
 
 import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.hardware.cuda.description import current_gpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import (
@@ -11,36 +14,53 @@ from tvm_ext.relay_passes.expressions import (
     convolution_like,
     numpy_dtype,
     operator_name,
+    static_shape,
 )
 from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.layout_cost import shape_of_convolution
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
+from tvm_ext.relay_passes.zero_point_compensation import centred_integers
 
 _NARROW = ("float16", "bfloat16")
+
+# Whole numbers below it are exact in float32.
+_EXACT = 1 << 24
 
 
 @graph_pass
 class AccumulateInFloat32:
-    """Takes casts to float32 away from operands of products that tensor cores multiply as they are.
+    """Sums in float32 what tensor cores multiply as it is, and integers that float32 sums exactly.
 
-    Before: ``matmul(astype(a, float32), astype(b, float32))`` of float16 or bfloat16 ``a``, ``b``
-    After:  ``matmul(a, b, out_dtype="float32")``; the same for convolutions
+    On a GPU, of float16 or bfloat16 ``a`` and ``b``, and the same for convolutions:
+
+    Before: ``matmul(astype(a, float32), astype(b, float32))``
+    After:  ``matmul(a, b, out_dtype="float32")``
 
     A product of two such numbers is exact in float32, and sums stay in float32: nothing is rounded
     more than before. A constant of float32 whose numbers all are float16 (or bfloat16) counts as a
     cast one: weights that were cast when the model was read.
 
-    Leaves alone: operands of two types; constants that would be rounded; targets without a rate
-    for the type of the operands among their tensor cores' ("tensor_tflops").
+    On a CPU, of 8-bit numbers less their zero points, in int16:
 
-    Run after: CanonicalizeBindings. Run before: ConvBnReluFold, GemmFusion, LayoutPlanning.
+    Before: ``matmul(a, b, out_dtype="int32")``
+    After:  ``astype(matmul(astype(a, float32), astype(b, float32)), int32)``
+
+    Where no sum reaches 2**24 that is exact, and CPUs have no faster instruction for int16.
+
+    Leaves alone: operands of two types; constants that would be rounded; GPUs without a rate for
+    the type of the operands among their tensor cores' ("tensor_tflops"). Sums of integers that may
+    be larger, or that ``ZeroPointCompensation`` gives to an instruction for bytes.
+
+    Run after: CanonicalizeBindings, FoldConstantCalls. Run before: ConvBnReluFold, GemmFusion,
+    LayoutPlanning.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself where there is no such product."""
-        machine = current_gpu()
-        if machine is None:
-            return mod
-        return _Narrower(tuple(t for t in _NARROW if machine.has_tensor_rate(t))).run(mod)
+        gpu, cpu = current_gpu(), current_cpu()
+        if gpu is not None:
+            return _Narrower(tuple(t for t in _NARROW if gpu.has_tensor_rate(t))).run(mod)
+        return mod if cpu is None else _IntegerSums(cpu).run(mod)
 
 
 class _Narrower(BindingRewriter):
@@ -89,3 +109,68 @@ def _summed_in_float32(call: relax.Call, first: relax.Expr, second: relax.Expr) 
     if operator_name(call) == "relax.matmul":
         return relax.op.matmul(first, second, out_dtype="float32")
     return convolution_like(call, first, second, out_dtype="float32")
+
+
+class _IntegerSums(BindingRewriter):
+    pass_name = "AccumulateInFloat32"
+
+    def __init__(self, cpu: CpuDescription) -> None:
+        self.cpu = cpu
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
+        if call is None or call is not value or str(var.ty.dtype) != "int32":
+            return None
+        largest = self._largest_sum(call)
+        if largest is None or (self.cpu.has_dot_products and self._fits_dot_products(call)):
+            return None
+        if largest >= _EXACT:
+            self.refuse(f"a sum may reach {largest:.3g}; float32 is exact below {_EXACT:.3g}", var)
+            return None
+        operands = [self.bind(relax.op.astype(arg, "float32"), var) for arg in call.args]
+        total = self.bind(_summed_in_float32(call, *operands), var)
+        what = f"no sum of integers is beyond {largest:.3g}: exact in float32"
+        return Replacement(relax.op.astype(total, "int32"), (), what)
+
+    def _fits_dot_products(self, call: relax.Call) -> bool:
+        if constant_value(self.view, call.args[1]) is None:
+            return False
+        if operator_name(call) == "relax.matmul":
+            return call.args[1].ty.ndim == 2 and call.args[0].ty.ndim >= 2
+        return shape_of_convolution(call).fits_dot_products
+
+    def _largest_sum(self, call: relax.Call) -> float | None:
+        """Above the magnitude of all sums; None where the operands may be any numbers."""
+        data, weights = call.args
+        most = self._largest(data)
+        numbers = constant_value(self.view, weights)
+        if most is None or str(data.ty.dtype) != "int16" or str(weights.ty.dtype) != "int16":
+            return None
+        if numbers is not None:
+            axes = self._summed_axes(call, numbers.ndim)
+            sums = np.abs(numbers.astype(np.int64)).sum(axis=axes)
+            return most * float(sums.max(initial=0))
+        others, shape = self._largest(weights), static_shape(weights)
+        if others is None or shape is None:
+            return None
+        axes = self._summed_axes(call, len(shape))
+        return most * others * math.prod(shape[axis] for axis in axes)
+
+    def _summed_axes(self, call: relax.Call, rank: int) -> tuple[int, ...]:
+        if operator_name(call) == "relax.matmul":
+            return (max(rank - 2, 0),)
+        letters = str(call.attrs.kernel_layout)
+        return tuple(axis for axis in range(rank) if letters[axis] != "O")
+
+    def _largest(self, operand: relax.Expr) -> int | None:
+        """Above the magnitude of numbers of 8 bits less a zero point of the same type."""
+        integers = centred_integers(self.view, operand)
+        if integers is None:
+            return None
+        low, high = (-128, 127) if integers.is_signed else (0, 255)
+        if integers.zero_point is None:
+            return max(-low, high)
+        zero = constant_value(self.view, integers.zero_point)
+        # 8 bits of either sign, where it is computed in the run.
+        first, last = (-128, 255) if zero is None else (int(zero.min()), int(zero.max()))
+        return max(high - first, last - low)

@@ -406,7 +406,10 @@ class _WinogradRewriter(BindingRewriter):
         form = _form_of(call) if call is not None else None
         if call is None or form is None:
             return None
-        if reason := _obstacle(call):
+        reason = _obstacle(call)
+        if not reason and self._is_of_integers(call.args[0]):
+            reason = "its sums are whole numbers, which transforms would round"
+        if reason:
             self.refuse(reason, var)
             return None
         batch, height, width, outputs = nominal_shape(var.ty) or []
@@ -426,6 +429,12 @@ class _WinogradRewriter(BindingRewriter):
             primfunc_attrs={"op_pattern": OUT_ELEMENTWISE_FUSABLE},
         )
         return Replacement(replacement, (), f"{form.name}, modelled {gain:.1f} times as fast")
+
+    def _is_of_integers(self, data: relax.Expr) -> bool:
+        """Whether ``data`` are integers in float32: see ``AccumulateInFloat32``."""
+        transposed = self.view.call(data, "relax.permute_dims")
+        cast = self.view.call(data if transposed is None else transposed.args[0], "relax.astype")
+        return cast is not None and "int" in str(cast.args[0].ty.dtype)
 
     def _direct_seconds(self, call: relax.Call) -> float:
         kernel = [int(size) for size in call.args[1].ty.shape]

@@ -98,3 +98,93 @@ def test_others_are_left_alone(mod: tvm.IRModule, target: str) -> None:
     before = mod.script()
     assert "out_dtype=None" in narrowed(mod, target).script()
     assert mod.script() == before
+
+
+# Integers on CPUs.
+
+RANDOM = np.random.default_rng(0)
+
+
+def centred(x: relax.Var, zero_point: int = 7) -> relax.Expr:
+    return relax.op.subtract(relax.op.astype(x, "int16"), relax.const(np.int16(zero_point)))
+
+
+def integers(*shape: int, largest: int = 127) -> relax.Expr:
+    return relax.const(RANDOM.integers(-largest, largest + 1, shape).astype("int16"))
+
+
+def integer_matmul(rows: int, largest: int = 127) -> tvm.IRModule:
+    weights = integers(rows, 8, largest=largest)
+
+    def expression(x: relax.Var) -> relax.Expr:
+        return relax.op.matmul(centred(x), weights, out_dtype="int32")
+
+    return module_of(expression, "uint8", 4, rows)
+
+
+def depthwise(x: relax.Var) -> relax.Expr:
+    weights = integers(8, 1, 3, 3)
+    return relax.op.nn.conv2d(centred(x), weights, groups=8, padding=1, out_dtype="int32")
+
+
+def scores_of_integers(x: relax.Var) -> relax.Expr:
+    other = relax.op.permute_dims(relax.op.astype(x, "int16"))
+    return relax.op.matmul(centred(x), other, out_dtype="int32")
+
+
+def assert_same_integers(new: tvm.IRModule, mod: tvm.IRModule) -> None:
+    shape = [int(size) for size in mod["main"].params[0].ty.shape]
+    x = RANDOM.integers(0, 256, shape).astype("uint8")
+    results = []
+    for each in (new, mod):
+        machine = relax.VirtualMachine(tvm.compile(each, LLVM), tvm.cpu())
+        results.append(machine["main"](tvm.runtime.tensor(x)).numpy())
+    assert results[0].dtype == np.int32
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("mod", "target"),
+    [
+        (lambda: integer_matmul(64), "avx2"),
+        (lambda: module_of(depthwise, "uint8", 1, 8, 5, 6), "avx2"),
+        (lambda: module_of(depthwise, "uint8", 1, 8, 5, 6), "avx512-amx"),
+        (lambda: module_of(scores_of_integers, "uint8", 6, 200), "avx512-amx"),
+    ],
+    ids=["matmul", "depthwise", "depthwise beside dot products", "two operands of the run"],
+)
+def test_integers_are_summed_exactly(mod, target):
+    before = mod()
+    after = narrowed(before, target)
+    assert 'out_dtype="int32"' not in after.script()
+    assert_same_integers(after, before)
+
+
+@pytest.mark.parametrize(
+    ("mod", "target"),
+    [
+        (lambda: integer_matmul(64), "avx512-amx"),
+        (lambda: integer_matmul(64), "nvidia-h100"),
+        (lambda: integer_matmul(20_000), "avx2"),
+        (lambda: integer_matmul(64, largest=30_000), "avx2"),
+        (lambda: module_of(scores_of_integers, "uint8", 6, 300), "avx2"),
+    ],
+    ids=["dot products", "a GPU", "a long sum", "numbers of 16 bits", "a long sum of the run"],
+)
+def test_sums_of_integers_that_stay(mod, target):
+    before = mod()
+    after = narrowed(before, target)
+    assert after.script().count('out_dtype="int32"') == 1
+
+
+def test_the_bound_is_that_of_the_weights():
+    """One more in a weight, and a sum could be a number that float32 has not."""
+    limit = (1 << 24) / 248  # 255 - 7
+    for rest, stays in ((0, False), (2, True)):
+        weights = np.full((64, 1), int(limit) // 64, "int16")
+        weights[0, 0] += int(limit) - int(weights.sum()) + rest
+        mod = module_of(
+            lambda x, w=weights: relax.op.matmul(centred(x), relax.const(w), out_dtype="int32"),
+            *("uint8", 4, 64),
+        )
+        assert ('out_dtype="int32"' in narrowed(mod, "avx2").script()) == stays

@@ -125,6 +125,27 @@ def test_near_matches_are_refused_with_the_reason(changes, reason):
     assert reason in refusal.reason
 
 
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_sums_of_integers_stay_exact(layout):
+    """Transforms would round them."""
+    builder = relax.BlockBuilder()
+    shape = (1, 56, 56, 64) if layout == "NHWC" else (1, 64, 56, 56)
+    x = relax.Var("x", relax.TensorType(shape, "int16"))
+    weights = relax.const(np.ones((3, 3, 64, 64), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            wide = builder.emit(relax.op.astype(x, "float32"))
+            if layout == "NCHW":
+                wide = builder.emit(relax.op.permute_dims(wide, [0, 2, 3, 1]))
+            attrs = {"padding": 1, "data_layout": "NHWC", "kernel_layout": "HWIO"}
+            result = builder.emit_output(relax.op.nn.conv2d(wide, weights, **attrs))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    with recording() as log:
+        assert structural_equal(rewritten(mod), mod)
+    assert "whole numbers" in log[0].reason
+
+
 @pytest.mark.parametrize(
     "changes", [{"strides": 2}, {"dilation": 2}, {"groups": 4}, {"kernel": 9}, {"kernel": 1}]
 )
