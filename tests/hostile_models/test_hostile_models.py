@@ -16,7 +16,7 @@ import pytest
 import seeds
 
 RUN = Path(__file__).parent / "run.py"
-FAST_COUNT = 16
+FAST_COUNT = 8
 FAILURES = ("wrong", "internal error", "memory", "not one line", "crash", "timeout")
 
 

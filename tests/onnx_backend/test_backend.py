@@ -14,7 +14,7 @@ from expected_failures import may_differ, reason_of
 RUN = Path(__file__).parent / "run.py"
 
 # Every 384th case: many operator families, in four seconds.
-FAST_SHARDS = 384
+FAST_SHARDS = 768
 SLOW_SHARDS = 8
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import pytest
 from emulated_models import emulated_model
 from small_models import model, node, rand, value
 
@@ -21,6 +22,7 @@ def split_product() -> onnx.ModelProto:
     )
 
 
+@pytest.mark.emulated
 def test_numbers_and_storage() -> None:
     source = split_product()
     compiled = emulated_model(source, target="nvidia-h100")
