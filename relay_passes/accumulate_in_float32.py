@@ -17,7 +17,7 @@ from tvm_ext.relay_passes.expressions import (
     static_shape,
 )
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.layout_cost import shape_of_convolution
+from tvm_ext.relay_passes.layout_cost import fits_dot_products
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 from tvm_ext.relay_passes.zero_point_compensation import centred_integers
 
@@ -137,7 +137,7 @@ class _IntegerSums(BindingRewriter):
             return False
         if operator_name(call) == "relax.matmul":
             return call.args[1].ty.ndim == 2 and call.args[0].ty.ndim >= 2
-        return shape_of_convolution(call).fits_dot_products
+        return fits_dot_products(call)
 
     def _largest_sum(self, call: relax.Call) -> float | None:
         """Above the magnitude of all sums; None where the operands may be any numbers."""

@@ -10,8 +10,11 @@ from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import constant_value, convolution_like
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout, shape_of_convolution
+from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout, fits_dot_products
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
+
+# The magnitude of a byte less a zero point, of either sign.
+_LARGEST = 255 + 128
 
 
 @graph_pass
@@ -26,9 +29,9 @@ class FakeQuantizationToInteger:
 
     Leaves alone: data whose zero point or scale is computed in the run or is not one number;
     weights that are not whole numbers of 8 bits times a scale for each output, which the importer
-    keeps apart from their scale; convolutions in groups, of few output channels or without
-    neighbours to sum; batches of matrices as weights; CPUs without an instruction for such sums,
-    and other targets.
+    keeps apart from their scale; sums beyond int32; convolutions in groups, of few output channels
+    or without neighbours to sum; batches of matrices as weights; CPUs without an instruction for
+    such sums, and other targets.
 
     Run after: import. Run before: FoldConstantCalls, which multiplies weights by their scales;
     LayoutPlanning, ZeroPointCompensation.
@@ -61,13 +64,19 @@ class _IntegerRewriter(BindingRewriter):
         if weights is None or data is None:
             return None
         centred, scale = data
+        with np.errstate(all="ignore"):
+            factor = scale * weights.scale
+        is_matmul = call.op.name == "relax.matmul"
+        if not _are_normal(factor) or _largest_sum(weights.integers, is_matmul) >= 1 << 31:
+            self.refuse("its scales or sums leave float32 or int32", var)
+            return None
         stored = relax.const(weights.integers, "int16")
-        if call.op.name == "relax.matmul":
+        if is_matmul:
             total = relax.op.matmul(centred, stored, out_dtype="int32")
         else:
             total = convolution_like(call, centred, stored, out_dtype="int32")
-        factor = relax.const(scale * weights.scale, "float32")
-        made = relax.op.multiply(relax.op.astype(self.bind(total, var), "float32"), factor)
+        wide = relax.op.astype(self.bind(total, var), "float32")
+        made = relax.op.multiply(wide, relax.const(factor, "float32"))
         return Replacement(made, (), "integers are multiplied")
 
     def _data(self, expr: relax.Expr, var: relax.Var) -> tuple[relax.Expr, np.float32] | None:
@@ -85,6 +94,9 @@ class _IntegerRewriter(BindingRewriter):
         scale = constant_value(self.view, scaled.args[1])
         if zero is None or scale is None or zero.size != 1 or scale.size != 1:
             self.refuse("scale or zero point of the data are not one stored number", var)
+            return None
+        if not _are_bytes(zero, -128, 255):
+            self.refuse("what is subtracted from the data is no zero point of 8 bits", var)
             return None
         made: relax.Expr = relax.op.astype(wide.args[0], "int16")
         if zero.any():
@@ -104,9 +116,9 @@ class _IntegerRewriter(BindingRewriter):
         scale = scale.reshape((1,) * (integers.ndim - scale.ndim) + scale.shape)
         if axes is not None:
             integers, scale = integers.transpose(axes), scale.transpose(axes)
-        whole = np.rint(integers).astype(np.int16)
-        if not integers.size or (whole != integers).any() or not _fits(whole):
+        if not integers.size or not _are_bytes(integers, -128, 127):
             return None
+        whole = integers.astype(np.int16)
         output = whole.ndim - 1 if call.op.name == "relax.matmul" else 0
         if scale.size != scale.shape[output]:
             return None
@@ -131,8 +143,20 @@ def _is_taken(call: relax.Call) -> bool:
         return weight.ndim == 2 and data.ndim >= 2
     layouts = LAYOUT_NAMES[data.ndim][ChannelLayout.CHANNELS_FIRST]
     given = (str(call.attrs.data_layout), str(call.attrs.kernel_layout))
-    return given == layouts and shape_of_convolution(call).fits_dot_products
+    return given == layouts and fits_dot_products(call)
 
 
-def _fits(integers: np.ndarray) -> bool:
-    return bool(integers.min() >= -128 and integers.max() <= 127)
+def _are_bytes(numbers: np.ndarray, low: int, high: int) -> bool:
+    """Whether all are whole numbers from ``low`` to ``high``."""
+    return bool(((numbers >= low) & (numbers <= high) & (np.rint(numbers) == numbers)).all())
+
+
+def _are_normal(factor: np.ndarray) -> bool:
+    """Whether all are finite and have all digits of float32."""
+    return bool((np.isfinite(factor) & (np.abs(factor) >= np.finfo(np.float32).tiny)).all())
+
+
+def _largest_sum(integers: np.ndarray, is_matmul: bool) -> int:
+    """Above the magnitude of all sums of products with 8-bit numbers less a zero point."""
+    columns = integers if is_matmul else integers.reshape(len(integers), -1).T
+    return int((_LARGEST * np.abs(columns.astype(np.int64))).sum(axis=0).max())

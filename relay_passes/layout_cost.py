@@ -187,6 +187,11 @@ def _extents(ty: relax.TensorType) -> list[int]:
     return extents
 
 
+def fits_dot_products(call: relax.Call) -> bool:
+    """``ShapeOfConvolution.fits_dot_products`` of a call; False where its shape is not known."""
+    return nominal_shape(call.ty) is not None and shape_of_convolution(call).fits_dot_products
+
+
 def shape_of_convolution(call: relax.Call) -> ShapeOfConvolution:
     """The extents of a convolution as ``convolution_seconds`` takes them."""
     attrs = call.attrs

@@ -11,7 +11,7 @@ from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
 from tvm_ext.relay_passes.expressions import constant_value, convolution_like
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout, shape_of_convolution
+from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout, fits_dot_products
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS, permutation_of
 
 # From int8 to uint8.
@@ -36,8 +36,9 @@ class ZeroPointCompensation:
     Computations".
 
     Leaves alone: weights that are computed in the run or span more than 8 bits, zero points that
-    have more; sums of a length that is symbolic; convolutions in groups, of one channel, or with
-    channels first; CPUs without such an instruction, and other targets.
+    have more; sums of a length that is symbolic; convolutions in groups, of few output channels,
+    without neighbours to sum, or with channels first; CPUs without such an instruction, and other
+    targets.
 
     Run after: LayoutPlanning. Run before: PadOutputChannels, LegalizeOps.
     """
@@ -94,7 +95,7 @@ def _is_narrow(view: GraphView, zero_point: relax.Expr) -> bool:
     wide, value = view.call(zero_point, "relax.astype"), view.value(zero_point)
     if isinstance(value, tvm.ir.GenericConst):
         numbers = value.value.numpy()
-        return bool(numbers.min() >= -_SIGN and numbers.max() < 2 * _SIGN)
+        return bool(numbers.size and numbers.min() >= -_SIGN and numbers.max() < 2 * _SIGN)
     return wide is not None and str(wide.args[0].ty.dtype) in ("int8", "uint8")
 
 
@@ -153,7 +154,7 @@ class _Compensator(BindingRewriter):
         if (str(call.attrs.data_layout), str(call.attrs.kernel_layout)) != layouts:
             self.refuse("channels are not innermost", var)
             return None
-        if not shape_of_convolution(call).fits_dot_products:
+        if not fits_dot_products(call):
             self.refuse("its sums have no neighbours, or few channels use them", var)
             return None
         narrow, shift = _narrow(weights, tuple(range(weights.ndim - 1)))

@@ -338,6 +338,83 @@ def test_a_division_is_not_folded_into_the_convolution_before_it():
     np.testing.assert_array_equal(found["y"], steps.astype(np.int8))
 
 
+OPERATORS = {
+    "MatMul": ([2, 5, 18], (18, 9), 1, {}),
+    "Gemm": ([5, 18], (9, 18), 0, {"transB": 1}),
+    "Conv": ([2, 6, 7, 8], (24, 6, 3, 3), 0, {"pads": [1] * 4, "strides": [2, 1]}),
+    "Conv of one channel": ([1, 1, 7, 8], (8, 1, 3, 5), 0, {"dilations": [2, 1]}),
+    "Conv in groups": ([1, 6, 7, 8], (6, 1, 3, 3), 0, {"group": 6}),
+    "Conv along one axis": ([1, 6, 30], (8, 6, 5), 0, {"pads": [2, 2]}),
+}
+
+
+def dequantized_operator(form: str, dtype: str, scales: str) -> tuple[onnx.ModelProto, dict]:
+    """An operator with a bias on DequantizeLinear of an input and of stored weights."""
+    shape, weight, axis, attributes = OPERATORS[form]
+    channels = weight[axis]
+    lengths = () if scales == "one scale" else (channels,)
+    stored = {
+        "xs": np.float32(0.03),
+        "xz": np.array(5, dtype),
+        "w": integers(*weight, dtype="int8"),
+        "ws": RANDOM.uniform(0.001, 0.02, lengths).astype("float32"),
+        "wz": RANDOM.integers(-3, 4, lengths).astype("int8") * (scales == "zero points"),
+        "b": rand(channels, 1, 1)[:, 0, 0] if form != "MatMul" else rand(channels),
+    }
+    stored["wz"] = np.asarray(stored["wz"], "int8")
+    operator = form.split()[0]
+    nodes = [
+        node("DequantizeLinear", ["x", "xs", "xz"], ["a"]),
+        node("DequantizeLinear", ["w", "ws", "wz"], ["v"], axis=axis),
+    ]
+    if operator == "MatMul":
+        nodes += [node("MatMul", ["a", "v"], ["c"]), node("Add", ["c", "b"], ["y"])]
+    else:
+        nodes += [node(operator, ["a", "v", "b"], ["y"], **attributes)]
+    x = value("x", shape, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    proto = model(nodes, [x], [value("y", None)], 21, **stored)
+    return proto, {"x": integers(*shape, dtype=dtype)}
+
+
+@in_one_model
+@pytest.mark.parametrize("form", OPERATORS)
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("scales", ["one scale", "a scale for each channel", "zero points"])
+def test_operators_between_quantised_tensors(form, dtype, scales):
+    proto, fed = dequantized_operator(form, dtype, scales)
+    (found,) = run_model(proto, fed).values()
+    (wanted,) = ReferenceEvaluator(proto).run(None, fed)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_quantised_convolutions_of_images_of_any_size(dtype):
+    """What pads an image has sizes of its own, which the next kernel has to write alike."""
+    names = [("x", "w", "c"), ("d", "v", "y")]
+    # With powers of two nothing is rounded.
+    stored = {"s": np.float32(2**-6), "z": np.array(3, dtype), "ws": np.float32(2**-7)}
+    stored |= {"w": integers(24, 3, 3, 3, dtype="int8"), "v": integers(24, 24, 3, 3, dtype="int8")}
+    nodes = []
+    for (image, weight, result), strides in zip(names, ([2, 2], [1, 1]), strict=True):
+        nodes += [
+            node("QuantizeLinear", [image, "s", "z"], [f"{image}q"]),
+            node("DequantizeLinear", [f"{image}q", "s", "z"], [f"{image}d"]),
+            node("DequantizeLinear", [weight, "ws"], [f"{weight}d"]),
+            node("Conv", [f"{image}d", f"{weight}d"], [result], pads=[1] * 4, strides=strides),
+        ]
+        nodes += [node("Clip", ["c", "low", "high"], ["d"])] if result == "c" else []
+    stored |= {"low": np.float32(-2), "high": np.float32(2)}
+    proto = model(nodes, [value("x", [1, 3, 9, "w_"])], [value("y", None)], 21, **stored)
+    compiled = tvm_ext.compile(proto, HOST)
+    if HOST.has_dot_products:
+        schedules = [kernel.schedule for kernel in compiled.report.kernels]
+        assert schedules.count("dot product tile") == 2
+    for width in (5, 16):
+        fed = {"x": rand(1, 3, 9, width)}
+        (wanted,) = ReferenceEvaluator(proto).run(None, fed)
+        np.testing.assert_array_equal(compiled.run(fed)["y"], wanted)
+
+
 def test_an_axis_that_is_none_is_refused():
     inputs = {"x": rand(2, 3), "s": rand(3) ** 2, "z": np.zeros(3, np.int8)}
     proto, _ = one_node("QuantizeLinear", inputs, {"y": TensorProto.INT8}, 13, axis=2)
