@@ -13,7 +13,7 @@ from tvm_ext.check.intermediate_values import find_node
 from tvm_ext.check.reference import run_reference
 from tvm_ext.check.request import CANNOT_RUN, CheckRequest
 from tvm_ext.check.result import Bisection, StepFinding
-from tvm_ext.check.tolerance import OutputDifference, compare, worst
+from tvm_ext.check.tolerance import SPREADS, OutputDifference, compare, worst
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.compiler.backend import programs_of, target_record
 from tvm_ext.compiler.build import build_program
@@ -231,10 +231,6 @@ def _kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
     }
 
 
-# A difference of up to this many times ONNX Runtime's own is called its like.
-_SPREADS = 2.0
-
-
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -263,7 +259,7 @@ def find_causes(
     # What counts is the distance, not whether it is allowed.
     spread = max(d.max_rel for d in compare(plain, reference, np.inf))
     result = Bisection(reference_spread=spread)
-    if difference.max_rel <= _SPREADS * spread:
+    if difference.max_rel <= SPREADS * spread:
         result.notes.append(
             f"the difference of {difference.max_rel:.1e} is about as large as that between ONNX "
             "Runtime with and without its optimisations: it may be rounding only"

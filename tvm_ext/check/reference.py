@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 
+from tvm_ext.check.tolerance import compare, plain_arrays
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ReferenceUnavailableError
 from tvm_ext.hardware.cpu.system import usable_cores
+from tvm_ext.onnx_frontend.onnx_graph import nodes_within
 
 # ONNX Runtime's severities run from 0 (verbose) to 4 (fatal); what matters comes as an exception.
 _FATAL_ONLY = 4
@@ -103,6 +105,55 @@ def run_reference(
         ONNX Runtime is not installed, refuses the model, or fails on the inputs.
     """
     return ReferenceSession(source, threads, optimise).run(inputs)
+
+
+# Inputs are moved by so much of themselves: some steps of float32, far below a step of 8 bits.
+_MOVED = 1e-6
+
+
+def quantises(graph: onnx.GraphProto) -> bool:
+    """Whether numbers are rounded to steps in a run: differences of float32 may become a step."""
+    names = ("Q", "DynamicQuantize")
+    return any(node.op_type.startswith(names) for node in nodes_within(graph))
+
+
+def reference_spreads(
+    source: str | Path | onnx.ModelProto,
+    inputs: Mapping[str, np.ndarray],
+    reference: Mapping[str, np.ndarray],
+) -> dict[str, float]:
+    """By output: how far ``reference`` is from others that ONNX Runtime gives for the same.
+
+    They are its outputs without optimisations, and those for inputs that are moved by 1e-6 of
+    themselves; distances are relative to the largest magnitude.
+
+    Raises
+    ------
+    ReferenceUnavailableError
+        ONNX Runtime cannot run the model again.
+    """
+    others = [
+        run_reference(source, inputs, optimise=False),
+        *(run_reference(source, _moved(inputs, sign)) for sign in (1, -1)),
+    ]
+    found = dict.fromkeys(reference, 0.0)
+    for other in others:
+        for difference in compare(plain_arrays(other), reference, np.inf):
+            # What cannot be subtracted says nothing of how far apart the two are.
+            distance = np.nan_to_num(difference.max_rel, nan=0.0, posinf=0.0)
+            found[difference.name] = max(found[difference.name], float(distance))
+    return found
+
+
+def _moved(inputs: Mapping[str, np.ndarray], sign: int) -> dict[str, np.ndarray]:
+    """Each floating-point number a little up or down, drawn alike for both signs."""
+    random = np.random.default_rng(0)
+    moved = dict(inputs)
+    for name, value in inputs.items():
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+            factor = 1 + sign * _MOVED * random.choice([-1, 1], value.shape)
+            moved[name] = value * factor.astype(value.dtype)
+    return moved
 
 
 def _onnx_runtime() -> ModuleType:

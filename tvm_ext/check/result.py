@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tvm_ext.check.tolerance import OutputDifference
+from tvm_ext.check.tolerance import SPREADS, OutputDifference
 from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, marked_lines, plain_text
 from tvm_ext.report.units import ABSENT, plain
 
@@ -281,6 +281,9 @@ class CheckResult:
         compiled.
     values : ValueComparison or None
         The intermediate values, when that was asked for.
+    reference_spread : float
+        How far ONNX Runtime's outputs are from its own without optimisations and for inputs that
+        are moved a little, where the model quantises in the run and that decides what is accepted.
     """
 
     model: str
@@ -290,6 +293,7 @@ class CheckResult:
     bisection: Bisection | None = None
     is_vacuous: bool = False
     values: ValueComparison | None = None
+    reference_spread: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -307,6 +311,7 @@ class CheckResult:
             "outputs": [output.to_dict() for output in self.outputs],
             "bisection": self.bisection.to_dict() if self.bisection is not None else None,
             "values": self.values.to_dict() if self.values is not None else None,
+            "reference_spread": self.reference_spread,
         }
 
     def renderable(self) -> RenderableType:
@@ -321,6 +326,15 @@ class CheckResult:
                 Text(
                     "No kernel ran: every output is an input, or a constant of the compilation. "
                     "The check says nothing of what the model computes from its inputs."
+                )
+            )
+        if self.reference_spread:
+            parts.append(
+                Text(
+                    "The model quantises in the run: a number between two steps may go to either. "
+                    "ONNX Runtime differs from itself (without optimisations, or with inputs moved "
+                    f"by 1e-6) by up to {self.reference_spread:.1e}; {SPREADS:g} times that of an "
+                    "output is allowed there."
                 )
             )
         findings = self.bisection.sentences() if self.bisection is not None else []

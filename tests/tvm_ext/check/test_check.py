@@ -128,3 +128,37 @@ def test_precision_is_that_of_the_narrowest_value_on_the_way():
 def test_intermediates_with_a_known_type_can_be_outputs():
     assert exposable_values(with_types(model()).graph) == ["m", "f", "t"]
     assert exposable_values(model().graph) == []
+
+
+def steps_of(factor: float) -> onnx.ModelProto:
+    """y = round(x * factor)."""
+    stored = {"factor": np.float32(factor), "one": np.float32(1), "zero": np.int8(0)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Mul", ["x", "factor"], ["m"], name="scale"),
+            helper.make_node("QuantizeLinear", ["m", "one", "zero"], ["q"], name="quantise"),
+            helper.make_node("DequantizeLinear", ["q", "one", "zero"], ["y"], name="back"),
+        ],
+        "steps",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
+        [numpy_helper.from_array(np.asarray(a), name) for name, a in stored.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_a_number_between_two_steps_may_go_to_either():
+    compiled = tvm_ext.compile(steps_of(1 + 1e-6))
+    between = {"x": np.array([20.0, 3.5 - 3e-7], np.float32)}
+    assert compiled.run(between)["y"].tolist() == [20, 4]
+    result = check_compiled(compiled, steps_of(1), between)
+    assert result.ok
+    assert result.reference_spread == pytest.approx(1 / 20)
+    assert result.outputs[0].tolerance == pytest.approx(2 / 20)
+    assert "The model quantises in the run" in result.to_text()
+    # A tolerance of the user's stays what it is, and elsewhere a step is a step too much.
+    assert not check_compiled(compiled, steps_of(1), between, rtol=1e-3).ok
+    apart = {"x": np.array([20.0, 3.4], np.float32)}
+    result = check_compiled(compiled, steps_of(1.1), apart)
+    assert not result.ok
+    assert result.reference_spread == 0

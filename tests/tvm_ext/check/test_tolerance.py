@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tvm_ext.check.tolerance import TOLERANCES, compare, worst
+from tvm_ext.check.tolerance import SPREADS, TOLERANCES, compare, worst
 from tvm_ext.tensor_spec import FLOATS_WIDEST_FIRST, narrowest_float
 
 
@@ -116,3 +116,15 @@ def test_the_narrowest_float():
     assert narrowest_float("int64", "float32", "float16", "bool") == "float16"
     assert narrowest_float("int64") == ""
     assert tuple(TOLERANCES) == FLOATS_WIDEST_FIRST
+
+
+def test_what_the_reference_differs_from_itself_widens_a_tolerance():
+    reference = np.array([1.0, 2.0], np.float32)
+    ours = reference * np.float32(1.05)
+    assert one(ours, reference, spreads={"y": 0.03}).ok
+    assert one(ours, reference, spreads={"y": 0.03}).tolerance == SPREADS * 0.03
+    assert not one(ours, reference, spreads={"y": 0.02}).ok
+    assert not one(ours, reference, spreads={"other": 0.03}).ok
+    assert one(reference, reference, spreads={"y": 1e-9}).tolerance == TOLERANCES["float32"]
+    assert not one(ours, reference, rtol=1e-4, spreads={"y": 0.03}).ok
+    assert not one(np.array([3, 4]), np.array([3, 5]), spreads={"y": 1.0}).ok
