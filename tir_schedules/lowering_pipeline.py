@@ -11,6 +11,7 @@ from tvm_ffi import structural_map
 from tvm_ext.tir_schedules.check_bounds import InsertBoundsChecks
 from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, TruncateDivisions
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
+    DropArgumentChecks,
     NoAliasOfLoneArguments,
     SerialNarrowFills,
     UnalignedArguments,
@@ -81,7 +82,7 @@ _OURS: dict[str, tuple[_Passes, _Passes]] = {
     "cuda": ((InsertBoundsChecks,), (LeaveOutEmptyLaunches,)),
     "llvm": (
         (InsertBoundsChecks, SerialNarrowFills, NoAliasOfLoneArguments),
-        (UnalignedArguments, TruncateDivisions, HoistDivisions),
+        (UnalignedArguments, DropArgumentChecks, TruncateDivisions, HoistDivisions),
     ),
 }
 

@@ -1,7 +1,8 @@
 """Last changes of kernels before LLVM makes code of them: what they promise of the memory of their
-arguments, and loops that fill with narrow floats.
+arguments, what they check of them, and loops that fill with narrow floats.
 """
 
+from functools import cache
 from typing import Any
 
 import tvm
@@ -71,6 +72,50 @@ class UnalignedArguments:
 
 def _without_promise(node: tirx.AttrStmt) -> tirx.Stmt:
     return node.body if node.attr_key == _PROMISE else node
+
+
+# Kernels do not look at what the virtual machine knows of their arguments.
+#
+# TVM has each kernel check the kind, type, rank, device and memory of each argument, which is most
+# of the code of a small one. The virtual machine checks these of a model's inputs, and makes all
+# else itself.
+
+# Of a DLTensor, include/tvm/tirx/builtin.h, "TVMStructFieldKind": data, ndim, the three parts of a
+# type, the number and the kind of the device. Sizes, strides and the offset stay checked.
+_KNOWN_FIELDS = frozenset({1, 4, 5, 6, 7, 9, 10})
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="DropArgumentChecks")
+class DropArgumentChecks:
+    """Takes away the checks of what a caller's types say already.
+
+    Before: ``assert x.ndim == 2; assert x.dtype == float32; assert x.shape[1] == 24``
+    After:  ``assert x.shape[1] == 24``
+
+    Leaves alone: checks of sizes, strides and offsets, and those of the kernel itself.
+
+    Run after: MakePackedAPI, which writes the checks.
+    """
+
+    def transform_function(
+        self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
+        """Functions without such checks stay as they are."""
+        return func.with_body(structural_map(func.body, (tirx.AssertStmt, _without_check)))
+
+
+def _without_check(check: tirx.AssertStmt) -> tirx.Stmt:
+    calls = nodes(check.condition, tvm.ir.Call)
+    fields = {int(call.args[2]) for call in calls if call.op == _struct_get()}
+    is_of_types = str(check.error_kind.value) == "TypeError" or (
+        bool(fields) and fields <= _KNOWN_FIELDS
+    )
+    return tirx.Evaluate(tirx.const(0, "int32")) if is_of_types else check
+
+
+@cache
+def _struct_get() -> tvm.ir.Op:
+    return tvm.ir.Op.get("tirx.tvm_struct_get")
 
 
 # Loops that fill with one bfloat16 or 8-bit float are left to LLVM to make vectors of.

@@ -6,9 +6,13 @@ import tvm
 import tvm_ffi
 from machines import _cpu
 from symbolic_extents import size
-from tvm import te, tirx
+from tvm import s_tir, te, tirx
 
-from tvm_ext.tir_schedules.cpu.llvm_preparation import NoAliasOfLoneArguments, UnalignedArguments
+from tvm_ext.tir_schedules.cpu.llvm_preparation import (
+    DropArgumentChecks,
+    NoAliasOfLoneArguments,
+    UnalignedArguments,
+)
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
@@ -63,6 +67,35 @@ def test_the_promise_goes_and_nothing_else() -> None:
     assert "storage_alignment" not in found.script()
     assert found.script().count("assert") == packed.script().count("assert")
     assert UnalignedArguments()(found).script() == found.script()
+
+
+def test_sizes_strides_and_offsets_stay_checked() -> None:
+    x, y = (te.placeholder((size("n"), 4), "float32", name) for name in "xy")
+    kernel = te.create_prim_func([x, y, te.compute(x.shape, lambda *at: x[at] + y[at], "z")])
+    target = _cpu("avx2").tvm_target().with_host("llvm")
+    bound = tirx.transform.BindTarget(target)(tvm.IRModule({"sums": kernel}))
+    packed = tirx.transform.MakePackedAPI()(
+        s_tir.transform.LowerOpaqueBlock()(s_tir.transform.ConvertBlocksToOpaque()(bound))
+    )
+    before, after = (
+        " ".join(line for line in mod.script().splitlines() if "assert" in line.lower())
+        for mod in (packed, DropArgumentChecks()(packed))
+    )
+    gone = (".ndim", ".dtype", ".device_type", "data pointer is NULL", "Mismatched type")
+    assert all(what in before and what not in after for what in gone)
+    kept = (".shape[0]", ".shape[1]", ".strides", ".byte_offset")
+    assert all(after.count(what) == before.count(what) > 0 for what in kept)
+
+
+def test_tensors_of_sizes_that_contradict_each_other_are_refused() -> None:
+    x, y = (te.placeholder((size("n"),), "float32", name) for name in "xy")
+    kernel = te.create_prim_func([x, y, te.compute(x.shape, lambda i: x[i] + y[i], "z")])
+    machine = _cpu("avx2").with_cores(1)
+    scheduled = schedule_kernel(kernel, machine)[0].with_attr("global_symbol", "sums")
+    built = compile_kernels(tvm.IRModule({"sums": scheduled}), machine.tvm_target())
+    arrays = [tvm_ffi.from_dlpack(np.ones(n, "float32")) for n in (5, 4, 5)]
+    with pytest.raises(ValueError, match="shape"):
+        built["sums"](*arrays)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4])
