@@ -171,6 +171,5 @@ class _IntegerSums(BindingRewriter):
         if integers.zero_point is None:
             return max(-low, high)
         zero = constant_value(self.view, integers.zero_point)
-        # 8 bits of either sign, where it is computed in the run.
-        first, last = (-128, 255) if zero is None else (int(zero.min()), int(zero.max()))
+        first, last = (low, high) if zero is None else (int(zero.min()), int(zero.max()))
         return max(high - first, last - low)

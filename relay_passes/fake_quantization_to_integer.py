@@ -13,8 +13,8 @@ from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout, fits_dot_products
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 
-# The magnitude of a byte less a zero point, of either sign.
-_LARGEST = 255 + 128
+# The magnitude of a byte less a zero point of its type.
+_LARGEST = 255
 
 
 @graph_pass
@@ -90,13 +90,17 @@ class _IntegerRewriter(BindingRewriter):
         )
         if wide is None or str(wide.args[0].ty.dtype) not in ("int8", "uint8"):
             return None
+        if wide.ty.ndim != scaled.ty.ndim:
+            self.refuse("scale or zero point of the data have more axes than these", var)
+            return None
         zero = np.zeros(1) if centred is None else constant_value(self.view, centred.args[1])
         scale = constant_value(self.view, scaled.args[1])
         if zero is None or scale is None or zero.size != 1 or scale.size != 1:
             self.refuse("scale or zero point of the data are not one stored number", var)
             return None
-        if not _are_bytes(zero, -128, 255):
-            self.refuse("what is subtracted from the data is no zero point of 8 bits", var)
+        held = np.iinfo(str(wide.args[0].ty.dtype))
+        if not _are_bytes(zero, held.min, held.max):
+            self.refuse("what is subtracted from the data is no zero point of their type", var)
             return None
         made: relax.Expr = relax.op.astype(wide.args[0], "int16")
         if zero.any():

@@ -407,7 +407,7 @@ class _WinogradRewriter(BindingRewriter):
         if call is None or form is None:
             return None
         reason = _obstacle(call)
-        if not reason and self._is_of_integers(call.args[0]):
+        if not reason and self._sums_integers(call):
             reason = "its sums are whole numbers, which transforms would round"
         if reason:
             self.refuse(reason, var)
@@ -430,11 +430,13 @@ class _WinogradRewriter(BindingRewriter):
         )
         return Replacement(replacement, (), f"{form.name}, modelled {gain:.1f} times as fast")
 
-    def _is_of_integers(self, data: relax.Expr) -> bool:
-        """Whether ``data`` are integers in float32: see ``AccumulateInFloat32``."""
+    def _sums_integers(self, call: relax.Call) -> bool:
+        """Whether data and weights are integers in float32: see ``AccumulateInFloat32``."""
+        data, weights = call.args[0], call.args[1].value.numpy()
         transposed = self.view.call(data, "relax.permute_dims")
         cast = self.view.call(data if transposed is None else transposed.args[0], "relax.astype")
-        return cast is not None and "int" in str(cast.args[0].ty.dtype)
+        is_whole = cast is not None and "int" in str(cast.args[0].ty.dtype)
+        return is_whole and np.array_equal(np.rint(weights), weights)
 
     def _direct_seconds(self, call: relax.Call) -> float:
         kernel = [int(size) for size in call.args[1].ty.shape]

@@ -36,9 +36,8 @@ class ZeroPointCompensation:
     Computations".
 
     Leaves alone: weights that are computed in the run or span more than 8 bits, zero points that
-    have more; sums of a length that is symbolic; convolutions in groups, of few output channels,
-    without neighbours to sum, or with channels first; CPUs without such an instruction, and other
-    targets.
+    the type of the data does not hold; convolutions in groups, of few output channels, without
+    neighbours to sum, or with channels first; CPUs without such an instruction, and other targets.
 
     Run after: LayoutPlanning. Run before: PadOutputChannels, LegalizeOps.
     """
@@ -69,7 +68,7 @@ class CentredIntegers:
 
 
 def centred_integers(view: GraphView, expr: relax.Expr) -> CentredIntegers | None:
-    """``expr`` as 8-bit numbers less a zero point of 8 bits; None for anything else."""
+    """``expr`` as 8-bit numbers less a zero point of their type; None for anything else."""
     transposed = view.call(expr, "relax.permute_dims")
     if transposed is not None:
         inner = centred_integers(view, transposed.args[0])
@@ -82,21 +81,23 @@ def centred_integers(view: GraphView, expr: relax.Expr) -> CentredIntegers | Non
     wide = view.call(expr if centred is None else centred.args[0], "relax.astype")
     if wide is None or str(wide.ty.dtype) != "int16":
         return None
-    if str(wide.args[0].ty.dtype) not in ("int8", "uint8"):
+    x = wide.args[0]
+    if str(x.ty.dtype) not in ("int8", "uint8"):
         return None
     if centred is None:
-        return CentredIntegers(wide.args[0], None)
+        return CentredIntegers(x, None)
     zero_point = centred.args[1]
-    return CentredIntegers(wide.args[0], zero_point) if _is_narrow(view, zero_point) else None
+    fits = _is_of_type(view, zero_point, str(x.ty.dtype))
+    return CentredIntegers(x, zero_point) if fits else None
 
 
-def _is_narrow(view: GraphView, zero_point: relax.Expr) -> bool:
-    """Whether it is one of 8 bits: differences with a larger one might not fit into int16."""
+def _is_of_type(view: GraphView, zero_point: relax.Expr, dtype: str) -> bool:
+    """Whether it is one of the data's ``dtype``: they are padded with it."""
     wide, value = view.call(zero_point, "relax.astype"), view.value(zero_point)
     if isinstance(value, tvm.ir.GenericConst):
-        numbers = value.value.numpy()
-        return bool(numbers.size and numbers.min() >= -_SIGN and numbers.max() < 2 * _SIGN)
-    return wide is not None and str(wide.args[0].ty.dtype) in ("int8", "uint8")
+        numbers, held = value.value.numpy(), np.iinfo(dtype)
+        return bool(numbers.size and numbers.min() >= held.min and numbers.max() <= held.max)
+    return wide is not None and str(wide.args[0].ty.dtype) == dtype
 
 
 class _Compensator(BindingRewriter):
@@ -123,9 +124,11 @@ class _Compensator(BindingRewriter):
         if not isinstance(value, tvm.ir.GenericConst) or str(value.ty.dtype) != "int16":
             return None
         numbers = value.value.numpy()
+        if not numbers.size:
+            return None
         columns = numbers.reshape(-1, numbers.shape[-1]).astype(np.int32)
         spans = columns.max(axis=0) - columns.min(axis=0)
-        return numbers if numbers.size and (spans < 2 * _SIGN).all() else None
+        return numbers if (spans < 2 * _SIGN).all() else None
 
     def _matmul(
         self, data: CentredIntegers, weights: np.ndarray, var: relax.Var

@@ -13,7 +13,7 @@ from expected_failures import may_differ, reason_of
 
 RUN = Path(__file__).parent / "run.py"
 
-# Every 384th case: many operator families, in four seconds.
+# Every 768th case: some operator families, in two seconds.
 FAST_SHARDS = 768
 SLOW_SHARDS = 8
 

@@ -22,7 +22,7 @@ TARGETS = {"cpu": "avx512-amx", "cuda": "nvidia-h200", "wafer": "wse3"}
 
 # Backends for which a pass has nothing to do; the passes' own words say why ("Leaves alone").
 NOT_FOR = {
-    "cpu": ("AccumulateInFloat32", "AttentionFusion", "FreshOutputs", "FuseCastIntoSoftmax"),
+    "cpu": ("AttentionFusion", "FreshOutputs", "FuseCastIntoSoftmax"),
     "cuda": (
         *("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
         *("FakeQuantizationToInteger", "ZeroPointCompensation"),
@@ -100,6 +100,12 @@ def integer_matmul(emit, x):
     return [emit(op.matmul(centred, weights, out_dtype="int32"))]
 
 
+def integer_scores(emit, x):
+    """Products of two results of 8 bits."""
+    wide = emit(op.astype(emit(op.astype(x, "uint8")), "int16"))
+    return [emit(op.matmul(wide, emit(op.permute_dims(wide)), out_dtype="int32"))]
+
+
 def sorted_rows(emit, x):
     return [emit(op.sort(x, axis=-1))]
 
@@ -126,7 +132,10 @@ def half_with_origins() -> tvm.IRModule:
 
 H, W = (tvm.tirx.Var(name, "int64") for name in "hw")
 MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
-    "AccumulateInFloat32": lambda: [build([16, 64], cast_product, "float16")],
+    "AccumulateInFloat32": lambda: [
+        build([16, 64], cast_product, "float16"),
+        build([16, 64], integer_scores),
+    ],
     "DropPaddedTaps": lambda: [build([1, 3, 6, 6], spread_window)],
     "PointwiseBeforeResize": lambda: [build([1, 3, 7, 9], enlarged)],
     "FuseCastIntoSoftmax": lambda: [build([6, 40], cast_softmax, "float16")],

@@ -97,11 +97,17 @@ LEFT = {
     "data that are no integers": lambda: matmul(whole(16, 8), 0.01, dtype="float32"),
     "integers of 16 bits": lambda: matmul(whole(16, 8), 0.01, dtype="int16"),
     "numbers that are no zero point": lambda: matmul(whole(16, 8), 0.01, zero_point=127.5),
+    "a scale of more axes": lambda: matmul(whole(16, 8), 0.01, scale=np.full((1,) * 4, 0.1)),
+    "a zero point of more axes": lambda: matmul(
+        whole(16, 8), 0.01, zero_point=np.full((1,) * 4, 3.0)
+    ),
+    "a zero point below uint8": lambda: matmul(whole(16, 8), 0.01, zero_point=-5),
+    "a zero point beyond int8": lambda: matmul(whole(16, 8), 0.01, dtype="int8", zero_point=128),
     "a zero point of more than 8 bits": lambda: matmul(whole(16, 8), 0.01, zero_point=300),
     "a scale that is no number": lambda: matmul(whole(16, 8), float("nan")),
     "scales without an end": lambda: matmul(whole(16, 8), 0.01, scale=float("inf")),
     "scales whose product is below float32": lambda: matmul(whole(16, 8), 1e-30, scale=1e-30),
-    "sums beyond int32": lambda: matmul(np.full((50_000, 1), 127.0), 0.01, shape=(2, 50_000)),
+    "sums beyond int32": lambda: matmul(np.full((70_000, 1), 127.0), 0.01, shape=(2, 70_000)),
     "empty weights": lambda: matmul(whole(16, 0), 0.01),
 }
 

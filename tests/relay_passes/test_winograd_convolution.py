@@ -125,13 +125,11 @@ def test_near_matches_are_refused_with_the_reason(changes, reason):
     assert reason in refusal.reason
 
 
-@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
-def test_sums_of_integers_stay_exact(layout):
-    """Transforms would round them."""
+def of_integers(layout: str, weight: float) -> tvm.IRModule:
     builder = relax.BlockBuilder()
     shape = (1, 56, 56, 64) if layout == "NHWC" else (1, 64, 56, 56)
     x = relax.Var("x", relax.TensorType(shape, "int16"))
-    weights = relax.const(np.ones((3, 3, 64, 64), "float32"))
+    weights = relax.const(np.full((3, 3, 64, 64), weight, "float32"))
     with builder.function("main", [x]):
         with builder.dataflow():
             wide = builder.emit(relax.op.astype(x, "float32"))
@@ -140,10 +138,18 @@ def test_sums_of_integers_stay_exact(layout):
             attrs = {"padding": 1, "data_layout": "NHWC", "kernel_layout": "HWIO"}
             result = builder.emit_output(relax.op.nn.conv2d(wide, weights, **attrs))
         builder.emit_func_output(result)
-    mod = builder.get()
+    return builder.get()
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_sums_of_integers_stay_exact(layout):
+    """Transforms would round them."""
+    mod = of_integers(layout, weight=3)
     with recording() as log:
         assert structural_equal(rewritten(mod), mod)
     assert "whole numbers" in log[0].reason
+    # An image that was stored as integers, and weights as they are learned.
+    assert not structural_equal(rewritten(of_integers(layout, weight=0.3)), mod)
 
 
 @pytest.mark.parametrize(

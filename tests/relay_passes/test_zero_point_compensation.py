@@ -182,9 +182,12 @@ def test_what_stays_as_it_is(mod, reason):
         matmul(weights(16, 8, low=-300, high=300)),
         matmul(weights(16, 8), zero_point=30_000),
         matmul(weights(16, 8), zero_point=-32_768),
+        convolution(weights(3, 3, 8, 4), zero_point=-5),
+        convolution(weights(3, 3, 8, 4), zero_point=128, dtype="int8"),
+        matmul(np.zeros((16, 0), "int16")),
     ],
 )
-def test_numbers_of_more_than_8_bits_stay_as_they_are(mod):
+def test_numbers_that_no_byte_holds_stay_as_they_are(mod):
     assert rewrite(mod).same_as(mod)
 
 

@@ -136,10 +136,10 @@ def _compared(
     tell("run")
     ours = plain_arrays(model.run(inputs))
     reference = plain_arrays(run_reference(source, inputs))
-    graph = with_types(load_model(source)).graph
-    found = partial(compare, ours, reference, rtol, value_precision(graph))
+    loaded = with_types(load_model(source))
+    found = partial(compare, ours, reference, rtol, value_precision(loaded.graph))
     outputs, spreads = found(), {}
-    if rtol is None and not all(output.ok for output in outputs) and quantises(graph):
+    if rtol is None and not all(output.ok for output in outputs) and quantises(loaded):
         spreads = reference_spreads(source, inputs, reference)
         outputs = found(spreads)
     result = CheckResult(

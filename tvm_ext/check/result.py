@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tvm_ext.check.tolerance import SPREADS, OutputDifference
+from tvm_ext.check.tolerance import MOST_FOR_SPREAD, SPREADS, OutputDifference
 from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, marked_lines, plain_text
 from tvm_ext.report.units import ABSENT, plain
 
@@ -282,8 +282,9 @@ class CheckResult:
     values : ValueComparison or None
         The intermediate values, when that was asked for.
     reference_spread : float
-        How far ONNX Runtime's outputs are from its own without optimisations and for inputs that
-        are moved a little, where the model quantises in the run and that decides what is accepted.
+        How far ONNX Runtime's floating-point outputs are from its own without optimisations and for
+        inputs that are moved a little, where the model quantises in the run and that decides what
+        is accepted.
     """
 
     model: str
@@ -334,7 +335,7 @@ class CheckResult:
                     "The model quantises in the run: a number between two steps may go to either. "
                     "ONNX Runtime differs from itself (without optimisations, or with inputs moved "
                     f"by 1e-6) by up to {self.reference_spread:.1e}; {SPREADS:g} times that of an "
-                    "output is allowed there."
+                    f"output is allowed there, {MOST_FOR_SPREAD:g} at most."
                 )
             )
         findings = self.bisection.sentences() if self.bisection is not None else []

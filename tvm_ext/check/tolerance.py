@@ -27,6 +27,10 @@ TOLERANCES: Mapping[str, float] = {
 # A difference of up to this many times ONNX Runtime's own is called its like.
 SPREADS = 2.0
 
+# Further off than this share of its largest magnitude an output is another one, whatever the
+# reference does.
+MOST_FOR_SPREAD = 0.25
+
 
 @dataclass(frozen=True)
 class OutputDifference:
@@ -95,13 +99,13 @@ def compare(
         The narrowest floating-point type that an output was computed through: a float64 output
         of float32 arithmetic is no better than float32. An output's own dtype when left out.
     spreads : mapping of output name to number, optional
-        How far the reference is from itself: ``SPREADS`` times as much is accepted, where that is
-        more than ``TOLERANCES`` says.
+        How far the reference is from itself: of floating-point outputs ``SPREADS`` times as much is
+        accepted, ``MOST_FOR_SPREAD`` at most, where that is more than ``TOLERANCES`` says.
     """
     precision, spreads = precision or {}, spreads or {}
     found = []
     for name, wanted in reference.items():
-        least = SPREADS * spreads.get(name, 0.0)
+        least = min(SPREADS * spreads.get(name, 0.0), MOST_FOR_SPREAD)
         one = _compare_one(name, ours.get(name), wanted, precision.get(name, ""), rtol, least)
         found.append(one)
     return found

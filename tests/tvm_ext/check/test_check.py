@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
 from tvm_ext.check.check import check_compiled, check_model
-from tvm_ext.check.reference import ReferenceSession, run_reference
+from tvm_ext.check.reference import ReferenceSession, quantises, run_reference
 from tvm_ext.errors import InputError, ReferenceUnavailableError
 from tvm_ext.onnx_frontend.expose import exposable_values, value_precision, with_types
 
@@ -162,3 +162,17 @@ def test_a_number_between_two_steps_may_go_to_either():
     result = check_compiled(compiled, steps_of(1.1), apart)
     assert not result.ok
     assert result.reference_spread == 0
+
+
+def test_which_models_quantise_in_the_run():
+    gelu = helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft")
+    steps = helper.make_node("QuantizeLinear", ["x", "s"], ["y"])
+    called = helper.make_node("Steps", ["x", "s"], ["y"], domain="local")
+    function = helper.make_function("local", "Steps", ["x", "s"], ["y"], [steps], [])
+    for nodes, functions, expected in (
+        ([gelu], [], False),
+        ([steps], [], True),
+        ([called], [function], True),
+    ):
+        graph = helper.make_graph(nodes, "graph", [], [])
+        assert quantises(helper.make_model(graph, functions=functions)) == expected

@@ -128,3 +128,5 @@ def test_what_the_reference_differs_from_itself_widens_a_tolerance():
     assert one(reference, reference, spreads={"y": 1e-9}).tolerance == TOLERANCES["float32"]
     assert not one(ours, reference, rtol=1e-4, spreads={"y": 0.03}).ok
     assert not one(np.array([3, 4]), np.array([3, 5]), spreads={"y": 1.0}).ok
+    assert one(reference * np.float32(1.2), reference, spreads={"y": 1.0}).ok
+    assert not one(-reference, reference, spreads={"y": 1.0}).ok
