@@ -122,7 +122,7 @@ class _IntegerSums(BindingRewriter):
         if call is None or call is not value or str(var.ty.dtype) != "int32":
             return None
         largest = self._largest_sum(call)
-        if largest is None or (self.cpu.has_dot_products and self._fits_dot_products(call)):
+        if largest is None or (self.cpu.has_dot_products and self._is_for_dot_products(call)):
             return None
         if largest >= _EXACT:
             self.refuse(f"a sum may reach {largest:.3g}; float32 is exact below {_EXACT:.3g}", var)
@@ -132,12 +132,8 @@ class _IntegerSums(BindingRewriter):
         what = f"no sum of integers is beyond {largest:.3g}: exact in float32"
         return Replacement(relax.op.astype(total, "int32"), (), what)
 
-    def _fits_dot_products(self, call: relax.Call) -> bool:
-        if constant_value(self.view, call.args[1]) is None:
-            return False
-        if operator_name(call) == "relax.matmul":
-            return call.args[1].ty.ndim == 2 and call.args[0].ty.ndim >= 2
-        return fits_dot_products(call)
+    def _is_for_dot_products(self, call: relax.Call) -> bool:
+        return constant_value(self.view, call.args[1]) is not None and fits_dot_products(call)
 
     def _largest_sum(self, call: relax.Call) -> float | None:
         """Above the magnitude of all sums; None where the operands may be any numbers."""

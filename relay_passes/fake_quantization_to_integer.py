@@ -11,7 +11,8 @@ from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import constant_value, convolution_like
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout, fits_dot_products
-from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
+from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS, permutation_of
+from tvm_ext.relay_passes.zero_point_compensation import are_whole, centred_integers
 
 # The magnitude of a byte less a zero point of its type.
 _LARGEST = 255
@@ -84,33 +85,26 @@ class _IntegerRewriter(BindingRewriter):
         scaled = self.view.call(expr, "relax.multiply")
         if scaled is None:
             return None
-        centred = self.view.call(scaled.args[0], "relax.subtract")
-        wide = self.view.call(
-            scaled.args[0] if centred is None else centred.args[0], "relax.astype"
-        )
-        if wide is None or str(wide.args[0].ty.dtype) not in ("int8", "uint8"):
+        integers = centred_integers(self.view, scaled.args[0], "float32")
+        if integers is None or integers.axes:
             return None
-        if wide.ty.ndim != scaled.ty.ndim:
+        x, zero_point = integers.x, integers.zero_point
+        if x.ty.ndim != scaled.ty.ndim:
             self.refuse("scale or zero point of the data have more axes than these", var)
             return None
-        zero = np.zeros(1) if centred is None else constant_value(self.view, centred.args[1])
+        zero = np.zeros(1) if zero_point is None else constant_value(self.view, zero_point)
         scale = constant_value(self.view, scaled.args[1])
         if zero is None or scale is None or zero.size != 1 or scale.size != 1:
             self.refuse("scale or zero point of the data are not one stored number", var)
             return None
-        held = np.iinfo(str(wide.args[0].ty.dtype))
-        if not _are_bytes(zero, held.min, held.max):
-            self.refuse("what is subtracted from the data is no zero point of their type", var)
-            return None
-        made: relax.Expr = relax.op.astype(wide.args[0], "int16")
+        made: relax.Expr = relax.op.astype(x, "int16")
         if zero.any():
             made = relax.op.subtract(made, relax.const(zero.astype("int16").reshape([]), "int16"))
         return self.bind(made, var), np.float32(scale.item())
 
     def _weights(self, call: relax.Call) -> _Weights | None:
-        axes, product = self._axes(call.args[1]), self.view.value(call.args[1])
-        if axes is not None:
-            product = self.view.value(product.args[0])
+        transposed = self.view.call(call.args[1], "relax.permute_dims")
+        product = call.args[1] if transposed is None else transposed.args[0]
         product = self.view.call(product, "relax.multiply")
         if product is None:
             return None
@@ -118,9 +112,10 @@ class _IntegerRewriter(BindingRewriter):
         if integers is None or scale is None or not _is_taken(call):
             return None
         scale = scale.reshape((1,) * (integers.ndim - scale.ndim) + scale.shape)
-        if axes is not None:
+        if transposed is not None:
+            axes = permutation_of(transposed)
             integers, scale = integers.transpose(axes), scale.transpose(axes)
-        if not integers.size or not _are_bytes(integers, -128, 127):
+        if not are_whole(integers, -128, 127):
             return None
         whole = integers.astype(np.int16)
         output = whole.ndim - 1 if call.op.name == "relax.matmul" else 0
@@ -130,29 +125,14 @@ class _IntegerRewriter(BindingRewriter):
         shape[1] = scale.size
         return _Weights(np.ascontiguousarray(whole), scale.reshape(shape))
 
-    def _axes(self, expr: relax.Expr) -> list[int] | None:
-        """How the weights are transposed before they are read; None where they are not."""
-        transposed = self.view.call(expr, "relax.permute_dims")
-        if transposed is None:
-            return None
-        axes = transposed.attrs.axes
-        rank = transposed.args[0].ty.ndim
-        return list(range(rank))[::-1] if axes is None else [int(axis) % rank for axis in axes]
-
 
 def _is_taken(call: relax.Call) -> bool:
     """Whether a CPU's template takes it in integers, see ``ZeroPointCompensation``."""
-    data, weight = (arg.ty for arg in call.args)
-    if call.op.name == "relax.matmul":
-        return weight.ndim == 2 and data.ndim >= 2
-    layouts = LAYOUT_NAMES[data.ndim][ChannelLayout.CHANNELS_FIRST]
-    given = (str(call.attrs.data_layout), str(call.attrs.kernel_layout))
-    return given == layouts and fits_dot_products(call)
-
-
-def _are_bytes(numbers: np.ndarray, low: int, high: int) -> bool:
-    """Whether all are whole numbers from ``low`` to ``high``."""
-    return bool(((numbers >= low) & (numbers <= high) & (np.rint(numbers) == numbers)).all())
+    if call.op.name in CONVOLUTIONS:
+        layouts = LAYOUT_NAMES[call.args[0].ty.ndim][ChannelLayout.CHANNELS_FIRST]
+        if (str(call.attrs.data_layout), str(call.attrs.kernel_layout)) != layouts:
+            return False
+    return fits_dot_products(call)
 
 
 def _are_normal(factor: np.ndarray) -> bool:

@@ -20,7 +20,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cost_model import CostModel, Work
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.machine import MachineDescription
-from tvm_ext.relay_passes.expressions import nominal_shape
+from tvm_ext.relay_passes.expressions import nominal_shape, operator_name
 
 # With channels first a kernel wider than one column reads its input from unaligned addresses, so
 # that every other load of a full register crosses a cache line.
@@ -188,7 +188,14 @@ def _extents(ty: relax.TensorType) -> list[int]:
 
 
 def fits_dot_products(call: relax.Call) -> bool:
-    """``ShapeOfConvolution.fits_dot_products`` of a call; False where its shape is not known."""
+    """Whether ``ZeroPointCompensation`` takes a matmul or convolution of integers by its shape.
+
+    Matmuls with a matrix of weights, and ``ShapeOfConvolution.fits_dot_products``; False where the
+    shape is not known.
+    """
+    if operator_name(call) == "relax.matmul":
+        data, weight = (arg.ty for arg in call.args)
+        return weight.ndim == 2 and data.ndim >= 2
     return nominal_shape(call.ty) is not None and shape_of_convolution(call).fits_dot_products
 
 

@@ -51,10 +51,10 @@ class ZeroPointCompensation:
 
 @dataclass(frozen=True)
 class CentredIntegers:
-    """The integers ``x - zero_point`` as a matmul or convolution reads them, in int16.
+    """The integers ``x - zero_point`` as a matmul or convolution reads them, in a wider type.
 
-    ``x`` is int8 or uint8, ``zero_point`` int16 and broadcasts to it; None where it is zero. With
-    ``axes`` they are transposed so.
+    ``x`` is int8 or uint8, ``zero_point`` of the wider type and broadcasts to it; None where it is
+    zero. With ``axes`` they are transposed so.
     """
 
     x: relax.Expr
@@ -67,11 +67,13 @@ class CentredIntegers:
         return str(self.x.ty.dtype) == "int8"
 
 
-def centred_integers(view: GraphView, expr: relax.Expr) -> CentredIntegers | None:
-    """``expr`` as 8-bit numbers less a zero point of their type; None for anything else."""
+def centred_integers(
+    view: GraphView, expr: relax.Expr, dtype: str = "int16"
+) -> CentredIntegers | None:
+    """``expr`` as 8-bit numbers less a zero point of their type, in ``dtype``; None for others."""
     transposed = view.call(expr, "relax.permute_dims")
     if transposed is not None:
-        inner = centred_integers(view, transposed.args[0])
+        inner = centred_integers(view, transposed.args[0], dtype)
         if inner is None or inner.axes:
             return None
         if inner.zero_point is not None and inner.zero_point.ty.ndim:
@@ -79,7 +81,7 @@ def centred_integers(view: GraphView, expr: relax.Expr) -> CentredIntegers | Non
         return replace(inner, axes=tuple(permutation_of(transposed)))
     centred = view.call(expr, "relax.subtract")
     wide = view.call(expr if centred is None else centred.args[0], "relax.astype")
-    if wide is None or str(wide.ty.dtype) != "int16":
+    if wide is None or str(wide.ty.dtype) != dtype:
         return None
     x = wide.args[0]
     if str(x.ty.dtype) not in ("int8", "uint8"):
@@ -95,9 +97,15 @@ def _is_of_type(view: GraphView, zero_point: relax.Expr, dtype: str) -> bool:
     """Whether it is one of the data's ``dtype``: they are padded with it."""
     wide, value = view.call(zero_point, "relax.astype"), view.value(zero_point)
     if isinstance(value, tvm.ir.GenericConst):
-        numbers, held = value.value.numpy(), np.iinfo(dtype)
-        return bool(numbers.size and numbers.min() >= held.min and numbers.max() <= held.max)
+        held = np.iinfo(dtype)
+        return are_whole(value.value.numpy(), held.min, held.max)
     return wide is not None and str(wide.args[0].ty.dtype) == dtype
+
+
+def are_whole(numbers: np.ndarray, low: int, high: int) -> bool:
+    """Whether there are numbers, and all are whole ones from ``low`` to ``high``."""
+    inside = (numbers >= low) & (numbers <= high) & (np.rint(numbers) == numbers)
+    return bool(numbers.size and inside.all())
 
 
 class _Compensator(BindingRewriter):
@@ -110,10 +118,8 @@ class _Compensator(BindingRewriter):
         data, weights = centred_integers(self.view, call.args[0]), self._weights(call.args[1])
         if data is None or weights is None:
             return None
-        is_matmul = call.op.name == "relax.matmul"
-        made = (
-            self._matmul(data, weights, var) if is_matmul else self._conv(call, data, weights, var)
-        )
+        multiply = self._matmul if call.op.name == "relax.matmul" else self._conv
+        made = multiply(call, data, weights, var)
         if made is None:
             return None
         return Replacement(made, (), "uint8 by int8, corrected for zero points")
@@ -131,9 +137,9 @@ class _Compensator(BindingRewriter):
         return numbers if (spans < 2 * _SIGN).all() else None
 
     def _matmul(
-        self, data: CentredIntegers, weights: np.ndarray, var: relax.Var
+        self, call: relax.Call, data: CentredIntegers, weights: np.ndarray, var: relax.Var
     ) -> relax.Expr | None:
-        if weights.ndim != 2 or data.x.ty.ndim < 2:
+        if not fits_dot_products(call):
             self.refuse("the weights are no matrix", var)
             return None
         x, zero_point = self._unsigned(data, var)

@@ -134,10 +134,12 @@ def reference_spreads(
     themselves; distances are relative to the largest magnitude. One that it refuses counts nothing.
     """
     others = []
-    runs = [(inputs, False), (_moved(inputs, 1), True), (_moved(inputs, -1), True)]
-    for given, optimise in runs:
+    with suppress(ReferenceUnavailableError):
+        others.append(run_reference(source, inputs, optimise=False))
+    session = ReferenceSession(source)
+    for sign in (1, -1):
         with suppress(ReferenceUnavailableError):
-            others.append(run_reference(source, given, optimise=optimise))
+            others.append(session.run(_moved(inputs, sign)))
     floats = {name: array for name, array in reference.items() if array.dtype.kind == "f"}
     found = dict.fromkeys(floats, 0.0)
     for other in others:
