@@ -76,6 +76,30 @@ _OPTIONS = {
 # Makes arrays as small as what is accessed of them.
 _COMPACTION = "s_tir.CompactBufferAllocation"
 
+# What changes no kernel for a CPU, and walks through each: these look for threads, shared memory,
+# tensor cores and pipelines of a GPU, or for conditions that LLVM takes out of loops as well. A
+# fifth of the time of all passes.
+_WITHOUT_WORK_ON_CPUS = (
+    "s_tir.HoistIfThenElse",
+    "s_tir.InferFragment",
+    "s_tir.InjectDoubleBuffer",
+    "s_tir.InjectPermutedLayout",
+    "s_tir.InjectSoftwarePipeline",
+    "s_tir.InjectVirtualThread",
+    "s_tir.InsertHoistIfThenElse",
+    "s_tir.LiftThreadBinding",
+    "s_tir.LowerAutoCopy",
+    "s_tir.LowerThreadAllreduce",
+    "s_tir.LowerVtcmAlloc",
+    "s_tir.ManifestSharedMemoryLocalStage",
+    "s_tir.MergeSharedMemoryAllocations",
+    "s_tir.ThreadSync",
+    "s_tir.TransformMmaBufferLayout",
+    "s_tir.UnifyThreadBinding",
+    "s_tir.VerifyVTCMLimit",
+    "tirx.VerifyMemory",
+)
+
 _Passes = Sequence[Callable[[], tvm.transform.Pass]]
 # What runs ahead of TVM's own pipeline, and behind it.
 _OURS: dict[str, tuple[_Passes, _Passes]] = {
@@ -104,7 +128,7 @@ def _registered(kind: str) -> str:
         lowered, host_passes, device_passes = tirx.get_tir_pipeline("s_tir")
         before, after = ([make() for make in passes] for passes in _OURS[kind])
         if kind == "llvm":
-            lowered = _lowered_in_two(lowered)
+            lowered = _lowered_for_cpu(lowered)
         passes = tvm.transform.Sequential([*before, lowered, *after])
         return passes, host_passes, device_passes
 
@@ -113,34 +137,44 @@ def _registered(kind: str) -> str:
     return name
 
 
-def _lowered_in_two(lowered: tvm.transform.Pass) -> tvm.transform.Pass:
-    """``lowered``, without looking for arrays that can be smaller where a kernel has none.
+def _lowered_for_cpu(lowered: tvm.transform.Pass) -> tvm.transform.Pass:
+    """``lowered`` without the passes that have nothing to do.
 
-    CompactBufferAllocation works out the region of each access of a kernel, whether there is an
-    array to make smaller or not: with symbolic sizes that is more than all other passes take.
+    For kernels on a CPU these are the ones that look for what only GPUs have. Where a kernel has no
+    array that can be smaller, it is CompactBufferAllocation as well: it works out the region of
+    each access whether there is such an array or not, and with symbolic sizes that is more than all
+    other passes take.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="LowerKernels")
     def lower(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         exact = {var: func for var, func in mod.functions_items() if has_exact_arrays(func)}
         others = {var: func for var, func in mod.functions_items() if var not in exact}
-        made = lowered(tvm.IRModule(others, attrs=mod.attrs)) if others else None
-        if not exact:
-            return made if made is not None else mod
-        # Without instruments: TVM starts and ends them with each context, and one that is at work
-        # in the context around this one loses what it has noted there.
-        with tvm.transform.PassContext(
-            opt_level=ctx.opt_level,
-            required_pass=list(ctx.required_pass),
-            disabled_pass=[*ctx.disabled_pass, _COMPACTION],
-            config=dict(ctx.config),
-        ):
-            plain = lowered(tvm.IRModule(exact, attrs=mod.attrs))
-        if made is not None:
-            plain.update(made)
-        return plain
+        lowered_functions = tvm.IRModule({}, attrs=mod.attrs)
+        for functions, without in ((others, ()), (exact, (_COMPACTION,))):
+            if functions:
+                part = tvm.IRModule(functions, attrs=mod.attrs)
+                with _context_without(ctx, (*_WITHOUT_WORK_ON_CPUS, *without)):
+                    lowered_functions.update(lowered(part))
+        return lowered_functions
 
     return lower
+
+
+def _context_without(
+    ctx: tvm.transform.PassContext, passes: Sequence[str]
+) -> tvm.transform.PassContext:
+    """``ctx`` with these passes disabled.
+
+    And without its instruments: TVM starts and ends them with each context, and one that is at work
+    in the context around this one loses what it has noted there.
+    """
+    return tvm.transform.PassContext(
+        opt_level=ctx.opt_level,
+        required_pass=list(ctx.required_pass),
+        disabled_pass=[*ctx.disabled_pass, *passes],
+        config=dict(ctx.config),
+    )
 
 
 def compile_kernels(

@@ -7,6 +7,7 @@
 
 import importlib
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -78,13 +79,20 @@ if "tvm" in sys.modules:
     _name_pipeline()
 
 
+# How long the module of each of these took to import: the report of the first compilation holds
+# what its caller waited for.
+import_seconds: dict[str, float] = {}
+
+
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'tvm_ext' has no attribute '{name}'")
+    begun = time.perf_counter()
     value = getattr(importlib.import_module(_PUBLIC[name]), name)
     if "tvm" in sys.modules:
         _name_pipeline()
     globals()[name] = value
+    import_seconds[name] = time.perf_counter() - begun
     return value
 
 

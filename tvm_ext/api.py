@@ -1,5 +1,6 @@
 """``compile``: the road that a model takes, from ONNX to a program."""
 
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias
 import tvm
 from tvm import tirx
 
+import tvm_ext
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.compiler.backend import default_limit, programs_of, require_memory, target_record
@@ -41,7 +43,14 @@ from tvm_ext.passes.results_to_out_params import out_params
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.relay_passes.fresh_outputs import shared_outputs, writes_to_inputs
 from tvm_ext.report.compile_report import CompileReport
-from tvm_ext.report.records import FROM_CACHE, DeviceRecord, GraphRecord
+from tvm_ext.report.records import (
+    CODE,
+    FROM_CACHE,
+    SET_UP,
+    DeviceRecord,
+    GraphRecord,
+    PhaseRecord,
+)
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.tir_schedules.schedule_kernels import TEMPLATE_FAILED, ScheduleChoice
 
@@ -111,11 +120,13 @@ def compile(
         A subclass says what is wrong: ModelError, UnsupportedOperatorError, InputError,
         TargetError, ConfigError, PassError, BuildError or RecordsError.
     """
+    begun = time.perf_counter() - tvm_ext.import_seconds.pop("compile", 0.0)
     machine = program_target(target)
     machine = machine.with_tf32() if tf32 else machine
     machine = machine if threads is None else machine.with_threads(threads)
     passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
     require_schedules(passes, machine)
+    set_up = PhaseRecord(SET_UP, time.perf_counter() - begun)
     request = _Request(
         machine,
         passes,
@@ -123,7 +134,9 @@ def compile(
         records,
         require_records,
     )
-    return _from_cache(model, request, input_shapes)
+    compiled = _from_cache(model, request, input_shapes)
+    compiled.report.phases = [set_up, *compiled.report.phases]
+    return compiled
 
 
 @dataclass(frozen=True)
@@ -137,6 +150,18 @@ class _Request:
     require_records: bool
 
 
+def _warmed_up(compiled: CompiledModel) -> CompiledModel:
+    """The model after its first run, behind all that pushes it out of the caches again.
+
+    That is also freeing what a compilation held.
+    """
+    phases = Phases()
+    with phases.timed("first run"):
+        compiled.warm_up()
+    compiled.report.phases = [*compiled.report.phases, *phases.records]
+    return compiled
+
+
 def _from_cache(
     model: ModelSource,
     request: _Request,
@@ -145,7 +170,7 @@ def _from_cache(
     """The program that an earlier compilation left, or a new one, which is left for later ones."""
     cache = program_cache()
     if cache is None or isinstance(model, tvm.IRModule) or request.dump_ir is not None:
-        return _compiled_for(model, request, input_shapes)
+        return _warmed_up(_compiled_for(model, request, input_shapes))
     phases = Phases()
     present_key = partial(
         program_key,
@@ -161,7 +186,7 @@ def _from_cache(
         found = cache.find(key) if key is not None else None
     if found is not None:
         found.report.phases = phases.records
-        found.compile_again = partial(_compiled_for, model, request)
+        found.compile_again = partial(_compiled_again, model, request)
         if any(kernel.flops is None for kernel in found.report.kernels):
             found.work_of_call = _WorkFromModel(
                 model, request, input_shapes, lambda: present_key() == key
@@ -177,7 +202,7 @@ def _from_cache(
             if present_key() == key:
                 cache.keep(key, compiled)
     compiled.report.phases = [*compiled.report.phases, *phases.records]
-    return compiled
+    return _warmed_up(compiled)
 
 
 class _WorkFromModel:
@@ -218,7 +243,7 @@ def _compiled_for(
     phases = Phases()
     if isinstance(model, tvm.IRModule):
         compiled = _compiled(model, request, phases, input_shapes)
-        compiled.compile_again = partial(_compiled_for, model, request)
+        compiled.compile_again = partial(_compiled_again, model, request)
         return compiled
     with phases.timed("import"):
         ready = prepare_model(model, input_shapes)
@@ -229,8 +254,14 @@ def _compiled_for(
         parts = [_compiled(part_of(ready, part), request) for part in partition.parts]
         level = request.pipeline.opt_level
         compiled = with_host_steps(ready, partition, parts, request.machine, level, phases)
-    compiled.compile_again = partial(_compiled_for, model, request)
+    compiled.compile_again = partial(_compiled_again, model, request)
     return compiled
+
+
+def _compiled_again(
+    model: ModelSource, request: _Request, input_shapes: Mapping[str, Sequence[int | str]]
+) -> CompiledModel:
+    return _warmed_up(_compiled_for(model, request, input_shapes))
 
 
 def _compiled(
@@ -257,7 +288,7 @@ def _compiled(
             default_limit(machine),
             lambda: largest_result(lowered.kernels, lowered.calls),
         )
-        with phases.timed("build"):
+        with phases.timed(CODE):
             program = build_program(
                 planned, context.target, machine, lowered.kernels, context.choices, lowered.calls
             )
@@ -293,7 +324,7 @@ def _compiled(
         functions = {name: lowered.kernels[name] for name in symbolic}
         model_to_run.work_of_call = partial(work_of_call, functions)
     with phases.timed("link"):
-        model_to_run.prepare()
+        model_to_run.link()
     return model_to_run
 
 

@@ -1,6 +1,7 @@
 """A compiled model: runs, profiles, saves and explains itself."""
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from tvm_ext.profiling import MeasuredRun, ProfiledMachine, WorkOfCall
     from tvm_ext.report.profile import Profile
     from tvm_ext.runner import Runner
+
+
+# A program is run twice ahead of its first run if the first of them takes less.
+_QUICK_SECONDS = 0.02
 
 
 class CompiledModel:
@@ -459,28 +464,39 @@ class CompiledModel:
             for origin in kernel.origins
         ]
 
-    def prepare(self) -> None:
-        """Links and loads the program, so that the first run takes as long as the others.
+    def link(self) -> None:
+        """Links and loads the program, which ``compile`` and ``load`` do ahead of the first run.
 
-        ``compile`` and ``load`` do it. Programs that are not known to take a quarter of a second
-        or more run once, on zeros of usual sizes (see ``zeros_to_run``): code, weights and
-        buffers are then where a run finds them. A model for a GPU or for another machine than this
-        is left as it is: it is linked when it is saved or first run.
+        A model for a GPU or for another machine than this is left as it is: it is linked when it is
+        saved or first run.
 
         Raises
         ------
         ArtifactError
             There is no compiler to link the program, or the system refuses the library.
         """
-        elsewhere = self._gpu is not None or self._target.machine != host_architecture()
-        if elsewhere or self._missing_features():
-            return
-        self._made()
-        thread_pool.use_threads(self._threads)
-        zeros = zeros_to_run(self.inputs, self.report)
+        if self._runs_here():
+            self._made()
+
+    def warm_up(self) -> None:
+        """Runs the program, so that the first run takes as long as the others.
+
+        Code, weights and buffers are then where a run finds them. A quick program runs twice: the
+        first time starts threads and reads from memory, and is longer by a half. The inputs are
+        zeros of usual sizes (see ``zeros_to_run``); programs that may take a quarter of a second
+        or more, and those that ``link`` leaves as they are, do not run.
+        """
+        zeros = zeros_to_run(self.inputs, self.report) if self._runs_here() else None
         if zeros is not None:
             with suppress(TvmExtError):
+                begun = time.perf_counter()
                 self._results(zeros, None)
+                if time.perf_counter() - begun < _QUICK_SECONDS:
+                    self._results(zeros, None)
+
+    def _runs_here(self) -> bool:
+        elsewhere = self._gpu is not None or self._target.machine != host_architecture()
+        return not elsewhere and not self._missing_features()
 
     @contextmanager
     def _taken_apart(
@@ -603,7 +619,8 @@ class CompiledModel:
         )
         if threads is not None:
             loaded._threads = loaded._checked_threads(threads)
-        loaded.prepare()
+        loaded.link()
+        loaded.warm_up()
         return loaded
 
 

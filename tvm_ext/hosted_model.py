@@ -197,6 +197,11 @@ class HostedModel(CompiledModel):
             self._last = tuple((name, *kind) for name, kind in zip(names, kinds, strict=True))
         return dict(zip(names, arrays, strict=True))
 
+    def warm_up(self) -> None:
+        """Runs each part once; see ``CompiledModel.warm_up``."""
+        for part in self._parts:
+            part.warm_up()
+
     @classmethod
     def from_artifact(cls, artifact: LoadedArtifact, threads: int | None = None) -> "HostedModel":
         """The model in a file that was read and checked.

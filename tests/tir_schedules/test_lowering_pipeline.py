@@ -1,25 +1,15 @@
-"""Which kernels TVM looks through for arrays that can be smaller."""
+"""Which of TVM's passes kernels go through."""
 
+import pytest
 import tvm
 from lowering import f32, kernel_of
 from machines import MACHINE
 from tvm import relax, tirx
 
-from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
+from tvm_ext.tir_schedules import lowering_pipeline
+from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels, pass_options
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 from tvm_ext.tir_schedules.statements import has_exact_arrays
-
-
-@tvm.instrument.pass_instrument
-class _Compacted:
-    """The kernels that CompactBufferAllocation runs on."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def run_before_pass(self, mod: tvm.IRModule, info: tvm.transform.PassInfo) -> None:
-        if info.name == "s_tir.CompactBufferAllocation":
-            self.names |= {str(var.name_hint) for var in mod.get_global_vars()}
 
 
 def _matmul(*rows: int | tirx.Var) -> tirx.PrimFunc:
@@ -27,17 +17,48 @@ def _matmul(*rows: int | tirx.Var) -> tirx.PrimFunc:
     return schedule_kernel(func, MACHINE)[0]
 
 
-def test_only_kernels_with_arrays_of_a_schedule_are_looked_through() -> None:
+def test_only_kernels_with_arrays_of_a_schedule_are_looked_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kernels = {"static": _matmul(40), "symbolic": _matmul(tirx.Var("rows", "int64"))}
     assert {name: has_exact_arrays(func) for name, func in kernels.items()} == {
         "static": False,
         "symbolic": True,
     }
+    compacted: set[str] = set()
+    without = lowering_pipeline._context_without
+
+    @tvm.instrument.pass_instrument
+    class Compacted:
+        def run_before_pass(self, mod: tvm.IRModule, info: tvm.transform.PassInfo) -> None:
+            if info.name == "s_tir.CompactBufferAllocation":
+                compacted.update(str(var.name_hint) for var in mod.get_global_vars())
+
+    def watched(ctx, passes):
+        made = without(ctx, passes)
+        made.override_instruments([Compacted()])
+        return made
+
+    monkeypatch.setattr(lowering_pipeline, "_context_without", watched)
     named = {name: func.with_attr("global_symbol", name) for name, func in kernels.items()}
-    seen = _Compacted()
-    built = compile_kernels(tvm.IRModule(named), MACHINE.tvm_target(), [seen])
-    assert seen.names == {"static"}
+    built = compile_kernels(tvm.IRModule(named), MACHINE.tvm_target())
+    assert compacted == {"static"}
     assert all(built[name] is not None for name in kernels)
+
+
+@pytest.mark.parametrize("rows", [40, tirx.Var("rows", "int64")], ids=["static", "symbolic"])
+def test_the_passes_left_out_change_no_kernel(rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = {"main": _matmul(rows).with_attr("global_symbol", "main")}
+
+    def code() -> str:
+        target = MACHINE.tvm_target()
+        with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
+            name = lowering_pipeline.lowering_pipeline(target)
+            return str(tirx.build(tvm.IRModule(named), target, name).inspect_source("asm"))
+
+    without = code()
+    monkeypatch.setattr(lowering_pipeline, "_WITHOUT_WORK_ON_CPUS", ())
+    assert code() == without
 
 
 def test_the_timing_of_passes_survives() -> None:

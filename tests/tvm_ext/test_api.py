@@ -201,6 +201,7 @@ def test_the_report_comes_back_from_json_and_is_filled(compiled):
     report = compiled.report
     assert CompileReport.from_json(report.to_json()) == report
     assert [phase.name for phase in report.phases] == [
+        "set up",
         "import",
         "graph passes",
         "lower and fuse",
@@ -208,6 +209,7 @@ def test_the_report_comes_back_from_json_and_is_filled(compiled):
         "memory",
         "build",
         "link",
+        "first run",
     ]
     assert report.inputs == ["x: float32['N', 6]"]
     assert report.graph.onnx_nodes == {"MatMul": 2, "Relu": 1}

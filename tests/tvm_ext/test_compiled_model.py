@@ -10,6 +10,7 @@ from small_models import mlp, model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
+from tvm_ext import compiled_model
 from tvm_ext.check.inputs import zeros_to_run
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.hardware.cpu.threads import ThreadPool
@@ -70,7 +71,27 @@ def ran_ahead(monkeypatch: pytest.MonkeyPatch, proto: Any) -> list[tuple[int, ..
 
 @pytest.mark.parametrize(("batch", "wanted"), [("N", (1, 6)), (3, (3, 6))])
 def test_compile_runs_ahead(batch: Any, wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_model, "_QUICK_SECONDS", 0.0)
     assert ran_ahead(monkeypatch, mlp(batch)) == [wanted]
+
+
+def test_a_quick_program_runs_ahead_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_model, "_QUICK_SECONDS", 60.0)
+    assert ran_ahead(monkeypatch, mlp(3)) == [(3, 6), (3, 6)]
+
+
+def test_sizes_computed_from_sizes_are_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shape that only a tensor holds: its elements follow from the batch, not from data."""
+    monkeypatch.setattr(compiled_model, "_QUICK_SECONDS", 0.0)
+    nodes = [
+        node("Shape", ["x"], ["sizes"]),
+        node("CumSum", ["sizes", "zero"], ["sums"]),
+        node("Expand", ["v", "sums"], ["y"]),
+    ]
+    proto = model(
+        nodes, [value("x", ["N", 6])], [value("y", ["a", "b"])], v=rand(1, 1), zero=np.array(0)
+    )
+    assert ran_ahead(monkeypatch, proto) == [(1, 6)]
 
 
 def test_sizes_from_data_are_not_run_on_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +102,7 @@ def test_sizes_from_data_are_not_run_on_zeros(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_run_ahead_that_fails_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """One element of a batch, but two are read."""
+    monkeypatch.setattr(compiled_model, "_QUICK_SECONDS", 0.0)
     nodes = [node("Slice", ["x", "one", "two", "zero"], ["s"]), node("Add", ["s", "w"], ["y"])]
     numbers = {name: np.array([place]) for place, name in enumerate(("zero", "one", "two"))}
     proto = model(nodes, [value("x", ["N", 6])], [value("y", [1, 6])], w=rand(1, 6), **numbers)

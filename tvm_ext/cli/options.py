@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import tvm_ext
 from tvm_ext.cli.input_parsing import Fill, parse_input_shapes, parse_pass_config
 from tvm_ext.cli.stderr_lines import progress_line
 from tvm_ext.errors import InputError
@@ -245,10 +246,8 @@ class CompileOptions:
         """Compiles an ONNX file; raises as ``tvm_ext.compile``."""
         if self.dump_ir is not None:
             _check_folder(self.dump_ir)
-        from tvm_ext import api
-
         with progress_line():
-            return api.compile(
+            return tvm_ext.compile(
                 model,
                 self.machine(),
                 dump_ir=self.dump_ir,

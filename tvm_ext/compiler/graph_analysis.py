@@ -13,6 +13,7 @@ from tvm.sym import Analyzer
 from tvm_ext.errors import REPORT_IT, ModelError
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.spans import (
+    all_bindings_of,
     bindings_of,
     describe_origin,
     origins_of,
@@ -65,11 +66,25 @@ def _divides_by_zero_at_some_size(func: tirx.PrimFunc) -> bool:
 
 
 def sizes_from_data(mod: tvm.IRModule) -> bool:
-    """Whether some size follows from elements of a tensor, not from sizes of the inputs alone."""
-    for func in relax_functions(mod).values():
-        given = {size for param in func.params for size in _sizes(param.ty)}
-        if not set(relax.analysis.defined_symbolic_vars(func)) <= given:
-            return True
+    """Whether some size follows from elements of an input, not from sizes of the inputs alone."""
+    return any(_takes_size_from_data(func) for func in relax_functions(mod).values())
+
+
+def _takes_size_from_data(func: relax.Function) -> bool:
+    bindings = all_bindings_of(func)
+    inner = [binding.value for binding in bindings if isinstance(binding.value, relax.Function)]
+    of_data = {param for function in (func, *inner) for param in function.params}
+    known = {size for param in func.params for size in _sizes(param.ty)}
+    for binding in bindings:
+        if isinstance(binding, relax.MatchCast):
+            new = set(_sizes(binding.var.ty)) - known
+            if binding.value in of_data and any(isinstance(size, tirx.Var) for size in new):
+                return True
+            known |= new
+        elif operator_name(binding.value) == "relax.shape_of":
+            continue
+        if of_data.intersection(relax.analysis.free_vars(binding.value)):
+            of_data.add(binding.var)
     return False
 
 

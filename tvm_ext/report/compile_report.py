@@ -17,6 +17,7 @@ from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.configs.errors import TvmExtError
 from tvm_ext.configs.former_names import GRAPH_FIELDS, PASSES, current_schedule
 from tvm_ext.report.records import (
+    CODE,
     FROM_CACHE,
     DeviceRecord,
     GraphRecord,
@@ -148,7 +149,8 @@ class CompileReport(RenderedReport):
     @property
     def is_from_cache(self) -> bool:
         """Whether an earlier compilation left the program; the rest of the report is of that."""
-        return [phase.name for phase in self.phases] == [FROM_CACHE]
+        names = {phase.name for phase in self.phases}
+        return FROM_CACHE in names and CODE not in names
 
     @property
     def estimated_seconds(self) -> float | None:

@@ -61,8 +61,10 @@ class HostRecord:
     reason: str
 
 
-# The only phase of a compilation whose program an earlier one left.
-FROM_CACHE = "cache"
+# Phases with a meaning of their own. Loading the compiler, of the first compilation of a process
+# most, and reading the target's description; looking for a program that an earlier compilation
+# left, and leaving one; making code, which a program from there needs none of.
+SET_UP, FROM_CACHE, CODE = "set up", "cache", "build"
 
 
 @dataclass(frozen=True)
