@@ -8,6 +8,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_map
 
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.check_bounds import InsertBoundsChecks
 from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, TruncateDivisions
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
@@ -75,6 +76,7 @@ _OPTIONS = {
 
 # Makes arrays as small as what is accessed of them.
 _COMPACTION = "s_tir.CompactBufferAllocation"
+_NO_OPS = "tirx.RemoveNoOp"
 
 # What changes no kernel for a CPU, and walks through each: these look for threads, shared memory,
 # tensor cores and pipelines of a GPU, or for conditions that LLVM takes out of loops as well. A
@@ -154,11 +156,34 @@ def _lowered_for_cpu(lowered: tvm.transform.Pass) -> tvm.transform.Pass:
         for functions, without in ((others, ()), (exact, (_COMPACTION,))):
             if functions:
                 part = tvm.IRModule(functions, attrs=mod.attrs)
-                with _context_without(ctx, (*_WITHOUT_WORK_ON_CPUS, *without)):
+                with _context_without(ctx, (*_WITHOUT_WORK_ON_CPUS, _NO_OPS, *without)):
                     lowered_functions.update(lowered(part))
-        return lowered_functions
+        return _without_no_ops(lowered_functions)
 
     return lower
+
+
+def _without_no_ops(mod: tvm.IRModule) -> tvm.IRModule:
+    """``mod`` after RemoveNoOp, for the kernels in which there may be something to remove.
+
+    The pass works out for each statement whether it changes anything, which takes as long as all
+    other passes of a small kernel together. What LLVM does not remove is a loop over threads around
+    nothing, which is left where a tail turns out to be empty.
+    """
+    found = {var: func for var, func in mod.functions_items() if _has_no_ops(func)}
+    if found:
+        mod.update(tirx.transform.RemoveNoOp()(tvm.IRModule(found, attrs=mod.attrs)))
+    return mod
+
+
+def _has_no_ops(func: tirx.PrimFunc) -> bool:
+    """Whether there is a loop without iterations or a value that nobody reads."""
+    return any(
+        not isinstance(node.value, tvm.ir.Call)
+        if isinstance(node, tirx.Evaluate)
+        else isinstance(node.extent, tirx.IntImm) and int(node.extent) <= 0
+        for node in nodes(func.body, tirx.Evaluate, tirx.For)
+    )
 
 
 def _context_without(

@@ -1,5 +1,7 @@
 """Which of TVM's passes kernels go through."""
 
+import re
+
 import pytest
 import tvm
 from lowering import f32, kernel_of
@@ -46,19 +48,48 @@ def test_only_kernels_with_arrays_of_a_schedule_are_looked_through(
     assert all(built[name] is not None for name in kernels)
 
 
+def _assembly(func: tirx.PrimFunc) -> str:
+    target = MACHINE.tvm_target()
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
+        built = tirx.build(mod, target, lowering_pipeline.lowering_pipeline(target))
+    return str(built.inspect_source("asm"))
+
+
 @pytest.mark.parametrize("rows", [40, tirx.Var("rows", "int64")], ids=["static", "symbolic"])
-def test_the_passes_left_out_change_no_kernel(rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = {"main": _matmul(rows).with_attr("global_symbol", "main")}
-
-    def code() -> str:
-        target = MACHINE.tvm_target()
-        with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
-            name = lowering_pipeline.lowering_pipeline(target)
-            return str(tirx.build(tvm.IRModule(named), target, name).inspect_source("asm"))
-
-    without = code()
+def test_the_passes_left_out_change_no_kernel(
+    rows: int | tirx.Var, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = _assembly(_matmul(rows))
     monkeypatch.setattr(lowering_pipeline, "_WITHOUT_WORK_ON_CPUS", ())
-    assert code() == without
+    assert _assembly(_matmul(rows)) == without
+
+
+def _copied_by_threads(*extents: int) -> tirx.PrimFunc:
+    """Two threads for each of ``extents``, which copy as many elements each."""
+    x, y = (tirx.decl_buffer((256,), "float32", name) for name in "xy")
+    loops, begin = [], 0
+    for extent in extents:
+        part, i = tirx.Var("part", "int32"), tirx.Var("i", "int32")
+        place = begin + part * extent + i
+        copy = tirx.BufferStore(y, x[place], [place])
+        serial = tirx.For(i, 0, extent, tirx.ForKind.SERIAL, copy)
+        loops.append(tirx.For(part, 0, 2, tirx.ForKind.PARALLEL, serial))
+        begin += 2 * extent
+    return tirx.PrimFunc([x, y], tirx.stmt_seq(*loops)).with_attr("s_tir", True)
+
+
+def test_threads_are_not_started_for_nothing() -> None:
+    """The tail of a loop that is cut into whole parts may have no iterations."""
+    launched = [
+        len(
+            re.findall(
+                r"(?m)^\S*__tvm_parallel_lambda\S*:", _assembly(_copied_by_threads(*extents))
+            )
+        )
+        for extents in [(32,), (32, 0), (32, 16)]
+    ]
+    assert launched == [1, 1, 2]
 
 
 def test_the_timing_of_passes_survives() -> None:
