@@ -78,10 +78,10 @@ _OPTIONS = {
 _COMPACTION = "s_tir.CompactBufferAllocation"
 _NO_OPS = "tirx.RemoveNoOp"
 
-# What changes no kernel for a CPU, and walks through each: these look for threads, shared memory,
-# tensor cores and pipelines of a GPU, or for conditions that LLVM takes out of loops as well. A
-# fifth of the time of all passes.
-_WITHOUT_WORK_ON_CPUS = (
+# What changes no kernel without bound threads, and walks through each: these look for threads,
+# shared memory, tensor cores and pipelines of a GPU, or for conditions that LLVM takes out of loops
+# as well. A fifth of the time of all passes.
+_WITHOUT_WORK = (
     "s_tir.HoistIfThenElse",
     "s_tir.InferFragment",
     "s_tir.InjectDoubleBuffer",
@@ -140,27 +140,42 @@ def _registered(kind: str) -> str:
 
 
 def _lowered_for_cpu(lowered: tvm.transform.Pass) -> tvm.transform.Pass:
-    """``lowered`` without the passes that have nothing to do.
-
-    For kernels on a CPU these are the ones that look for what only GPUs have. Where a kernel has no
-    array that can be smaller, it is CompactBufferAllocation as well: it works out the region of
-    each access whether there is such an array or not, and with symbolic sizes that is more than all
-    other passes take.
-    """
+    """``lowered`` without the passes that have nothing to do for a kernel; see ``_idle_passes``."""
 
     @tvm.transform.module_pass(opt_level=0, name="LowerKernels")
     def lower(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        exact = {var: func for var, func in mod.functions_items() if has_exact_arrays(func)}
-        others = {var: func for var, func in mod.functions_items() if var not in exact}
+        groups: dict[tuple[str, ...], dict[tvm.ir.GlobalVar, tirx.PrimFunc]] = {}
+        for var, func in mod.functions_items():
+            groups.setdefault(_idle_passes(func), {})[var] = func
         lowered_functions = tvm.IRModule({}, attrs=mod.attrs)
-        for functions, without in ((others, ()), (exact, (_COMPACTION,))):
-            if functions:
-                part = tvm.IRModule(functions, attrs=mod.attrs)
-                with _context_without(ctx, (*_WITHOUT_WORK_ON_CPUS, _NO_OPS, *without)):
-                    lowered_functions.update(lowered(part))
+        for idle, functions in groups.items():
+            part = tvm.IRModule(functions, attrs=mod.attrs)
+            with _context_without(ctx, (*idle, _NO_OPS)):
+                lowered_functions.update(lowered(part))
         return _without_no_ops(lowered_functions)
 
     return lower
+
+
+def _idle_passes(func: tirx.PrimFunc) -> tuple[str, ...]:
+    """Names of TVM's passes that would leave a kernel for a CPU as it is.
+
+    Those that look for what only GPUs have, unless the template of a user's binds loops to threads
+    or marks them for a pipeline, which TVM knows for CPUs as well. And, where no array can be
+    smaller, CompactBufferAllocation: it works out the region of each access whether there is such
+    an array or not, and with symbolic sizes that is more than all other passes take.
+    """
+    compaction = (_COMPACTION,) if has_exact_arrays(func) else ()
+    loops = nodes(func.body, tirx.For)
+    if any(loop.kind == tirx.ForKind.THREAD_BINDING or _is_pipeline(loop) for loop in loops):
+        return compaction
+    return (*_WITHOUT_WORK, *compaction)
+
+
+def _is_pipeline(loop: tirx.For) -> bool:
+    return any(
+        str(key).startswith(("software_pipeline", "double_buffer")) for key in loop.annotations
+    )
 
 
 def _without_no_ops(mod: tvm.IRModule) -> tvm.IRModule:

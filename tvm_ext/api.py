@@ -157,8 +157,9 @@ def _warmed_up(compiled: CompiledModel) -> CompiledModel:
     """
     phases = Phases()
     with phases.timed("first run"):
-        compiled.warm_up()
-    compiled.report.phases = [*compiled.report.phases, *phases.records]
+        has_run = compiled.warm_up()
+    if has_run:
+        compiled.report.phases = [*compiled.report.phases, *phases.records]
     return compiled
 
 

@@ -478,21 +478,23 @@ class CompiledModel:
         if self._runs_here():
             self._made()
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> bool:
         """Runs the program, so that the first run takes as long as the others.
 
         Code, weights and buffers are then where a run finds them. A quick program runs twice: the
         first time starts threads and reads from memory, and is longer by a half. The inputs are
         zeros of usual sizes (see ``zeros_to_run``); programs that may take a quarter of a second
-        or more, and those that ``link`` leaves as they are, do not run.
+        or more, and those that ``link`` leaves as they are, do not run. Returns whether it ran.
         """
         zeros = zeros_to_run(self.inputs, self.report) if self._runs_here() else None
-        if zeros is not None:
-            with suppress(TvmExtError):
-                begun = time.perf_counter()
+        if zeros is None:
+            return False
+        with suppress(TvmExtError):
+            begun = time.perf_counter()
+            self._results(zeros, None)
+            if time.perf_counter() - begun < _QUICK_SECONDS:
                 self._results(zeros, None)
-                if time.perf_counter() - begun < _QUICK_SECONDS:
-                    self._results(zeros, None)
+        return True
 
     def _runs_here(self) -> bool:
         elsewhere = self._gpu is not None or self._target.machine != host_architecture()

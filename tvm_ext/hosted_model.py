@@ -197,10 +197,9 @@ class HostedModel(CompiledModel):
             self._last = tuple((name, *kind) for name, kind in zip(names, kinds, strict=True))
         return dict(zip(names, arrays, strict=True))
 
-    def warm_up(self) -> None:
-        """Runs each part once; see ``CompiledModel.warm_up``."""
-        for part in self._parts:
-            part.warm_up()
+    def warm_up(self) -> bool:
+        """Runs each part; see ``CompiledModel.warm_up``."""
+        return any([part.warm_up() for part in self._parts])
 
     @classmethod
     def from_artifact(cls, artifact: LoadedArtifact, threads: int | None = None) -> "HostedModel":

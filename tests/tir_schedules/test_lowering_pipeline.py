@@ -61,8 +61,24 @@ def test_the_passes_left_out_change_no_kernel(
     rows: int | tirx.Var, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = _assembly(_matmul(rows))
-    monkeypatch.setattr(lowering_pipeline, "_WITHOUT_WORK_ON_CPUS", ())
+    monkeypatch.setattr(lowering_pipeline, "_WITHOUT_WORK", ())
     assert _assembly(_matmul(rows)) == without
+
+
+def test_kernels_of_others_that_need_the_passes_get_them() -> None:
+    """A template of a user's may have TVM pipeline a loop."""
+    i = tirx.Var("i", "int32")
+    x = tirx.decl_buffer((8,), "float32", "x")
+    body = tirx.BufferStore(x, tirx.const(1.0, "float32"), [i])
+
+    def idle(annotations: dict[str, list[int]]) -> tuple[str, ...]:
+        loop = tirx.For(i, 0, 8, tirx.ForKind.SERIAL, body, annotations=annotations)
+        return lowering_pipeline._idle_passes(tirx.PrimFunc([x], loop))
+
+    plain = idle({})
+    pipelined = idle({"software_pipeline_stage": [0, 1]})
+    assert "s_tir.InjectSoftwarePipeline" in plain
+    assert set(plain) - set(pipelined) == set(lowering_pipeline._WITHOUT_WORK)
 
 
 def _copied_by_threads(*extents: int) -> tirx.PrimFunc:
