@@ -7,6 +7,7 @@ from conv_modules import apply, kernels, run
 from gemm_modules import fused_kernels, half, module, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import DRAWS
 from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
 from unoptimised import LLVM
@@ -198,7 +199,7 @@ def test_weight_that_is_not_constant_for_a_model_with_symbolic_images():
         np.testing.assert_allclose(run(after, a, b)[0], wanted, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=4 * DRAWS, deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 9),
     depth=st.integers(1, 9),

@@ -6,6 +6,7 @@ import tvm
 from conv_modules import AVX512, kernels, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import DRAWS
 from tvm import relax, te
 from tvm_ffi import structural_equal
 from unoptimised import LLVM
@@ -171,7 +172,7 @@ FORMS = [
 ]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=5 * DRAWS, deadline=None)
 @given(
     st.sampled_from(FORMS),
     st.integers(1, 2),

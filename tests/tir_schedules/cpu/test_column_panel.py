@@ -200,7 +200,7 @@ def test_numbers_with_a_matrix_that_the_kernel_computes(calls: int) -> None:
     assert_same(results["plain"], results["scheduled"], "computed")
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=3 * DRAWS, deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 70),
     depth=st.integers(1, 70),

@@ -21,6 +21,7 @@ from masked_kernels import (
     vectorised,
     with_epilogue,
 )
+from thoroughness import DRAWS
 from tvm import s_tir, te, tirx
 from unoptimised import HOST
 
@@ -161,7 +162,7 @@ def test_masks_and_results_of_bool() -> None:
         assert_numbers(func, masked)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=4 * DRAWS, deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 70),
     depth=st.integers(1, 70),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kernel_cases import nhwc
 from lowering import Spec, assert_same, f32, kernel_of, run, statements
 from machines import MACHINE, NARROW
+from thoroughness import DRAWS
 from tvm import relax, s_tir, te, tirx, topi
 from tvm.relax.op import nn
 from tvm.s_tir.schedule import LoopRV
@@ -96,7 +97,7 @@ def test_tiles_that_divide_the_rows_are_left_alone() -> None:
     assert with_overlapping_tiles(before).same_as(before)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=4 * DRAWS, deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 70),
     depth=st.integers(1, 70),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lowering import assert_same, f32, kernel_of, loops_of, lowered, run, statements
 from machines import MACHINE
 from symbolic_extents import built, call, close, random, size
+from thoroughness import DRAWS
 from tvm import relax, te, tirx, topi
 from tvm.relax.op import nn
 from tvm.sym import Analyzer
@@ -42,7 +43,7 @@ sizes = st.integers(1, 4)
     kind=st.sampled_from(["max", "average", "average with padding"]),
     ceil=st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=6 * DRAWS, deadline=None)
 def test_numbers(
     shape: tuple[int, ...],
     window: tuple[int, int],

@@ -115,7 +115,7 @@ def test_any_axes(name: str, shape: list[int], axes: set[int], keepdims: bool) -
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-6)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=3 * DRAWS, deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(["argmax", "argmin"]),
     shape=st.lists(st.integers(1, 19), min_size=1, max_size=3),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import f32, kernel_of, loops_of, run
 from machines import MACHINE
+from thoroughness import DRAWS
 from tvm import IRModule, relax, te, tirx, topi
 from tvm.relax.op import nn
 
@@ -37,7 +38,7 @@ def scan_kernel(
 scanned = partial(scheduled, CpuScan())
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=5 * DRAWS, deadline=None, derandomize=True)
 @given(
     shape=st.lists(st.integers(1, 37), min_size=1, max_size=3),
     axis=st.integers(0, 2),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from kernel_cases import REDUCTIONS
 from lowering import f32, kernel_of, kernels_of, loops_of, lowered, run, statements
 from machines import MACHINE
+from thoroughness import DRAWS
 from tvm import relax, s_tir, te, tirx, topi
 from tvm.relax.op import nn
 from unoptimised import built
@@ -115,7 +116,7 @@ def test_more_chunks_than_threads() -> None:
     assert (first.kind, first.extent) == ("parallel", 4 * MACHINE.cores)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=3 * DRAWS, deadline=None, derandomize=True)
 @given(
     shape=st.lists(st.integers(1, 23), min_size=1, max_size=4),
     axis=st.integers(0, 3),
@@ -131,7 +132,7 @@ def test_softmax_of_any_shape(shape: list[int], axis: int, factor: int) -> None:
     np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-7)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=3 * DRAWS, deadline=None, derandomize=True)
 @given(rows=st.integers(1, 40), length=st.sampled_from([2, 7, 13, 16, 31, 197, 260, 1000, 4097]))
 def test_layer_norm_of_any_length(rows: int, length: int) -> None:
     func = kernel_of(

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import POINTWISE
 from lowering import f32, kernel_of, kernels_of
+from thoroughness import DRAWS
 from tvm import relax, tirx
 from tvm.relax.op import nn
 from wafer_kernels import (
@@ -136,7 +137,7 @@ def test_numbers() -> None:
 
 
 @given(rows=st.integers(1, 13), columns=st.integers(1, 40), seed=st.integers(0, 99))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3 * DRAWS, deadline=None)
 def test_numbers_of_any_extents_and_decisions(rows: int, columns: int, seed: int) -> None:
     func = kernel_of(
         lambda x, y, z: nn.relu(op.add(op.add(x, y), z)),

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import CASES, REDUCTIONS
 from lowering import f32, kernel_of, kernels_of
+from thoroughness import DRAWS
 from tvm import relax, te, tirx
 from tvm.relax.op import nn
 from wafer_kernels import (
@@ -192,7 +193,7 @@ def test_numbers(split: int) -> None:
 
 
 @given(rows=st.integers(1, 17), length=st.integers(2, 41), seed=st.integers(0, 99))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3 * DRAWS, deadline=None)
 def test_numbers_of_any_extents_and_decisions(rows: int, length: int, seed: int) -> None:
     func = kernel_of(lambda x: nn.softmax(x, 1), f32(rows, length))
     x = random(rows, length)

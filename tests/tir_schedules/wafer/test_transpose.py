@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import MOVES
 from lowering import f32, kernel_of
+from thoroughness import DRAWS
 from tvm import relax, tirx
 from tvm.relax.op import nn
 from wafer_kernels import (
@@ -133,7 +134,7 @@ def test_numbers() -> None:
 
 
 @given(rows=st.integers(2, 23), columns=st.integers(2, 23), seed=st.integers(0, 99))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3 * DRAWS, deadline=None)
 def test_numbers_of_any_extents_and_decisions(rows: int, columns: int, seed: int) -> None:
     func = kernel_of(lambda x: op.permute_dims(x, [2, 0, 1]), f32(rows, 3, columns))
     x = random(rows, 3, columns)

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from random_numbers import RANDOM
 from small_models import model, rand, value
+from thoroughness import DRAWS
 from unoptimised import HOST
 
 import tvm_ext
@@ -158,7 +159,7 @@ def test_stored_weights_become_the_numbers_that_they_stand_for():
 RANGE_ENDS = st.floats(-100, 100, width=32).map(lambda end: 0.0 if abs(end) < 1e-30 else end)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=4 * DRAWS, deadline=None)
 @given(low=RANGE_ENDS, high=RANGE_ENDS)
 def test_dynamic_quantize_linear(low, high):
     x = np.linspace(low, high, 33, dtype=np.float32)

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from random_numbers import RANDOM
 from small_models import node
+from thoroughness import DRAWS
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -156,7 +157,7 @@ def test_inverse_dft_of_an_axis_in_the_run_beside_one_of_one_bin() -> None:
         check(proto, wanted.astype(np.float32), x=x, axis=np.array(axis))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3 * DRAWS, deadline=None)
 @given(
     st.integers(1, 40), st.integers(1, 40), st.booleans(), st.booleans(), st.sampled_from([1, 2])
 )
