@@ -79,14 +79,12 @@ _COMPACTION = "s_tir.CompactBufferAllocation"
 _NO_OPS = "tirx.RemoveNoOp"
 
 # What changes no kernel without bound threads, and walks through each: these look for threads,
-# shared memory, tensor cores and pipelines of a GPU, or for conditions that LLVM takes out of loops
-# as well. A fifth of the time of all passes.
+# shared memory and tensor cores of a GPU, or for conditions that LLVM takes out of loops as well. A
+# fifth of the time of all passes.
 _WITHOUT_WORK = (
     "s_tir.HoistIfThenElse",
     "s_tir.InferFragment",
-    "s_tir.InjectDoubleBuffer",
     "s_tir.InjectPermutedLayout",
-    "s_tir.InjectSoftwarePipeline",
     "s_tir.InjectVirtualThread",
     "s_tir.InsertHoistIfThenElse",
     "s_tir.LiftThreadBinding",
@@ -160,22 +158,16 @@ def _lowered_for_cpu(lowered: tvm.transform.Pass) -> tvm.transform.Pass:
 def _idle_passes(func: tirx.PrimFunc) -> tuple[str, ...]:
     """Names of TVM's passes that would leave a kernel for a CPU as it is.
 
-    Those that look for what only GPUs have, unless the template of a user's binds loops to threads
-    or marks them for a pipeline, which TVM knows for CPUs as well. And, where no array can be
-    smaller, CompactBufferAllocation: it works out the region of each access whether there is such
-    an array or not, and with symbolic sizes that is more than all other passes take.
+    Those that look for what only GPUs have, unless a template of a user's binds loops to (virtual)
+    threads, which TVM knows for CPUs as well. And, where no array can be smaller,
+    CompactBufferAllocation: it works out the region of each access whether there is such an array
+    or not, and with symbolic sizes that is more than all other passes take.
     """
     compaction = (_COMPACTION,) if has_exact_arrays(func) else ()
     loops = nodes(func.body, tirx.For)
-    if any(loop.kind == tirx.ForKind.THREAD_BINDING or _is_pipeline(loop) for loop in loops):
+    if any(loop.kind == tirx.ForKind.THREAD_BINDING for loop in loops):
         return compaction
     return (*_WITHOUT_WORK, *compaction)
-
-
-def _is_pipeline(loop: tirx.For) -> bool:
-    return any(
-        str(key).startswith(("software_pipeline", "double_buffer")) for key in loop.annotations
-    )
 
 
 def _without_no_ops(mod: tvm.IRModule) -> tvm.IRModule:

@@ -171,7 +171,7 @@ def _from_cache(
     """The program that an earlier compilation left, or a new one, which is left for later ones."""
     cache = program_cache()
     if cache is None or isinstance(model, tvm.IRModule) or request.dump_ir is not None:
-        return _warmed_up(_compiled_for(model, request, input_shapes))
+        return _compiled_anew(model, request, input_shapes)
     phases = Phases()
     present_key = partial(
         program_key,
@@ -187,7 +187,7 @@ def _from_cache(
         found = cache.find(key) if key is not None else None
     if found is not None:
         found.report.phases = phases.records
-        found.compile_again = partial(_compiled_again, model, request)
+        found.compile_again = partial(_compiled_anew, model, request)
         if any(kernel.flops is None for kernel in found.report.kernels):
             found.work_of_call = _WorkFromModel(
                 model, request, input_shapes, lambda: present_key() == key
@@ -244,7 +244,7 @@ def _compiled_for(
     phases = Phases()
     if isinstance(model, tvm.IRModule):
         compiled = _compiled(model, request, phases, input_shapes)
-        compiled.compile_again = partial(_compiled_again, model, request)
+        compiled.compile_again = partial(_compiled_anew, model, request)
         return compiled
     with phases.timed("import"):
         ready = prepare_model(model, input_shapes)
@@ -255,13 +255,16 @@ def _compiled_for(
         parts = [_compiled(part_of(ready, part), request) for part in partition.parts]
         level = request.pipeline.opt_level
         compiled = with_host_steps(ready, partition, parts, request.machine, level, phases)
-    compiled.compile_again = partial(_compiled_again, model, request)
+    compiled.compile_again = partial(_compiled_anew, model, request)
     return compiled
 
 
-def _compiled_again(
-    model: ModelSource, request: _Request, input_shapes: Mapping[str, Sequence[int | str]]
+def _compiled_anew(
+    model: ModelSource,
+    request: _Request,
+    input_shapes: Mapping[str, Sequence[int | str]] | None,
 ) -> CompiledModel:
+    """Without the cache of programs."""
     return _warmed_up(_compiled_for(model, request, input_shapes))
 
 

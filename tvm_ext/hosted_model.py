@@ -199,7 +199,8 @@ class HostedModel(CompiledModel):
 
     def warm_up(self) -> bool:
         """Runs each part; see ``CompiledModel.warm_up``."""
-        return any([part.warm_up() for part in self._parts])
+        ran = [part.warm_up() for part in self._parts]
+        return any(ran)
 
     @classmethod
     def from_artifact(cls, artifact: LoadedArtifact, threads: int | None = None) -> "HostedModel":

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import tvm
 from lowering import f32, kernel_of
@@ -66,19 +67,20 @@ def test_the_passes_left_out_change_no_kernel(
 
 
 def test_kernels_of_others_that_need_the_passes_get_them() -> None:
-    """A template of a user's may have TVM pipeline a loop."""
+    """A template of a user's may bind loops to virtual threads, which TVM unrolls."""
     i = tirx.Var("i", "int32")
     x = tirx.decl_buffer((8,), "float32", "x")
-    body = tirx.BufferStore(x, tirx.const(1.0, "float32"), [i])
-
-    def idle(annotations: dict[str, list[int]]) -> tuple[str, ...]:
-        loop = tirx.For(i, 0, 8, tirx.ForKind.SERIAL, body, annotations=annotations)
-        return lowering_pipeline._idle_passes(tirx.PrimFunc([x], loop))
-
-    plain = idle({})
-    pipelined = idle({"software_pipeline_stage": [0, 1]})
-    assert "s_tir.InjectSoftwarePipeline" in plain
-    assert set(plain) - set(pipelined) == set(lowering_pipeline._WITHOUT_WORK)
+    body = tirx.BufferStore(x, i.astype("float32"), [i])
+    thread = tirx.IterVar((0, 8), i, tirx.IterVar.ThreadIndex, "vthread.x")
+    bound = tirx.For(i, 0, 8, tirx.ForKind.THREAD_BINDING, body, thread)
+    plain = tirx.For(i, 0, 8, tirx.ForKind.SERIAL, body)
+    func = tirx.PrimFunc([x], bound).with_attr({"s_tir": True, "global_symbol": "main"})
+    left_out = set(lowering_pipeline._WITHOUT_WORK)
+    assert left_out <= set(lowering_pipeline._idle_passes(func.with_body(plain)))
+    assert not left_out & set(lowering_pipeline._idle_passes(func))
+    written = tvm.runtime.tensor(np.zeros(8, "float32"))
+    compile_kernels(func, MACHINE.tvm_target())(written)
+    np.testing.assert_array_equal(written.numpy(), np.arange(8))
 
 
 def _copied_by_threads(*extents: int) -> tirx.PrimFunc:

@@ -71,29 +71,22 @@ def sizes_from_data(mod: tvm.IRModule) -> bool:
 
 
 def _takes_size_from_data(func: relax.Function) -> bool:
+    sizes_in, variables_in = relax.analysis.definable_tir_vars_in_type, relax.analysis.free_vars
     bindings = all_bindings_of(func)
     inner = [binding.value for binding in bindings if isinstance(binding.value, relax.Function)]
     of_data = {param for function in (func, *inner) for param in function.params}
-    known = {size for param in func.params for size in _sizes(param.ty)}
+    known = {size for param in func.params for size in sizes_in(param.ty)}
     for binding in bindings:
+        is_shape = operator_name(binding.value) == "relax.shape_of"
+        is_of_data = not is_shape and bool(of_data.intersection(variables_in(binding.value)))
         if isinstance(binding, relax.MatchCast):
-            new = set(_sizes(binding.var.ty)) - known
-            if binding.value in of_data and any(isinstance(size, tirx.Var) for size in new):
+            sizes = set(sizes_in(binding.var.ty))
+            if is_of_data and not sizes <= known:
                 return True
-            known |= new
-        elif operator_name(binding.value) == "relax.shape_of":
-            continue
-        if of_data.intersection(relax.analysis.free_vars(binding.value)):
+            known |= sizes
+        if is_of_data:
             of_data.add(binding.var)
     return False
-
-
-def _sizes(ty: tvm.ir.Type) -> list[tirx.Expr]:
-    if isinstance(ty, relax.TensorType) and ty.shape is not None:
-        return list(ty.shape.values)
-    if isinstance(ty, relax.ShapeType) and ty.values is not None:
-        return list(ty.values)
-    return []
 
 
 def operator_counts(mod: tvm.IRModule) -> dict[str, int]:
