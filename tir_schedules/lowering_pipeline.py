@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 import tvm
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
@@ -159,15 +159,23 @@ def _idle_passes(func: tirx.PrimFunc) -> tuple[str, ...]:
     """Names of TVM's passes that would leave a kernel for a CPU as it is.
 
     Those that look for what only GPUs have, unless a template of a user's binds loops to (virtual)
-    threads, which TVM knows for CPUs as well. And, where no array can be smaller,
-    CompactBufferAllocation: it works out the region of each access whether there is such an array
-    or not, and with symbolic sizes that is more than all other passes take.
+    threads or marks them for a pipeline, which TVM knows for CPUs as well. And, where no array can
+    be smaller, CompactBufferAllocation: it works out the region of each access whether there is
+    such an array or not, and with symbolic sizes that is more than all other passes take.
     """
     compaction = (_COMPACTION,) if has_exact_arrays(func) else ()
-    loops = nodes(func.body, tirx.For)
-    if any(loop.kind == tirx.ForKind.THREAD_BINDING for loop in loops):
+    if any(_is_for_threads_or_pipelines(node) for node in nodes(func.body, tirx.For, s_tir.SBlock)):
         return compaction
     return (*_WITHOUT_WORK, *compaction)
+
+
+def _is_for_threads_or_pipelines(node: tirx.For | s_tir.SBlock) -> bool:
+    """Pipelines count because InjectVirtualThread gives what they double names of its own."""
+    if isinstance(node, tirx.For) and node.kind == tirx.ForKind.THREAD_BINDING:
+        return True
+    return any(
+        str(key).startswith(("software_pipeline", "double_buffer")) for key in node.annotations
+    )
 
 
 def _without_no_ops(mod: tvm.IRModule) -> tvm.IRModule:

@@ -7,7 +7,7 @@ import pytest
 import tvm
 from lowering import f32, kernel_of
 from machines import MACHINE
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 
 from tvm_ext.tir_schedules import lowering_pipeline
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels, pass_options
@@ -81,6 +81,23 @@ def test_kernels_of_others_that_need_the_passes_get_them() -> None:
     written = tvm.runtime.tensor(np.zeros(8, "float32"))
     compile_kernels(func, MACHINE.tvm_target())(written)
     np.testing.assert_array_equal(written.numpy(), np.arange(8))
+
+
+def test_a_loop_of_others_in_a_pipeline_is_lowered() -> None:
+    """TVM writes stages before and after the loop as well; InjectVirtualThread renames arrays."""
+    schedule = s_tir.Schedule(kernel_of(lambda x: relax.op.negative(x), f32(8, 16)))
+    (block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
+    i, j = schedule.get_loops(block)
+    row, element = (schedule.cache_read(block, 0, "global") for _ in range(2))
+    schedule.compute_at(element, j)
+    schedule.compute_at(row, i)
+    schedule.annotate(i, "software_pipeline_stage", [0, 1])
+    schedule.annotate(i, "software_pipeline_order", [0, 1])
+    x, y = (tvm.runtime.tensor(np.arange(128, dtype="float32").reshape(8, 16)) for _ in "xy")
+    func = schedule.mod["main"].with_attr("global_symbol", "main")
+    assert "s_tir.InjectVirtualThread" not in lowering_pipeline._idle_passes(func)
+    compile_kernels(func, MACHINE.tvm_target())(x, y)
+    np.testing.assert_array_equal(y.numpy(), -x.numpy())
 
 
 def _copied_by_threads(*extents: int) -> tirx.PrimFunc:
