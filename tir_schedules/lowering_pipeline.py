@@ -13,9 +13,11 @@ from tvm_ext.tir_schedules.check_bounds import InsertBoundsChecks
 from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, TruncateDivisions
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
     DropArgumentChecks,
+    FlattenFewAccesses,
     NoAliasOfLoneArguments,
     SerialNarrowFills,
     UnalignedArguments,
+    has_flat_arrays,
 )
 from tvm_ext.tir_schedules.statements import has_exact_arrays
 
@@ -76,6 +78,8 @@ _OPTIONS = {
 
 # Makes arrays as small as what is accessed of them.
 _COMPACTION = "s_tir.CompactBufferAllocation"
+# Makes arrays of one dimension.
+_FLATTENING = "tirx.FlattenBuffer"
 _NO_OPS = "tirx.RemoveNoOp"
 
 # What changes no kernel without bound threads, and walks through each: these look for threads,
@@ -105,7 +109,7 @@ _Passes = Sequence[Callable[[], tvm.transform.Pass]]
 _OURS: dict[str, tuple[_Passes, _Passes]] = {
     "cuda": ((InsertBoundsChecks,), (LeaveOutEmptyLaunches,)),
     "llvm": (
-        (InsertBoundsChecks, SerialNarrowFills, NoAliasOfLoneArguments),
+        (InsertBoundsChecks, FlattenFewAccesses, SerialNarrowFills, NoAliasOfLoneArguments),
         (UnalignedArguments, DropArgumentChecks, TruncateDivisions, HoistDivisions),
     ),
 }
@@ -161,12 +165,15 @@ def _idle_passes(func: tirx.PrimFunc) -> tuple[str, ...]:
     Those that look for what only GPUs have, unless a template of a user's binds loops to (virtual)
     threads or marks them for a pipeline, which TVM knows for CPUs as well. And, where no array can
     be smaller, CompactBufferAllocation: it works out the region of each access whether there is
-    such an array or not, and with symbolic sizes that is more than all other passes take.
+    such an array or not, and with symbolic sizes that is more than all other passes take. And,
+    where all are flat, FlattenBuffer: it looks for a simpler form of every index all the same.
     """
-    compaction = (_COMPACTION,) if has_exact_arrays(func) else ()
+    idle = (_COMPACTION,) if has_exact_arrays(func) else ()
+    if has_flat_arrays(func):
+        idle += (_FLATTENING,)
     if any(_is_for_threads_or_pipelines(node) for node in nodes(func.body, tirx.For, s_tir.SBlock)):
-        return compaction
-    return (*_WITHOUT_WORK, *compaction)
+        return idle
+    return (*_WITHOUT_WORK, *idle)
 
 
 def _is_for_threads_or_pipelines(node: tirx.For | s_tir.SBlock) -> bool:

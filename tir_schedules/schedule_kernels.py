@@ -247,5 +247,5 @@ def _by_fallback(
     name = func.attrs.get("global_symbol", "without a name") if func.attrs else "without a name"
     raise ScheduleRefusedError(
         f"a kernel of the model ({name}) cannot run on a GPU: {reason}; expected loops "
-        "over tensors: compile for a CPU (--target host)"
+        "over tensors: compile for a CPU (--target cpu)"
     )

@@ -1,6 +1,8 @@
 """How much a run of the tests tries: ``make test`` takes the defaults, ``make test-all`` more."""
 
 import os
+from collections.abc import Iterable
+from typing import TypeVar
 
 # Random cases are drawn this many times as often.
 DRAWS = int(os.environ.get("TEST_DRAWS", "1"))
@@ -8,3 +10,10 @@ DRAWS = int(os.environ.get("TEST_DRAWS", "1"))
 ALL_CASES = bool(os.environ.get("TEST_ALL_CASES"))
 # How much LLVM does to code for a CPU: 0 to 3, as of LLVM's own tools.
 LLVM_LEVEL = int(os.environ.get("TEST_LLVM_LEVEL", "0"))
+
+Case = TypeVar("Case")
+
+
+def some_of(cases: Iterable[Case]) -> list[Case]:
+    """Every third of cases that differ in numbers alone; all of them in ``make test-all``."""
+    return list(cases)[:: 1 if ALL_CASES else 3]

@@ -2,14 +2,22 @@
 arguments, what they check of them, and loops that fill with narrow floats.
 """
 
+from collections import Counter
 from functools import cache
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.s_tir import SBlockRealize
 from tvm_ffi import structural_map, structural_walk
 
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    flat_address,
+    is_compact,
+    nodes,
+    static_extent,
+)
+from tvm_ext.tir_schedules.statements import FlatViews, changed_block, sequence
 
 # Kernels with one buffer say that their buffers do not overlap, which all others have said.
 #
@@ -38,6 +46,73 @@ class NoAliasOfLoneArguments:
         if (func.attrs is not None and _NO_ALIAS in func.attrs) or len(func.params) > 1:
             return func
         return func.with_attr(_NO_ALIAS, True)
+
+
+# Kernels whose accesses are nearly all to arrays of one dimension reach the rest by flat views.
+#
+# To make an array flat, TVM looks for a simpler form of every index, of flat arrays as well, by all
+# loops and conditions around it: 250 us each in a symbolic Winograd convolution, which keeps 1,500
+# vectors in arrays of their own and reads twelve of its weights.
+
+# Of all accesses, those that are worth it: an address takes longer to write here than in TVM.
+_FEW = 1 / 20
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="FlattenFewAccesses")
+class FlattenFewAccesses:
+    """Accesses of parameters of several dimensions through flat views, where these are few.
+
+    Before: ``registers[0:16] = x[i, j, 0:16]``
+    After:  ``flat = x.view(n * m * 16); registers[0:16] = flat[(i * m + j) * 16 + 0:16]``
+
+    Leaves alone: kernels in which FlattenBuffer has more to do, or another array to make flat.
+    """
+
+    def transform_function(
+        self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
+        """Kernels whose loops are written by hand stay as they are."""
+        accesses = _accesses(func)
+        params = [array for array in accesses if array in func.params]
+        few = sum(accesses[param] for param in params) <= _FEW * accesses.total()
+        is_flat = all(_is_flat(array) or array in params for array in accesses)
+        plain = all(is_compact(param, symbolic_sizes=True) for param in params)
+        if not (params and few and is_flat and plain) or not isinstance(func.body, SBlockRealize):
+            return func
+        views = FlatViews(symbolic_sizes=True)
+
+        def load(node: tvm.ir.TensorLoad) -> tvm.ir.Expr:
+            if node.source not in params:
+                return node
+            address = flat_address(node.source, node.indices)
+            return tirx.BufferLoad(views.of(node.source), [address])
+
+        def store(node: tirx.BufferStore) -> tirx.Stmt:
+            if node.buffer not in params:
+                return node
+            address = flat_address(node.buffer, node.indices)
+            return tirx.BufferStore(views.of(node.buffer), node.value, [address])
+
+        root = func.body.block
+        body = structural_map(root.body, [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store)])
+        root = changed_block(root, body=sequence([*views.declarations(func), body]))
+        return func.with_body(SBlockRealize([], func.body.predicate, root))
+
+
+def has_flat_arrays(func: tirx.PrimFunc) -> bool:
+    """Whether each access is to a view or an array of one dimension, and none to a parameter."""
+    accesses = _accesses(func)
+    return all(_is_flat(array) and array not in func.params for array in accesses)
+
+
+def _accesses(func: tirx.PrimFunc) -> Counter[Any]:
+    """How often each array is read or written."""
+    loads = (load.source for load in nodes(func.body, tvm.ir.TensorLoad))
+    return Counter(loads) + Counter(store.buffer for store in nodes(func.body, tirx.BufferStore))
+
+
+def _is_flat(array: Any) -> bool:
+    return len(array.shape) == 1 and not array.strides and static_extent(array.elem_offset) == 0
 
 
 # Kernels take tensors that begin anywhere, so that a caller's arrays are read where they lie.

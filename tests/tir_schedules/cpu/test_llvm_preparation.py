@@ -1,4 +1,4 @@
-"""What kernels promise of their arguments: that they do not overlap, and no alignment."""
+"""Kernels before LLVM: what they promise of their arguments, and accesses by flat views."""
 
 import numpy as np
 import pytest
@@ -8,13 +8,17 @@ from machines import _cpu
 from symbolic_extents import size
 from tvm import s_tir, te, tirx
 
+from tvm_ext.tir_schedules import lowering_pipeline
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
     DropArgumentChecks,
+    FlattenFewAccesses,
     NoAliasOfLoneArguments,
     UnalignedArguments,
+    has_flat_arrays,
 )
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.statements import in_root_block, sequence, stack_array
 
 
 def unmarked(count: int) -> tirx.PrimFunc:
@@ -44,6 +48,44 @@ def test_kernels_beside_the_function_of_sizes_are_read_by_gathers() -> None:
     named = {name: func.with_attr("global_symbol", name) for name, func in functions.items()}
     library = compile_kernels(tvm.IRModule(named), machine.tvm_target()).mod
     assert "vgather" in library.inspect_source("asm")
+
+
+def kept_in_arrays(rows: int | tirx.Var, steps: int) -> tirx.PrimFunc:
+    """``y[i, j] = x[i, j] + steps``, by a one-element array for each step."""
+    x, y = (tirx.decl_buffer((rows, 3), "float32", name) for name in "xy")
+    i, j = (tirx.Var(name, "int64") for name in "ij")
+    zero = [tirx.const(0, "int64")]
+    statements, value = [], tirx.BufferLoad(x, [i, j])
+    for _ in range(steps):
+        array, declaration = stack_array(1, "float32", "array")
+        statements += [declaration, tirx.BufferStore(array, value + 1.0, zero)]
+        value = tirx.BufferLoad(array, zero)
+    body = sequence([*statements, tirx.BufferStore(y, value, [i, j])])
+    for var, extent in ((j, 3), (i, rows)):
+        body = tirx.For(var, tirx.const(0, "int64"), extent, tirx.ForKind.SERIAL, body)
+    marks = {"s_tir": True, "global_symbol": "main", "tirx.noalias": True}
+    return tirx.PrimFunc([x, y], in_root_block(body)).with_attrs(marks)
+
+
+@pytest.mark.parametrize("rows", [5, size("rows")], ids=["static", "symbolic"])
+def test_a_few_accesses_of_parameters_become_flat_ones(rows: int | tirx.Var) -> None:
+    mod = tvm.IRModule({"main": kept_in_arrays(rows, steps=40)})
+    flat = FlattenFewAccesses()(mod)
+    assert not has_flat_arrays(mod["main"])
+    assert has_flat_arrays(flat["main"])
+    assert "tirx.FlattenBuffer" in lowering_pipeline._idle_passes(flat["main"])
+    tvm.ir.assert_structural_equal(FlattenFewAccesses()(flat), flat)
+    x = np.arange(15, dtype="float32").reshape(5, 3)
+    y = tvm.runtime.tensor(np.zeros_like(x))
+    built = compile_kernels(mod, _cpu("avx2").with_cores(1).tvm_target())
+    built(tvm.runtime.tensor(x), y)
+    np.testing.assert_array_equal(y.numpy(), x + 40)
+
+
+def test_where_more_are_to_be_made_flat_tvm_does_it() -> None:
+    mod = tvm.IRModule({"main": kept_in_arrays(5, steps=4)})
+    assert FlattenFewAccesses()(mod)["main"].same_as(mod["main"])
+    assert "tirx.FlattenBuffer" not in lowering_pipeline._idle_passes(mod["main"])
 
 
 SIZE = 256
