@@ -1,5 +1,11 @@
-"""Workers that one session hands on to the next: starting their processes takes longest."""
+"""Workers that one session hands on to the next: starting their processes takes longest.
 
+They are copies of the tests' process, as ``ForkedWorker`` makes them: one that begins anew imports
+all of TVM. That such a one works as well is shown by the tests of ``Worker``, of sessions that are
+killed, and of plug-ins that bring what is tuned.
+"""
+
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +15,14 @@ import pytest
 
 from tvm_ext.tuning import runner as runner_pool
 from tvm_ext.tuning import worker as worker_pool
-from tvm_ext.tuning.worker import Worker
+from tvm_ext.tuning.session_options import Limits
+from tvm_ext.tuning.worker import ForkedWorker, Worker, WorkRaised
+
+# What most sessions of the tests allow; for other limits a process is started when it is asked for.
+_MEMORY_BYTES = (Limits().memory_bytes, 2 << 30)
+
+# Those that build, and one that runs what they built.
+_WORKERS = 1 + min(4, os.cpu_count() or 1)
 
 
 class WorkerStock:
@@ -22,6 +35,7 @@ class WorkerStock:
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Sessions in the block take over the processes of those before them."""
+        self._copy_this_process()
         with pytest.MonkeyPatch.context() as patch:
             for module in (worker_pool, runner_pool):
                 patch.setattr(module, "Worker", self._worker)
@@ -32,34 +46,50 @@ class WorkerStock:
         for one in self._made:
             one.worker.stop()
 
+    def _copy_this_process(self) -> None:
+        """Before a test replaces anything: a copy would know that for ever."""
+        for memory_bytes in _MEMORY_BYTES:
+            idle = self._idle[memory_bytes]
+            while len(idle) < _WORKERS:
+                idle.append(self._started(ForkedWorker(memory_bytes), memory_bytes))
+
     def _worker(self, memory_bytes: int | None = None) -> "_Kept":
         idle = self._idle[memory_bytes]
-        if idle:
-            return idle.pop()
-        self._made.append(_Kept(Worker(memory_bytes), idle))
+        return idle.pop() if idle else self._started(Worker(memory_bytes), memory_bytes)
+
+    def _started(self, worker: Worker, memory_bytes: int | None) -> "_Kept":
         # Here, not by a thread of the session: a process ends with the thread that started it.
-        self._made[-1].worker.start()
+        worker.start()
+        self._made.append(_Kept(worker, memory_bytes, self._idle[memory_bytes]))
         return self._made[-1]
 
 
 class _Kept:
-    def __init__(self, worker: Worker, idle: "list[_Kept]") -> None:
+    def __init__(self, worker: Worker, memory_bytes: int | None, idle: "list[_Kept]") -> None:
         self.worker = worker
+        self._memory_bytes = memory_bytes
         self._idle = idle
-        self._busy = False
+        self._busy = self._killed = False
 
     def call(self, *arguments: Any, **keywords: Any) -> Any:
         self._busy = True
         try:
             return self.worker.call(*arguments, **keywords)
+        except WorkRaised:
+            raise
+        except BaseException:
+            # The process has ended; no copy of this one is made in the middle of a test.
+            self.worker = Worker(self._memory_bytes)
+            raise
         finally:
             self._busy = False
 
     def kill(self) -> None:
+        self._killed = True
         self.worker.kill()
 
     def stop(self) -> None:
-        if self._busy:
+        if self._busy or self._killed:
             self.worker.stop()
         elif self not in self._idle:
             self._idle.append(self)

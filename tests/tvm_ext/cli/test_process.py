@@ -40,7 +40,8 @@ def test_success_is_0_and_stdout_holds_only_json(tiny_model_path, tmp_path):
     assert os.listdir(tmp_path) == ["m.tvmx"]
 
 
-@pytest.mark.parametrize("arguments", [("compile", "gone.onnx"), ("compile",), ("nonsense",)])
+# Refused before TVM is imported, and after that.
+@pytest.mark.parametrize("arguments", [("logs", "show", "gone"), ("compile",), ("nonsense",)])
 def test_bad_input_is_2_and_one_line(tmp_path, arguments):
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 2
