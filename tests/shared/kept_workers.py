@@ -18,11 +18,13 @@ from tvm_ext.tuning import worker as worker_pool
 from tvm_ext.tuning.session_options import Limits
 from tvm_ext.tuning.worker import ForkedWorker, Worker, WorkRaised
 
-# What most sessions of the tests allow; for other limits a process is started when it is asked for.
-_MEMORY_BYTES = (Limits().memory_bytes, 2 << 30)
-
-# Those that build, and one that runs what they built.
+# Those of a session that build, and one that runs what they built.
 _WORKERS = 1 + min(4, os.cpu_count() or 1)
+
+# By their limit of memory, how many there are when the tests of a file begin. Those of
+# ``tests/tuning/sessions.py`` are interrupted now and then, which ends processes. Where none is
+# left, or for another limit, one begins anew.
+_COPIES = {Limits().memory_bytes: _WORKERS, 2 << 30: 3 * _WORKERS}
 
 
 class WorkerStock:
@@ -48,9 +50,9 @@ class WorkerStock:
 
     def _copy_this_process(self) -> None:
         """Before a test replaces anything: a copy would know that for ever."""
-        for memory_bytes in _MEMORY_BYTES:
+        for memory_bytes, count in _COPIES.items():
             idle = self._idle[memory_bytes]
-            while len(idle) < _WORKERS:
+            while len(idle) < count:
                 idle.append(self._started(ForkedWorker(memory_bytes), memory_bytes))
 
     def _worker(self, memory_bytes: int | None = None) -> "_Kept":
@@ -69,7 +71,7 @@ class _Kept:
         self.worker = worker
         self._memory_bytes = memory_bytes
         self._idle = idle
-        self._busy = self._killed = False
+        self._busy = self._ended = False
 
     def call(self, *arguments: Any, **keywords: Any) -> Any:
         self._busy = True
@@ -78,18 +80,19 @@ class _Kept:
         except WorkRaised:
             raise
         except BaseException:
-            # The process has ended; no copy of this one is made in the middle of a test.
-            self.worker = Worker(self._memory_bytes)
+            # The process has ended. No copy is made in the middle of a test, and what the session
+            # starts from here on ends with its threads.
+            self.worker, self._ended = Worker(self._memory_bytes), True
             raise
         finally:
             self._busy = False
 
     def kill(self) -> None:
-        self._killed = True
+        self._ended = True
         self.worker.kill()
 
     def stop(self) -> None:
-        if self._busy or self._killed:
+        if self._busy or self._ended:
             self.worker.stop()
         elif self not in self._idle:
             self._idle.append(self)

@@ -219,7 +219,8 @@ def test_searches_begin_before_the_time_goes_to_defaults(tmp_path, monkeypatch):
     """Where half of it is used, the kernels that wait are opened once nothing is searched."""
     monkeypatch.setattr(session, "_OPENED_TOGETHER", 1)
     monkeypatch.setattr(Budget, "is_half_used", lambda _: True)
-    ended = run_session(tmp_path, [ADD, matmul_task()], trials=None, time_budget=1e5)
+    effort = QUICK.model_copy(update={"trials_per_kernel": 5})
+    ended = run_session(tmp_path, [ADD, matmul_task()], effort, trials=None, time_budget=1e5)
     kernels = [trial.kernel for trial in read_trials(tmp_path).trials if trial.purpose == "search"]
     assert len(set(kernels)) == 2
     assert kernels == sorted(kernels, key=kernels.index)

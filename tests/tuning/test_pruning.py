@@ -93,18 +93,18 @@ def measured(folder) -> set[str]:
 def test_trials_of_a_killed_session_are_learned_from(tmp_path, monkeypatch, analysed):
     """It wrote its trials, and had no time to save what it learned from the last of them."""
     tasks = [matmul_task(), add_task()]
-    run_session(tmp_path, tasks, trials=8)
+    run_session(tmp_path, tasks, trials=5)
     machine = host_description()
     saved = stored(tmp_path, machine)
     assert set(saved) == measured(tmp_path)
     with monkeypatch.context() as killed:
         killed.setattr(Pruner, "save", lambda pruner: None)
-        run_session(tmp_path, tasks, trials=14)
+        run_session(tmp_path, tasks, trials=8)
     assert stored(tmp_path, machine) == saved
     unsaved = measured(tmp_path) - set(saved)
     assert unsaved
     analysed.clear()
-    run_session(tmp_path, tasks, trials=16)
+    run_session(tmp_path, tasks, trials=9)
     assert set(stored(tmp_path, machine)) == measured(tmp_path)
     assert unsaved <= set(analysed)
     assert not set(saved) & set(analysed)
@@ -120,7 +120,7 @@ def test_what_was_learned_is_kept_when_a_kernel_is_done(tmp_path, monkeypatch):
         saves.append(set(stored(tmp_path, host_description())))
 
     monkeypatch.setattr(Pruner, "save", noted)
-    run_session(tmp_path, [matmul_task(), add_task()], trials=8)
+    run_session(tmp_path, [matmul_task(), add_task()], trials=5)
     # After each of the two kernels, and at the end.
     assert len(saves) == 3
     assert saves[0] == saves[-1] == measured(tmp_path)
