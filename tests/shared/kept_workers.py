@@ -1,8 +1,8 @@
 """Workers that one session hands on to the next: starting their processes takes longest.
 
 They are copies of the tests' process, as ``ForkedWorker`` makes them: one that begins anew imports
-all of TVM. That such a one works as well is shown by the tests of ``Worker``, of sessions that are
-killed, and of plug-ins that bring what is tuned.
+all of TVM. That such a one works as well is shown by the tests of ``Worker``, and of sessions that
+are killed.
 """
 
 import os

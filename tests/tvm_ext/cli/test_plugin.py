@@ -27,7 +27,11 @@ from tvm_ext.hardware.targets import resolve_target
 targets = [tvm.target.Target({"kind": "llvm", "keys": [key]}) for key in ("plain", "cpu")]
 kinds = [resolve_target(target).kind for target in targets]
 from commands import invoke
-results = [invoke(*command) for command in json.load(sys.stdin)]
+from kept_workers import WorkerStock
+stock = WorkerStock()
+with stock.lent():
+    results = [invoke(*command) for command in json.load(sys.stdin)]
+stock.stop()
 found = [(result.exit_code, result.stdout, result.stderr) for result in results]
 print(json.dumps([kinds, found]))
 """
