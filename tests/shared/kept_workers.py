@@ -5,6 +5,7 @@ all of TVM. That such a one works as well is shown by the tests of ``Worker``, a
 are killed.
 """
 
+import gc
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -50,6 +51,8 @@ class WorkerStock:
 
     def _copy_this_process(self) -> None:
         """Before a test replaces anything: a copy would know that for ever."""
+        # Copies need not look through what is there by now, nor get pages of their own for it.
+        gc.freeze()
         for memory_bytes, count in _COPIES.items():
             idle = self._idle[memory_bytes]
             while len(idle) < count:
