@@ -6,9 +6,12 @@ python sessions.py FOLDER TRIALS SEED
 import sys
 from pathlib import Path
 
-from small_kernels import add_task, matmul_task
+# What is there already, but for a program.
+sys.path.append(str(Path(__file__).parents[1] / "shared"))
 
-from tvm_ext.hardware.cpu.host import host_description
+from small_kernels import add_task, matmul_task
+from unoptimised import HOST
+
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.tuning.progress import SessionProgress
 from tvm_ext.tuning.session import TuningSession
@@ -31,14 +34,13 @@ def run_session(
     folder: Path, tasks=None, effort: Effort = QUICK, listener=None, **options
 ) -> SessionProgress:
     """Runs a session to its end; ``options`` are those of ``SessionOptions``."""
-    machine = host_description()
     tasks = [matmul_task(), add_task()] if tasks is None else tasks
     options = {"limits": Limits(300, 300, 300, 2 << 30), "trials": 24, **options}
-    with compiling_for(machine):
+    with compiling_for(HOST):
         session = TuningSession(
             "small",
             tasks,
-            machine,
+            HOST,
             folder,
             lambda mod: mod,
             effort.cost_model,

@@ -6,8 +6,8 @@ import pytest
 from sessions import QUICK, run_session
 from small_kernels import add_task, matmul_task
 from tvm.s_tir import meta_schedule as ms
+from unoptimised import HOST
 
-from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.tuning import progress, session, stopping, worker
 from tvm_ext.tuning.jobs import build
@@ -116,9 +116,8 @@ def test_the_search_leaves_time_for_confirmations(monkeypatch):
 
 @pytest.fixture(scope="module")
 def candidates():
-    machine = host_description()
-    with compiling_for(machine):
-        search = KernelSearch(ADD, machine, ms.cost_model.RandomModel(), lambda mod: mod, 4, 0)
+    with compiling_for(HOST):
+        search = KernelSearch(ADD, HOST, ms.cost_model.RandomModel(), lambda mod: mod, 4, 0)
         return [search.default, *(o for o in search.propose() if o.hash != search.default.hash)]
 
 
@@ -149,7 +148,7 @@ class Builds:
 def test_nothing_is_built_when_the_time_is_over(candidates, monkeypatch):
     builds = Builds(monkeypatch)
     default, *others = candidates
-    with compiling_for(host_description()), Measurer(host_description()) as measurer:
+    with compiling_for(HOST), Measurer(HOST) as measurer:
         assert measurer.prepare([default], after(-1.0)) == {}
         assert not measurer.is_prepared(ADD)
         assert builds.limits == []
@@ -168,7 +167,7 @@ def test_a_build_that_is_cut_off_is_no_trial_and_one_that_takes_too_long_is(
     builds = Builds(monkeypatch)
     default, *others = candidates
     limits = Limits(build_seconds=1.2)
-    with compiling_for(host_description()), Measurer(host_description(), limits) as measurer:
+    with compiling_for(HOST), Measurer(HOST, limits) as measurer:
         measurer.prepare([default])
         builds.slow = True
         assert list(measurer.measure(others, after(0.1))) == []
@@ -219,7 +218,8 @@ def test_searches_begin_before_the_time_goes_to_defaults(tmp_path, monkeypatch):
     """Where half of it is used, the kernels that wait are opened once nothing is searched."""
     monkeypatch.setattr(session, "_OPENED_TOGETHER", 1)
     monkeypatch.setattr(Budget, "is_half_used", lambda _: True)
-    ended = run_session(tmp_path, [ADD, matmul_task()], trials=None, time_budget=1e5)
+    effort = QUICK.model_copy(update={"trials_per_kernel": 5})
+    ended = run_session(tmp_path, [ADD, matmul_task()], effort, trials=None, time_budget=1e5)
     kernels = [trial.kernel for trial in read_trials(tmp_path).trials if trial.purpose == "search"]
     assert len(set(kernels)) == 2
     assert kernels == sorted(kernels, key=kernels.index)

@@ -5,9 +5,9 @@ import pytest
 from drawn_candidates import MACHINE, SHAPES, drawn
 from sessions import run_session
 from small_kernels import add_task, matmul_task
+from unoptimised import HOST
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.recorded_schedule import kernel_hash
 from tvm_ext.tuning.cost_models import performance_predictor as predictor_model
 from tvm_ext.tuning.cost_models.choose import model_file
@@ -93,19 +93,18 @@ def measured(folder) -> set[str]:
 def test_trials_of_a_killed_session_are_learned_from(tmp_path, monkeypatch, analysed):
     """It wrote its trials, and had no time to save what it learned from the last of them."""
     tasks = [matmul_task(), add_task()]
-    run_session(tmp_path, tasks, trials=8)
-    machine = host_description()
-    saved = stored(tmp_path, machine)
+    run_session(tmp_path, tasks, trials=5)
+    saved = stored(tmp_path, HOST)
     assert set(saved) == measured(tmp_path)
     with monkeypatch.context() as killed:
         killed.setattr(Pruner, "save", lambda pruner: None)
-        run_session(tmp_path, tasks, trials=14)
-    assert stored(tmp_path, machine) == saved
+        run_session(tmp_path, tasks, trials=8)
+    assert stored(tmp_path, HOST) == saved
     unsaved = measured(tmp_path) - set(saved)
     assert unsaved
     analysed.clear()
-    run_session(tmp_path, tasks, trials=16)
-    assert set(stored(tmp_path, machine)) == measured(tmp_path)
+    run_session(tmp_path, tasks, trials=9)
+    assert set(stored(tmp_path, HOST)) == measured(tmp_path)
     assert unsaved <= set(analysed)
     assert not set(saved) & set(analysed)
 
@@ -117,10 +116,10 @@ def test_what_was_learned_is_kept_when_a_kernel_is_done(tmp_path, monkeypatch):
 
     def noted(pruner):
         save(pruner)
-        saves.append(set(stored(tmp_path, host_description())))
+        saves.append(set(stored(tmp_path, HOST)))
 
     monkeypatch.setattr(Pruner, "save", noted)
-    run_session(tmp_path, [matmul_task(), add_task()], trials=8)
+    run_session(tmp_path, [matmul_task(), add_task()], trials=5)
     # After each of the two kernels, and at the end.
     assert len(saves) == 3
     assert saves[0] == saves[-1] == measured(tmp_path)

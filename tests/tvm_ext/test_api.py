@@ -11,6 +11,8 @@ import pytest
 import tvm
 from onnx import TensorProto
 from small_models import V, W, assert_mlp, mlp, model, node, rand, value
+from thoroughness import ALL_CASES
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import (
@@ -24,10 +26,13 @@ from tvm_ext.errors import (
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.report.compile_report import CompileReport
 
+REGISTER = "import tvm_ext; tvm_ext.register_pass(lambda mod: mod, name='mine')"
+LEVELS = [0, 1, 2, 3, "0", "O1", "o2", "O3"] if ALL_CASES else [0, "1", "o2", "O3"]
+
 
 @pytest.fixture(scope="module")
 def compiled() -> tvm_ext.CompiledModel:
-    return tvm_ext.compile(mlp())
+    return tvm_ext.compile(mlp(), HOST)
 
 
 @pytest.mark.parametrize("kind", ["str", "Path", "ModelProto"])
@@ -35,7 +40,7 @@ def test_a_model_comes_as_path_or_proto(tmp_path, kind):
     path = tmp_path / "my model.onnx"
     onnx.save(mlp(), path)
     source = {"str": str(path), "Path": path, "ModelProto": mlp()}[kind]
-    made = tvm_ext.compile(source)
+    made = tvm_ext.compile(source, HOST)
     assert_mlp(made, rand(3, 6))
     assert made.report.model == ("small" if kind == "ModelProto" else "my model")
 
@@ -43,20 +48,21 @@ def test_a_model_comes_as_path_or_proto(tmp_path, kind):
 def test_the_given_proto_stays_as_it_was():
     proto = mlp()
     before = proto.SerializeToString()
-    tvm_ext.compile(proto, input_shapes={"x": [2, 6]})
+    tvm_ext.compile(proto, HOST, input_shapes={"x": [2, 6]})
     assert proto.SerializeToString() == before
 
 
-@pytest.mark.parametrize("level", [0, 1, 2, 3, "0", "O1", "o2", "O3"])
+# Every level once, and every way to write one.
+@pytest.mark.parametrize("level", LEVELS)
 def test_every_level_computes_the_same(level):
-    made = tvm_ext.compile(mlp(), opt_level=level)
+    made = tvm_ext.compile(mlp(), HOST, opt_level=level)
     assert made.report.opt_level == f"O{str(level)[-1]}"
     for batch in (1, 3, 17):
         assert_mlp(made, rand(batch, 6))
 
 
 def test_input_shapes_freeze_a_dynamic_size():
-    made = tvm_ext.compile(mlp(), input_shapes={"x": (5, 6)})
+    made = tvm_ext.compile(mlp(), HOST, input_shapes={"x": (5, 6)})
     assert made.inputs[0].shape == (5, 6)
     assert made.outputs[0].shape == (5, 3)
     assert_mlp(made, rand(5, 6))
@@ -76,9 +82,10 @@ def test_order_of_inputs_does_not_matter():
         [value("left", [3]), value("right", [3])],
         [value("y", [3])],
     )
+    made = tvm_ext.compile(proto, HOST)
     left, right = rand(3), rand(3, seed=1)
     for inputs in ({"left": left, "right": right}, {"right": right, "left": left}):
-        np.testing.assert_array_equal(tvm_ext.compile(proto).run(inputs)["y"], left - right)
+        np.testing.assert_array_equal(made.run(inputs)["y"], left - right)
 
 
 def test_results_of_two_runs_are_independent(compiled):
@@ -126,9 +133,9 @@ def test_one_model_runs_in_several_threads(compiled, tmp_path):
     assert run_in_threads(tvm_ext.load(tmp_path / "model.tvmx")) == []
 
 
-@pytest.mark.parametrize("attempt", range(4))
+@pytest.mark.parametrize("attempt", range(4 if ALL_CASES else 2))
 def test_first_runs_in_several_threads_beside_a_save(attempt, tmp_path):
-    made = tvm_ext.compile(mlp())
+    made = tvm_ext.compile(mlp(), HOST)
     saving = threading.Thread(target=made.save, args=(tmp_path / "model.tvmx",))
     saving.start()
     assert run_in_threads(made, threads=6, runs=2) == []
@@ -138,7 +145,7 @@ def test_first_runs_in_several_threads_beside_a_save(attempt, tmp_path):
 
 @pytest.mark.parametrize("shape", [(3, 6), ("N", 6)])
 def test_nothing_is_left_to_the_first_run(shape, monkeypatch):
-    made = tvm_ext.compile(mlp(), input_shapes={"x": shape})
+    made = tvm_ext.compile(mlp(), HOST, input_shapes={"x": shape})
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("tvm_ext.artifact.library.load_library", None)
     assert_mlp(made, rand(3, 6))
@@ -148,7 +155,8 @@ def test_nothing_is_left_to_the_first_run(shape, monkeypatch):
 def test_integers_are_not_divided_by_the_zeros_of_a_run_ahead(operator):
     given = [value(name, [4], TensorProto.INT32) for name in ("x", "by")]
     made = tvm_ext.compile(
-        model([node(operator, ["x", "by"], ["y"])], given, [value("y", [4], TensorProto.INT32)])
+        model([node(operator, ["x", "by"], ["y"])], given, [value("y", [4], TensorProto.INT32)]),
+        HOST,
     )
     assert made.report.graph.may_divide_by_zero
     arrays = {"x": np.arange(4, dtype="int32"), "by": np.full(4, 2, "int32")}
@@ -169,7 +177,7 @@ def many_switches() -> Iterator[None]:
 def test_two_threads_may_compile_at_once():
     made: list = []
     workers = [
-        threading.Thread(target=lambda: made.append(tvm_ext.compile(mlp()))) for _ in range(2)
+        threading.Thread(target=lambda: made.append(tvm_ext.compile(mlp(), HOST))) for _ in range(2)
     ]
     for worker in workers:
         worker.start()
@@ -223,14 +231,14 @@ def test_the_report_comes_back_from_json_and_is_filled(compiled):
 
 
 def test_disabled_passes_stay_in_the_report():
-    made = tvm_ext.compile(mlp(), disabled_passes=["GemmFusion"])
+    made = tvm_ext.compile(mlp(), HOST, disabled_passes=["GemmFusion"])
     (record,) = [entry for entry in made.report.passes if entry.name == "GemmFusion"]
     assert record.skipped == "disabled"
     assert_mlp(made, rand(2, 6))
 
 
 def test_dumps_cover_all_stages(tmp_path):
-    tvm_ext.compile(mlp(), dump_ir=tmp_path / "dumps")
+    tvm_ext.compile(mlp(), HOST, dump_ir=tmp_path / "dumps")
     names = sorted(path.name for path in (tmp_path / "dumps").iterdir())
     assert [int(name[:3]) for name in names] == list(range(len(names)))
     words = [name[4:-3] for name in names]
@@ -255,9 +263,8 @@ def test_another_architecture_compiles_but_does_not_run_here():
 
 
 def test_a_description_and_a_target_of_tvm_are_taken():
-    machine = resolve_target("cpu")
-    assert_mlp(tvm_ext.compile(mlp(), target=machine), rand(2, 6))
-    assert_mlp(tvm_ext.compile(mlp(), target=machine.tvm_target()), rand(2, 6))
+    assert_mlp(tvm_ext.compile(mlp(), target=HOST), rand(2, 6))
+    assert_mlp(tvm_ext.compile(mlp(), target=HOST.tvm_target()), rand(2, 6))
     assert_mlp(tvm_ext.compile(mlp(), target=tvm.target.Target("llvm")), rand(2, 6))
 
 
@@ -287,8 +294,9 @@ def test_wrong_arguments_are_named_in_one_line(arguments, error):
     "program",
     [
         "import tvm_ext",
-        "import tvm_ext; tvm_ext.register_pass(lambda mod: mod, name='mine')",
-        "import tvm_ext.passes, tvm_ext.api, tvm_ext.check.check; import onnxruntime",
+        # In the last one as well.
+        pytest.param(REGISTER, marks=pytest.mark.slow),
+        f"{REGISTER}; import tvm_ext.passes, tvm_ext.api, tvm_ext.check.check, onnxruntime",
     ],
 )
 def test_an_interpreter_that_used_the_package_ends_well(program, tmp_path):
@@ -301,7 +309,7 @@ def test_an_interpreter_that_used_the_package_ends_well(program, tmp_path):
 def test_what_is_imported_is_what_is_needed(abs_model_path, tmp_path):
     """The package imports no TVM, and a saved model runs without it, ONNX, passes and the like."""
     saved = tmp_path / "abs.tvmx"
-    tvm_ext.compile(abs_model_path).save(saved)
+    tvm_ext.compile(abs_model_path, HOST).save(saved)
     program = f"""
 import sys, tvm_ext
 dir(tvm_ext)
@@ -329,6 +337,7 @@ def test_no_run_ahead_at_sizes_that_a_kernel_cannot_divide_by():
     x, w = value("x", ["b", 4, 6, 6]), value("w", ["b", 2, 3, 3])
     made = tvm_ext.compile(
         model([node("Conv", ["x", "w"], ["y"], group=2)], [x, w], [value("y", None)]),
+        HOST,
         input_shapes={"w": ["m", 2, 3, 3], "x": ["b", 4, 6, 6]},
     )
     with pytest.raises(RunError):

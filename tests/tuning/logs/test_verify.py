@@ -17,6 +17,12 @@ from tvm_ext.tuning.measurer import Measurement
 PLAN = TimingPlan(turn_seconds=1e-9, fewest_turns=1, most_turns=1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def workers(worker_stock):
+    with worker_stock.lent():
+        yield
+
+
 @pytest.fixture(scope="module")
 def machine():
     return resolve_target("cpu").with_cores(1)

@@ -19,7 +19,8 @@ from tvm_ext.tuning.wafer.cost_model import WaferCostModel, wafer_cost
 from tvm_ext.tuning.wafer.measurer import ModelledBuilder, ModelledRunner
 
 MESH = resolve_target("mesh16")
-EFFORT = QUICK.model_copy(update={"cost_model": "analytic"})
+# The model looks at twelve schedules for each of a batch.
+EFFORT = QUICK.model_copy(update={"cost_model": "analytic", "batch": 2})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +44,7 @@ def task():
 
 
 def test_trials_are_modelled_and_found_again(tmp_path, task):
-    progress = tuned(tmp_path, task, trials=8)
+    progress = tuned(tmp_path, task, trials=5)
     assert progress.is_modelled
     trials = read_trials(tmp_path).trials
     assert {trial.status for trial in trials} == {"modelled"}
@@ -56,9 +57,9 @@ def test_trials_are_modelled_and_found_again(tmp_path, task):
 
 def test_the_same_session_goes_on_and_tries_nothing_twice(tmp_path, task):
     tuned(tmp_path, task, trials=3)
-    tuned(tmp_path, task, trials=7)
+    tuned(tmp_path, task, trials=6)
     searched = [t.candidate for t in read_trials(tmp_path).trials if t.purpose == "search"]
-    assert len(searched) == len(set(searched)) == 7
+    assert len(searched) == len(set(searched)) == 6
 
 
 def test_a_mapping_that_computes_the_wrong_thing_is_caught(tmp_path, task):

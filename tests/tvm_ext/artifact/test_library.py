@@ -71,6 +71,8 @@ def save(path: Path, library: bytes) -> None:
     )
 
 
+# That of ``test_runtime.py`` without the compiler is in every run.
+@pytest.mark.slow
 def test_fresh_process_computes_the_same_numbers(tmp_path, program, library):
     model, inputs, outputs = (tmp_path / name for name in ("m.tvmx", "in.npz", "out.npz"))
     save(model, library)

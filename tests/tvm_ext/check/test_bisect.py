@@ -73,6 +73,8 @@ def test_a_tile_pass_is_named_with_the_kernel_whose_schedule_it_breaks(user_pass
     assert (step.kernel, step.kernel_nodes) == ("tir_tanh", ("tanh",))
     assert result.bisection.node.node == "tanh"
     assert "schedule of kernel tir_tanh (nodes tanh)" in step.sentence()
+    # As it is where the reference is not stable: the test of rounding.
+    assert rounding_notes(result) == []
 
 
 def test_our_own_schedule_of_one_kernel_is_named(monkeypatch):
@@ -167,7 +169,6 @@ def test_a_difference_like_the_references_own_is_called_rounding(monkeypatch, us
         return {name: values * np.float32(1.02) for name, values in outputs.items()}
 
     user_pass(break_tile, level="tile")
-    assert not rounding_notes(check_model(model(), HOST, bisect=True, disabled_passes=PLAIN_TANH))
     monkeypatch.setattr(tvm_ext.check.bisect, "run_reference", unstable)
     result = check_model(model(), HOST, bisect=True, disabled_passes=PLAIN_TANH)
     assert result.bisection.reference_spread == pytest.approx(0.02, rel=1e-3)

@@ -134,6 +134,8 @@ def test_a_model_that_hangs_is_given_up_after_its_time(monkeypatch, out):
     assert operators(out) == ["Tanh"]
 
 
+# As the two of ``test_external_weights_come_along``, which is in every run.
+@pytest.mark.slow
 def test_nodes_that_only_fail_together_stay_together(user_pass, out):
     def break_fused(mod):
         return one_percent_more(mod, "fused_conv2d", "max")

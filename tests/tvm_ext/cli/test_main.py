@@ -22,6 +22,14 @@ def compiled_path(tiny_model_path, tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def dynamic_path(tiny_model_path, tmp_path_factory):
+    """The model for any batch, compiled."""
+    path = tmp_path_factory.mktemp("dynamic") / "tiny.tvmx"
+    succeed("compile", tiny_model_path, "-o", path, "-q")
+    return path
+
+
 def test_help_names_every_command():
     text = succeed("--help")
     for command in ("compile", "run", "check", "profile", "passes", "targets"):
@@ -84,12 +92,12 @@ def test_compile_as_json_follows_its_options(tiny_model_path, tmp_path):
 
 
 def test_quiet_prints_nothing(tiny_model_path):
-    assert succeed("compile", tiny_model_path, "--quiet") == ""
+    assert succeed("compile", tiny_model_path, "-O0", "--quiet") == ""
 
 
 def test_compile_saves_the_report_in_both_forms(tiny_model_path, tmp_path):
-    for name in ("r.html", "r.json"):
-        succeed("compile", tiny_model_path, "-q", "--report", tmp_path / name)
+    for name, level in (("r.html", "O3"), ("r.json", "O0")):
+        succeed("compile", tiny_model_path, "-q", "-O", level, "--report", tmp_path / name)
     assert "</html>" in (tmp_path / "r.html").read_text()
     assert CompileReport.from_json((tmp_path / "r.json").read_text()).model == "tiny"
 
@@ -133,9 +141,9 @@ def test_run_prints_a_table(compiled_path):
     assert "2 timed runs: median" in text
 
 
-def test_run_makes_inputs_up_as_asked(tiny_model_path):
+def test_run_makes_inputs_up_as_asked(dynamic_path):
     def outputs(*options):
-        return as_json("run", tiny_model_path, *options)["outputs"]["y"]
+        return as_json("run", dynamic_path, *options)["outputs"]["y"]
 
     zeros = outputs("--fill", "zeros", "--size", "N=3")
     assert zeros["shape"][0] == 3
@@ -220,5 +228,5 @@ def test_every_number_of_a_target_has_its_unit_or_needs_none():
 
 def test_machines_get_no_colour_codes(tiny_model_path, monkeypatch):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    assert "\x1b" not in succeed("compile", tiny_model_path)
+    assert "\x1b" not in succeed("compile", tiny_model_path, "-O0")
     assert "\x1b" not in succeed("passes", "list")

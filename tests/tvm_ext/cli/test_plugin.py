@@ -8,18 +8,32 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import invoke
+from wheels import built_wheel
+
+from tvm_ext.passes import registry
 
 RUN = """
 import json, sys
 sys.path.append(sys.argv[1])
+import tvm
+from tvm_ext.hardware.targets import resolve_target
+# Before any command: this alone has to load the backends.
+targets = [tvm.target.Target({"kind": "llvm", "keys": [key]}) for key in ("plain", "cpu")]
+kinds = [resolve_target(target).kind for target in targets]
 from commands import invoke
-results = [invoke(*command) for command in json.load(sys.stdin)]
-print(json.dumps([(result.exit_code, result.stdout, result.stderr) for result in results]))
+from kept_workers import WorkerStock
+stock = WorkerStock()
+with stock.lent():
+    results = [invoke(*command) for command in json.load(sys.stdin)]
+stock.stop()
+found = [(result.exit_code, result.stdout, result.stderr) for result in results]
+print(json.dumps([kinds, found]))
 """
 SHARED = Path(__file__).parents[2] / "shared"
 SOURCE = Path(__file__).parents[2] / "plugin_example"
@@ -27,41 +41,12 @@ SOURCE = Path(__file__).parents[2] / "plugin_example"
 
 @pytest.fixture(scope="module")
 def plugin_folder(tmp_path_factory) -> Path:
-    """Where the example is installed; pip works on a copy, as it writes next to the source."""
-    # Not imported: setuptools replaces distutils in the whole process.
-    if not all(map(find_spec, ("pip", "setuptools"))):
-        pytest.skip("pip and setuptools are needed to install the example")
-    copy = tmp_path_factory.mktemp("source") / "plugin_example"
-    shutil.copytree(SOURCE, copy)
+    """Where the example is installed; built from a copy, as that writes beside it."""
+    source = tmp_path_factory.mktemp("source") / "plugin_example"
+    shutil.copytree(SOURCE, source)
     target = tmp_path_factory.mktemp("site")
-    options = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", *options, "--target", target, copy],
-        cwd=target,
-        check=True,
-        capture_output=True,
-        timeout=600,
-    )
+    zipfile.ZipFile(built_wheel(source, source.parent)).extractall(target)
     return target
-
-
-def outcomes(site: Path, *commands: tuple) -> list[tuple[int, str, str]]:
-    """Exit code, stdout and stderr of commands with the packages in ``site`` installed.
-
-    They run in one process, as starting it takes longest.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, SHARED],
-        cwd=site,
-        env={**os.environ, "PYTHONPATH": str(site)},
-        input=json.dumps([[str(argument) for argument in command] for command in commands]),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [tuple(one) for one in json.loads(done.stdout.splitlines()[-1])]
 
 
 def read(outcome: tuple[int, str, str]) -> Any:
@@ -78,8 +63,11 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(plugin_folder, abs_model_path, folder) -> dict[str, tuple[int, str, str]]:
-    """What all commands of the tests below came to, by name."""
+def process(plugin_folder, abs_model_path, folder) -> tuple[list[str], dict]:
+    """Kinds of two targets of TVM, and what all commands of the tests below came to, by name.
+
+    All of it in one process with the example installed, as starting it takes longest.
+    """
     compiling = ("compile", abs_model_path, "--json")
     tuning = ("tune", abs_model_path, "--json", "--trials", 3, "--cost-model", "shortest")
     commands = {
@@ -93,7 +81,25 @@ def done(plugin_folder, abs_model_path, folder) -> dict[str, tuple[int, str, str
         "help": ("--help",),
         "unknown": ("plane",),
     }
-    return dict(zip(commands, outcomes(plugin_folder, *commands.values()), strict=True))
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, SHARED],
+        cwd=plugin_folder,
+        env={**os.environ, "PYTHONPATH": str(plugin_folder)},
+        input=json.dumps([[str(argument) for argument in one] for one in commands.values()]),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    kinds, found = json.loads(done.stdout.splitlines()[-1])
+    return kinds, dict(zip(commands, map(tuple, found), strict=True))
+
+
+@pytest.fixture(scope="module")
+def done(process) -> dict[str, tuple[int, str, str]]:
+    """Exit code, stdout and stderr of each command."""
+    return process[1]
 
 
 @pytest.fixture
@@ -158,24 +164,11 @@ def test_its_backend_has_commands(done):
     assert (code, stderr.count("\n")) == (2, 1)
 
 
-def test_its_backend_describes_targets_of_tvm(plugin_folder):
-    code = (
-        "import tvm; from tvm_ext.hardware.targets import resolve_target as r;"
-        "T = tvm.target.Target;"
-        "print([r(T({'kind': 'llvm', 'keys': [key]})).kind for key in ('plain', 'cpu')])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(plugin_folder)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    assert done.stdout.strip() == "['plain-cpu', 'cpu']"
+def test_its_backend_describes_targets_of_tvm(process):
+    assert process[0] == ["plain-cpu", "cpu"]
 
 
-def test_broken_plugins_only_warn(tmp_path):
+def test_broken_plugins_only_warn(tmp_path, monkeypatch):
     contents = ("import not_there", "1 / 0", "def Broken2(): pass", "raise SystemExit(0)")
     info = tmp_path / "broken-1.dist-info"
     info.mkdir()
@@ -185,10 +178,13 @@ def test_broken_plugins_only_warn(tmp_path):
     (info / "entry_points.txt").write_text(f"[tvm_ext.passes]\n{entries}")
     for name, content in zip(names, contents, strict=True):
         (tmp_path / f"{name.lower()}.py").write_text(content)
-    (outcome,) = outcomes(tmp_path, ("passes", "list", "--json"))
-    listed, stderr = json.loads(outcome[1]), outcome[2]
+    monkeypatch.syspath_prepend(tmp_path)
+    # As in a process that has not looked for plug-ins yet.
+    monkeypatch.setattr(registry, "_load_once", registry._load_once.__wrapped__)
+    result = invoke("passes", "list", "--json")
+    listed = json.loads(result.stdout)
     assert not set(names) & {entry["name"] for entry in listed["passes"]}
-    lines = stderr.splitlines()
+    lines = result.stderr.splitlines()
     assert len(lines) == len(names)
     for name in names:
         begin = f"warning: plugin '{name}' of tvm_ext.passes was left out: "

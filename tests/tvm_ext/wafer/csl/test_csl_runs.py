@@ -18,6 +18,7 @@ from csl_kernels import (
     product,
 )
 from csl_machine import CslMachine
+from thoroughness import DRAWS
 
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
@@ -110,7 +111,7 @@ def test_elementwise_work_without_messages(case):
     np.testing.assert_allclose(found, reference(*inputs), rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10 * DRAWS, deadline=None)
 # The last step is empty, and TVM writes the end of the sum as a number of steps.
 @example((2, 3, 4), (1, 3), False, ON_RIGHT, "float32", 0)
 # Fewer steps than PEs, and as many as elements of the sum.
@@ -197,12 +198,12 @@ def test_operands_that_are_sent_before_the_work(shapes, messages, holders):
 
 def test_vectors_go_along_memory_whatever_the_loop():
     """The dimension of the vectors is the innermost one in memory: a column has no stride."""
-    left = matmul(product(12, 300, 12), rows=2, columns=2, vector=ON_LEFT)
+    left = matmul(product(12, 60, 12), rows=2, columns=2, vector=ON_LEFT)
     code = kernel_code(left, machine())
     orders = {shard.name: shard.order for shard in code.shards}
     assert orders["A"] == (1, 0)
     assert orders["D"] == (0, 1)
-    a, b = random((12, 12)), random((12, 300), seed=1)
+    a, b = random((12, 12)), random((12, 60), seed=1)
     found = CslMachine(code)(A=a, B=b)["D"]
     np.testing.assert_allclose(found, np.maximum(a @ b, 0), rtol=1e-5, atol=1e-5)
 
