@@ -168,7 +168,7 @@ def _idle_passes(func: tirx.PrimFunc) -> tuple[str, ...]:
     such an array or not, and with symbolic sizes that is more than all other passes take. And,
     where all are flat, FlattenBuffer: it looks for a simpler form of every index all the same.
     """
-    idle = (_COMPACTION,) if has_exact_arrays(func) else ()
+    idle: tuple[str, ...] = (_COMPACTION,) if has_exact_arrays(func) else ()
     if has_flat_arrays(func):
         idle += (_FLATTENING,)
     if any(_is_for_threads_or_pipelines(node) for node in nodes(func.body, tirx.For, s_tir.SBlock)):
