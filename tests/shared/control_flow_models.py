@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 import onnxruntime
+from one_model import program
 from onnx import TensorProto, helper, numpy_helper
 from opt_levels import levels_of
 from small_models import node, value
@@ -56,7 +57,10 @@ def assert_same(
     """
     wanted = [by_runtime(reference or proto, feed) for feed in feeds]
     for level in levels or levels_of(proto):
-        compiled = tvm_ext.compile(proto, HOST, opt_level=level, input_shapes=input_shapes)
+        if input_shapes is None:
+            compiled = program(proto, level)
+        else:
+            compiled = tvm_ext.compile(proto, HOST, opt_level=level, input_shapes=input_shapes)
         for feed, arrays in zip(feeds, wanted, strict=True):
             found = compiled.run(dict(feed))
             assert list(found) == [output.name for output in proto.graph.output]
@@ -73,7 +77,7 @@ def assert_as_reference(proto: onnx.ModelProto, *feeds: dict, levels=()) -> None
         proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     for level in levels or levels_of(proto):
-        compiled = tvm_ext.compile(proto, HOST, opt_level=level)
+        compiled = program(proto, level)
         for feed in feeds:
             found = list(compiled.run(feed).values())
             for got, wanted in zip(found, session.run(None, feed), strict=True):

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from one_model import in_one_model, run_model
 from onnx import TensorProto
 from small_models import model as model_of
 from small_models import node
@@ -16,7 +17,7 @@ X = np.array([-1, 2], np.float32)
 
 
 def run(model, **inputs):
-    return tvm_ext.compile(model, HOST).run(inputs)
+    return run_model(model, inputs)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +177,7 @@ def test_power_with_an_integer_exponent(dtype):
     assert run(model, x=np.array([1.5, 2], np.float32))["y"].tolist() == [2.25, 4]
 
 
+@in_one_model
 @pytest.mark.parametrize("op", ["Elu", "Selu", "HardSigmoid", "ThresholdedRelu", "Celu", "Shrink"])
 def test_activations_in_float16(op):
     half = TensorProto.FLOAT16

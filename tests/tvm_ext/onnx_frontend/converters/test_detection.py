@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 from combinations import pairwise
-from one_model import in_one_model
+from one_model import in_one_model, run_model
 from onnx import TensorProto
 from operator_models import check_operator
 from small_models import model, node, rand, value
 
-import tvm_ext
 from tvm_ext.check.reference import run_reference
 
 BOXES = np.sort(np.random.default_rng(3).uniform(0, 1, (2, 12, 4)), axis=-1).astype(np.float32)
@@ -33,6 +32,7 @@ def test_non_max_suppression(centered: int, stored: tuple) -> None:
     assert 6 <= len(found) <= 24
 
 
+@in_one_model
 @pytest.mark.parametrize("given", [[], ["limit"], ["limit", "overlap"], ["limit", "threshold"]])
 def test_non_max_suppression_without_some_inputs(given: list) -> None:
     optional = {name: LIMITS[name] if name in given else None for name in LIMITS}
@@ -40,6 +40,7 @@ def test_non_max_suppression_without_some_inputs(given: list) -> None:
     assert len(found) == 0 if not given else len(found) > 0
 
 
+@in_one_model
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 1, 2)])
 def test_non_max_suppression_of_symbolic_sizes(axes: tuple[int, ...]) -> None:
     """Batches, classes and boxes whose numbers the run decides."""
@@ -52,7 +53,7 @@ def test_non_max_suppression_of_symbolic_sizes(axes: tuple[int, ...]) -> None:
     proto = model(nodes, given, [value("y", ["K", 3], TensorProto.INT64)], **LIMITS)
     fed = {"boxes": BOXES, "scores": SCORES}
     (wanted,) = run_reference(proto, fed).values()
-    np.testing.assert_array_equal(tvm_ext.compile(proto).run(fed)["y"], wanted)
+    np.testing.assert_array_equal(run_model(proto, fed)["y"], wanted)
 
 
 def test_equal_scores_keep_the_order_of_the_boxes() -> None:
