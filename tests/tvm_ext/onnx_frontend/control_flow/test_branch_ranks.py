@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from combinations import pairwise
 from control_flow_models import assert_same, loop_body
 from one_model import in_one_model
 from onnx import TensorProto, helper
@@ -70,9 +71,7 @@ def squeeze_or_not(condition: str, shape: list, swapped: bool = False) -> onnx.M
     return model(nodes, [value("x", shape)], [value("z", None)], **NUMBERS, **ends)
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("x", [ONE, OTHER], ids=["one", "other"])
+@pairwise(swapped=[False, True], condition=CONDITIONS, x=[ONE, OTHER])
 def test_known_sizes_leave_the_branch_that_they_choose(condition, swapped, x):
     proto = squeeze_or_not(condition, NAMED, swapped)
     compiled = tvm_ext.compile(proto, HOST, input_shapes={"x": x.shape}, opt_level="O0")

@@ -20,8 +20,7 @@ LIMITS = {
 
 
 @in_one_model
-@pytest.mark.parametrize("stored", [tuple(LIMITS), ("limit",), ()])
-@pytest.mark.parametrize("centered", [0, 1])
+@pairwise(stored=[tuple(LIMITS), ("limit",), ()], centered=[0, 1])
 def test_non_max_suppression(centered: int, stored: tuple) -> None:
     (found,) = check_operator(
         "NonMaxSuppression",
@@ -41,7 +40,7 @@ def test_non_max_suppression_without_some_inputs(given: list) -> None:
 
 
 @in_one_model
-@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1, 2)])
+@pytest.mark.parametrize("axes", [(0,), pytest.param((1,), marks=pytest.mark.slow), (0, 1, 2)])
 def test_non_max_suppression_of_symbolic_sizes(axes: tuple[int, ...]) -> None:
     """Batches, classes and boxes whose numbers the run decides."""
     batches, classes, boxes = (
@@ -64,17 +63,14 @@ def test_equal_scores_keep_the_order_of_the_boxes() -> None:
 
 
 @in_one_model
-@pytest.mark.parametrize("stored", [("k",), ()])
-@pytest.mark.parametrize("largest", [0, 1])
-@pytest.mark.parametrize("axis", [0, 1, -1])
+@pairwise(stored=[("k",), ()], largest=[0, 1], axis=[0, 1, -1])
 def test_top_k(axis: int, largest: int, stored: tuple) -> None:
     arrays = {"x": rand(4, 5, 6).round(1), "k": np.array([3])}
     check_operator("TopK", arrays, 2, stored, axis=axis, largest=largest)
 
 
 @in_one_model
-@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint8", "int32", "uint32"])
-@pytest.mark.parametrize("stored", [("k",), ()])
+@pairwise(dtype=["float16", "float64", "int8", "uint8", "uint32", "int32"], stored=[("k",), ()])
 def test_top_k_of_every_type(dtype: str, stored: tuple) -> None:
     limits = np.iinfo(dtype) if np.dtype(dtype).kind in "iu" else np.finfo(dtype)
     x = np.array([[limits.min, 3, limits.max, 0, 3, 7]]).astype(dtype)

@@ -99,12 +99,13 @@ def test_a_short_loop_is_written_out_and_draws_the_same():
     assert len(drawing) == 4
 
 
-def test_a_seed_decides_in_loops_and_without_one_the_name_does():
+@in_one_model
+@pytest.mark.parametrize("seed", [4.0, None])
+def test_a_seed_decides_in_loops_and_without_one_the_name_does(seed):
     first = np.array([uniform(3.0, number) for number in range(3)])
-    assert (rows_of(loop([draw(4.0)], "drawn", "m"), 3) != first).all()
-    nameless = rows_of(loop([draw(None)], "drawn", "m"), 3)
-    assert (nameless != first).all()
-    assert len(np.unique(nameless)) == nameless.size
+    drawn = rows_of(loop([draw(seed)], "drawn", "m"), 3)
+    assert (drawn != first).all()
+    assert len(np.unique(drawn)) == drawn.size
 
 
 @in_one_model

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import pairwise
 from one_model import in_one_model, program, run_model
 from operator_models import by_runtime
 from small_models import model, node, rand, value
@@ -32,7 +33,14 @@ def images(channels: int = 2) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize(
     ("operator", "mode", "attributes"),
     [
-        *itertools.product(("MaxPool", "AveragePool", "LpPool"), MODES, [{"kernel_shape": [3, 4]}]),
+        *(
+            pytest.param(operator, mode, {"kernel_shape": [3, 4]}, marks=marks)
+            for (row, operator), (column, mode) in itertools.product(
+                enumerate(("MaxPool", "AveragePool", "LpPool")), enumerate(MODES)
+            )
+            # Each operator with two modes, and each mode with two operators.
+            for marks in [[pytest.mark.slow] if (row + column) % 3 == 1 else []]
+        ),
         ("AveragePool", "SAME_UPPER", {"kernel_shape": [3, 3], "count_include_pad": 1}),
     ],
 )
@@ -62,8 +70,7 @@ def test_the_padding_of_symbolic_sizes_needs_no_new_operator(opset: int) -> None
 
 
 @in_one_model
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("strides", [[1, 1], [2, 3], [4, 4]])
+@pairwise(mode=MODES, strides=[[1, 1], [2, 3], [4, 4]])
 def test_convolutions_of_symbolic_sizes(mode: str, strides: list[int]) -> None:
     convolution = node("Conv", ["x", "w"], ["y"], auto_pad=mode, strides=strides)
     inputs = [value("x", ["N", 2, "H", "W"])]
