@@ -84,7 +84,13 @@ def test_outside_of_loops_the_counter_begins_at_0():
 @in_one_model
 @pytest.mark.parametrize(
     ("trips", "stored", "level"),
-    [(4, False, "O0"), (4, True, "O3"), (150, False, "O3"), (150, True, "O0")],
+    [
+        (4, False, "O3"),
+        (4, True, "O3"),
+        (150, True, "O0"),
+        pytest.param(4, False, "O0", marks=pytest.mark.slow),
+        pytest.param(150, False, "O3", marks=pytest.mark.slow),
+    ],
 )
 def test_every_iteration_draws_its_own_numbers(trips, stored, level):
     rows = rows_of(loop([draw()], "drawn", "m"), trips, stored, level)
