@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,29 +23,34 @@ import tvm_ext
 Arrays = Mapping[str, np.ndarray]
 
 
-class _Asked(Exception):
-    """Ends a case that has come to the model that it runs."""
+class _Asked(BaseException):
+    """Ends a case that has come to a model that is not compiled yet; no test catches it."""
+
+
+class _Model:
+    """A model that a case asks for, and later the program that computes it with others."""
+
+    def __init__(self, proto: onnx.ModelProto, feeds: Arrays, level: str) -> None:
+        self.proto, self.feeds, self.level = proto, feeds, level
+        self.run: Callable[[Arrays], dict[str, np.ndarray]] | None = None
 
 
 class _Case:
-    """One case: the model that it asks for, and later what that gives."""
+    """One case with the models that it has asked for so far."""
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.proto: onnx.ModelProto | None = None
-        self.feeds: Arrays = {}
-        self.level = ""
-        self.outputs: dict[str, np.ndarray] | None = None
+        self.models: list[_Model] = []
 
     def run(self, proto: onnx.ModelProto, feeds: Arrays, level: str) -> dict[str, np.ndarray]:
-        """Notes what is asked for the first time; answers that the second time."""
-        if self.proto is None:
-            self.proto, self.feeds, self.level = proto, feeds, level
-            raise _Asked
-        if self.outputs is None or (proto, level) != (self.proto, self.level):
-            return _run(proto, feeds, level)
-        outputs, self.outputs = self.outputs, None
-        return outputs
+        """Notes what is asked for the first time; answers that from then on."""
+        for one in self.models:
+            if one.run and (one.proto, one.level) == (proto, level):
+                return one.run(feeds)
+        asked = onnx.ModelProto()
+        asked.CopyFrom(proto)
+        self.models.append(_Model(asked, feeds, level))
+        raise _Asked
 
 
 _current: _Case | None = None
@@ -55,28 +61,46 @@ def run_model(proto: onnx.ModelProto, feeds: Arrays, level: str = "O3") -> dict[
     return _run(proto, feeds, level) if _current is None else _current.run(proto, feeds, level)
 
 
+class _Program:
+    """What ``program`` gives below ``in_one_model``."""
+
+    def __init__(self, case: _Case, proto: onnx.ModelProto, level: str) -> None:
+        self._case, self._proto, self._level = case, proto, level
+
+    def run(self, feeds: Arrays) -> dict[str, np.ndarray]:
+        return self._case.run(self._proto, feeds, self._level)
+
+
+def program(proto: onnx.ModelProto, level: str = "O3") -> Any:
+    """A model that is compiled once and run with several feeds; as ``run_model`` otherwise."""
+    if _current is None:
+        return tvm_ext.compile(proto, HOST, opt_level=level)
+    return _Program(_current, proto, level)
+
+
 def in_one_model(test: Callable[..., None]) -> Callable[[], None]:
     """Makes one test of a parametrised one, of models without functions and parameters alone.
 
     Each case runs up to its first ``run_model``, all models are compiled as one, and each case runs
-    once more with what its part gives. A failure begins with the values of its case.
+    once more with what its part gives: to its end, or to its next model, which is compiled together
+    with the next ones of the others. A failure begins with the values of its case.
     """
 
     def together() -> None:
-        cases = [(values, _Case(label)) for label, values in _cases(test)]
-        for values, case in cases:
-            with _running(case):
-                test(**values)
-                raise AssertionError("expected a call of run_model")
-        groups: dict[Any, list[_Case]] = defaultdict(list)
-        for _, case in cases:
-            opsets = sorted((one.domain, one.version) for one in case.proto.opset_import)
-            groups[case.level, case.proto.ir_version, tuple(opsets)].append(case)
-        for group in groups.values():
-            _run_side_by_side(group)
-        for values, case in cases:
-            with _running(case):
-                test(**values)
+        running = [(values, _Case(label)) for label, values in _cases(test)]
+        while running:
+            for values, case in running:
+                with _running(case):
+                    test(**values)
+                    assert case.models, "expected a call of run_model"
+            running = [(values, case) for values, case in running if not case.models[-1].run]
+            groups: dict[Any, list[_Case]] = defaultdict(list)
+            for _, case in running:
+                asked = case.models[-1]
+                opsets = sorted((one.domain, one.version) for one in asked.proto.opset_import)
+                groups[asked.level, asked.proto.ir_version, tuple(opsets)].append(case)
+            for group in groups.values():
+                _compile_side_by_side(group)
 
     together.__name__, together.__doc__ = test.__name__, test.__doc__
     together.__module__ = test.__module__
@@ -134,39 +158,69 @@ def _running(case: _Case) -> Iterator[None]:
         _current = None
 
 
-def _run_side_by_side(cases: list[_Case]) -> None:
-    """Fills in the outputs; where the models fail together, the first one that fails alone."""
-    feeds = {
+def _compile_side_by_side(cases: list[_Case]) -> None:
+    """Gives the last model of each case its program; where they fail, the first that fails alone.
+
+    Each run computes all of them: the others with what they were fed first.
+    """
+    models = [case.models[-1] for case in cases]
+    first = {
         f"case{place}_{name}": array
-        for place, case in enumerate(cases)
-        for name, array in case.feeds.items()
+        for place, one in enumerate(models)
+        for name, array in one.feeds.items()
     }
     try:
-        results = _run(_side_by_side([case.proto for case in cases]), feeds, cases[0].level)
+        whole = _side_by_side([one.proto for one in models])
+        compiled = tvm_ext.compile(whole, HOST, opt_level=models[0].level)
+        compiled.run(first)
     except Exception:
-        for case in cases:
+        for case, one in zip(cases, models, strict=True):
             with _running(case):
-                _run(case.proto, case.feeds, case.level)
+                _run(one.proto, one.feeds, one.level)
         raise
-    for place, case in enumerate(cases):
-        names = [output.name for output in case.proto.graph.output]
-        case.outputs = {name: results[f"case{place}_{name}"] for name in names}
+
+    def run_part(place: int, feeds: Arrays) -> dict[str, np.ndarray]:
+        own = {f"case{place}_{name}": array for name, array in feeds.items()}
+        results = compiled.run(first | own)
+        names = [output.name for output in models[place].proto.graph.output]
+        return {name: results[f"case{place}_{name}"] for name in names}
+
+    for place, one in enumerate(models):
+        one.run = partial(run_part, place)
 
 
 def _side_by_side(protos: list[onnx.ModelProto]) -> onnx.ModelProto:
     """One model of all of them; each has names and sizes of its own."""
     whole = onnx.ModelProto()
+    whole.CopyFrom(protos[0])
+    for field in ("node", "input", "output", "initializer", "value_info"):
+        whole.graph.ClearField(field)
     for place, proto in enumerate(protos):
         assert not proto.functions
-        prefix = f"case{place}_"
-        part = onnx.compose.add_prefix(proto, prefix)
-        for info in (*part.graph.input, *part.graph.output, *part.graph.value_info):
-            for dim in info.type.tensor_type.shape.dim:
-                if dim.dim_param:
-                    dim.dim_param = prefix + dim.dim_param
-        if not place:
-            whole.CopyFrom(part)
-            continue
+        part = onnx.GraphProto()
+        part.CopyFrom(proto.graph)
+        _put_before_names(part, f"case{place}_")
         for field in ("node", "input", "output", "initializer", "value_info"):
-            getattr(whole.graph, field).extend(getattr(part.graph, field))
+            getattr(whole.graph, field).extend(getattr(part, field))
     return whole
+
+
+def _put_before_names(graph: onnx.GraphProto, prefix: str) -> None:
+    """All names of values, nodes and sizes, also in bodies, where outer ones are read.
+
+    That of ``onnx.compose`` leaves the names of stored values that bodies alone read.
+    """
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        info.name = prefix + info.name
+        for dim in info.type.tensor_type.shape.dim if info.type.HasField("tensor_type") else ():
+            if dim.dim_param:
+                dim.dim_param = prefix + dim.dim_param
+    for stored in graph.initializer:
+        stored.name = prefix + stored.name
+    for node in graph.node:
+        node.name = node.name and prefix + node.name
+        for names in (node.input, node.output):
+            names[:] = [name and prefix + name for name in names]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _put_before_names(attribute.g, prefix)

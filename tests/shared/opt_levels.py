@@ -12,8 +12,9 @@ from thoroughness import ALL_CASES
 LEVELS = ("O0", "O3")
 
 
-def levels_of(proto: onnx.ModelProto) -> tuple[str, ...]:
-    """The levels for a model: the same ones in each run."""
+def levels_of(proto: onnx.ModelProto, one_of: int = 2) -> tuple[str, ...]:
+    """The levels for a model: the same ones in each run; one of so many models is for O3."""
     if ALL_CASES:
         return LEVELS
-    return (LEVELS[zlib.crc32(proto.SerializeToString(deterministic=True)) % 2],)
+    number = zlib.crc32(proto.SerializeToString(deterministic=True))
+    return (LEVELS[number % one_of == one_of - 1],)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from one_model import in_one_model, program, run_model
 from onnx import TensorProto, helper
 from small_models import model as model_of
 from small_models import node
@@ -53,6 +54,7 @@ def test_a_terabyte_asked_for_by_constants(operator):
         tvm_ext.compile(total_of(operator, inputs, **stored), opt_level="O0")
 
 
+@in_one_model
 @pytest.mark.parametrize("operator", FILLS)
 def test_the_same_with_few_elements(operator):
     inputs, stored = FILLS[operator]
@@ -61,7 +63,7 @@ def test_the_same_with_few_elements(operator):
     }
     model = total_of(operator, inputs, **small)
     x = np.float32([2, 5])
-    found = tvm_ext.compile(model, HOST, opt_level="O0").run({"x": x})["y"]
+    found = run_model(model, {"x": x}, "O0")["y"]
     np.testing.assert_allclose(found, run_reference(model, {"x": x})["y"], rtol=1e-6)
 
 
@@ -209,6 +211,7 @@ def test_a_pipe_is_no_model(tmp_path):
 STRANGE = np.float32([[np.nan, 1, -2], [-np.inf, -np.inf, -np.inf], [np.inf, 0, np.nan]])
 
 
+@in_one_model
 @pytest.mark.parametrize("opt_level", ["O0", "O3"])
 @pytest.mark.parametrize(
     "operator", ["Relu", "HardSigmoid", "Elu", "Selu", "Sign", "ThresholdedRelu"]
@@ -217,16 +220,17 @@ def test_nan_goes_where_onnx_runtime_sends_it(operator, opt_level):
     values = [tensor("x", [3, 3])], [tensor("y", [3, 3])]
     model = model_of([node(operator, ["x"], ["y"])], *values)
     fed = {"x": STRANGE}
-    found = tvm_ext.compile(model, HOST, opt_level=opt_level).run(fed)["y"]
+    found = run_model(model, fed, opt_level)["y"]
     np.testing.assert_allclose(found, run_reference(model, fed)["y"], rtol=1e-5)
 
 
+@in_one_model
 @pytest.mark.parametrize("operator", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("last", [0, 1])
 def test_place_of_the_largest_is_in_the_tensor(operator, last):
     found = node(operator, ["x"], ["y"], axis=1, select_last_index=last)
     model = model_of([found], [tensor("x", [3, 3])], [tensor("y", None, TensorProto.INT64)])
-    compiled = tvm_ext.compile(model, HOST, opt_level="O0")
+    compiled = program(model, "O0")
     for x in (STRANGE, -STRANGE, np.full((3, 3), np.nan, np.float32)):
         places = compiled.run({"x": x})["y"]
         assert ((places >= 0) & (places < 3)).all()
@@ -313,6 +317,7 @@ def test_reshape_to_as_many():
     np.testing.assert_array_equal(found, x.reshape(4, 3).T)
 
 
+@in_one_model
 @pytest.mark.parametrize("trips", [3, 500])
 def test_counted_loop_whose_first_condition_the_run_knows(trips):
     body = helper.make_graph(
@@ -325,7 +330,7 @@ def test_counted_loop_whose_first_condition_the_run_knows(trips):
     loop = node("Loop", ["trips", "flag", "x"], ["y", "all"], "again", body=body)
     inputs = [tensor("x", [2]), tensor("flag", [], TensorProto.BOOL)]
     outputs = [tensor("y", [2]), tensor("all", ["T", 2])]
-    compiled = tvm_ext.compile(model_of([loop], inputs, outputs, trips=trips), HOST, opt_level="O0")
+    compiled = program(model_of([loop], inputs, outputs, trips=trips), "O0")
     with np.errstate(over="ignore"):
         last = np.float32(1e-38) * np.float32(2.0**trips if trips < 100 else np.inf)
     for flag in (True, False):

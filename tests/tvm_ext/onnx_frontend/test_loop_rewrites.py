@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from control_flow_models import assert_same, loop_body
+from one_model import in_one_model
 from onnx import TensorProto, helper
 from small_models import model, node, rand, value
 
@@ -41,6 +42,7 @@ def joined(axis: int, new_axis: int) -> onnx.NodeProto:
     return node("ConcatFromSequence", ["all"], ["y"], axis=axis, new_axis=new_axis)
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("axis", "new_axis"),
     [(0, 1), pytest.param(1, 1, marks=pytest.mark.slow), (-1, 1), (0, 0), (-1, 0)],
@@ -63,6 +65,7 @@ def test_one_element_of_what_a_loop_appended():
     assert_same(proto, *FEEDS, levels=["O0"])
 
 
+@in_one_model
 @pytest.mark.parametrize("keepdims", [0, 1])
 def test_a_loop_over_the_parts_of_a_tensor(keepdims):
     steps = [node("SequenceAt", ["parts", "i"], ["part"]), node("Add", ["s", "part"], ["s2"])]

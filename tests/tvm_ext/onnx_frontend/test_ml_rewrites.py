@@ -4,10 +4,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from one_model import in_one_model, run_model
 from onnx import TensorProto, helper, numpy_helper
-from unoptimised import HOST
 
-import tvm_ext
 from tvm_ext.onnx_frontend.ml_rewrites import ROUNDED
 from tvm_ext.onnx_frontend.prepare import prepare
 
@@ -34,6 +33,7 @@ def scaled(split: float, kind: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
+@in_one_model
 @pytest.mark.parametrize("kind", ["Add", "Sub"])
 def test_splits_at_values_of_the_data(kind: str) -> None:
     x = np.arange(-10, 11, dtype=np.float32).reshape(-1, 1)
@@ -47,7 +47,7 @@ def test_splits_at_values_of_the_data(kind: str) -> None:
         proto = scaled(float(split), kind)
         wanted = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})[0]
         # With LLVM's optimisations: without them it contracts nothing.
-        found = tvm_ext.compile(proto, HOST).run({"x": x})["y"]
+        found = run_model(proto, {"x": x})["y"]
         np.testing.assert_array_equal(found, wanted)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from control_flow_models import assert_same, body, loop_body
+from one_model import in_one_model
 from onnx import TensorProto, helper
 from small_models import model, node, rand, value
 
@@ -113,10 +114,15 @@ HIDING = [
 ]
 
 
-@pytest.mark.parametrize("build", HIDING)
+@in_one_model
+@pytest.mark.parametrize("build", HIDING[:-1])
 def test_a_name_that_a_body_defines_hides_the_outer_one(build):
     """ONNX Runtime refuses most of them: it gets the same model with a name of its own there."""
     assert_same(build("a"), *BOTH, reference=build("unique"))
+
+
+def test_a_name_that_a_body_in_a_function_defines_hides_the_outer_one():
+    assert_same(in_a_function("a"), *BOTH, reference=in_a_function("unique"))
 
 
 def test_a_loop_names_its_carried_values_like_outer_values():

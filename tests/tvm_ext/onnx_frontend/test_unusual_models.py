@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from one_model import in_one_model, run_model
 from onnx import TensorProto
 from small_models import model as model_of
 from small_models import node
@@ -16,24 +17,30 @@ X = np.array([-1, 2], np.float32)
 
 
 def run(model, **inputs):
-    return tvm_ext.compile(model, HOST).run(inputs)
+    return run_model(model, inputs)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["a b", "a/b:0", "größe", "日本", '"q"', "it's", "a[0]", "{a}", "class", "None", "1", "%d",
-     "main", "R", "lv", "a\\b", "line\nbreak", " ", "x" * 500],
-)  # fmt: skip
-def test_any_name(name):
-    inner, outer = f"{name}_inner", f"{name}_out"
-    nodes = [node("Relu", [name], [inner], name), node("Neg", [inner], [outer], f"{name}2")]
-    model = model_of(nodes, [tensor(name, [2])], [tensor(outer, [2])])
-    compiled = tvm_ext.compile(model, HOST)
-    assert [spec.name for spec in compiled.inputs] == [name]
-    assert compiled.run({name: X})[outer].tolist() == [0, -2]
-    with pytest.raises(tvm_ext.TvmExtError) as caught:
-        compiled.run({})
-    assert len(str(caught.value).splitlines()) == 1
+NAMES = [
+    "a b", "a/b:0", "größe", "日本", '"q"', "it's", "a[0]", "{a}", "class", "None", "1", "%d",
+    "main", "R", "lv", "a\\b", "line\nbreak", " ", "x" * 500,
+]  # fmt: skip
+
+
+def test_any_name():
+    nodes = []
+    for name in NAMES:
+        inner, outer = f"{name}_inner", f"{name}_out"
+        nodes += [node("Relu", [name], [inner], name), node("Neg", [inner], [outer], f"{name}2")]
+    outputs = [tensor(f"{name}_out", [2]) for name in NAMES]
+    compiled = tvm_ext.compile(model_of(nodes, [tensor(n, [2]) for n in NAMES], outputs), HOST)
+    assert [spec.name for spec in compiled.inputs] == NAMES
+    feeds = {name: X + place for place, name in enumerate(NAMES)}
+    found = compiled.run(feeds)
+    for name in NAMES:
+        assert found[f"{name}_out"].tolist() == (-np.maximum(feeds[name], 0)).tolist(), name
+        with pytest.raises(tvm_ext.TvmExtError) as caught:
+            compiled.run({other: X for other in NAMES if other != name})
+        assert len(str(caught.value).splitlines()) == 1, name
 
 
 def test_names_that_differ_by_a_dot():
@@ -176,6 +183,7 @@ def test_power_with_an_integer_exponent(dtype):
     assert run(model, x=np.array([1.5, 2], np.float32))["y"].tolist() == [2.25, 4]
 
 
+@in_one_model
 @pytest.mark.parametrize("op", ["Elu", "Selu", "HardSigmoid", "ThresholdedRelu", "Celu", "Shrink"])
 def test_activations_in_float16(op):
     half = TensorProto.FLOAT16

@@ -3,7 +3,9 @@
 import numpy as np
 import onnx
 import pytest
+from combinations import pairwise
 from control_flow_models import assert_same, loop_body
+from one_model import in_one_model
 from onnx import TensorProto, helper
 from small_models import model, node, rand, value
 from unoptimised import HOST
@@ -69,9 +71,7 @@ def squeeze_or_not(condition: str, shape: list, swapped: bool = False) -> onnx.M
     return model(nodes, [value("x", shape)], [value("z", None)], **NUMBERS, **ends)
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("x", [ONE, OTHER], ids=["one", "other"])
+@pairwise(swapped=[False, True], condition=CONDITIONS, x=[ONE, OTHER])
 def test_known_sizes_leave_the_branch_that_they_choose(condition, swapped, x):
     proto = squeeze_or_not(condition, NAMED, swapped)
     compiled = tvm_ext.compile(proto, HOST, input_shapes={"x": x.shape}, opt_level="O0")
@@ -84,12 +84,13 @@ def test_known_sizes_leave_the_branch_that_they_choose(condition, swapped, x):
     np.testing.assert_allclose(z, expected, rtol=1e-5)
 
 
+@in_one_model
+@pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_size_with_a_name_is_squeezed_where_it_is_1(condition):
-    for swapped in (False, True):
-        proto = squeeze_or_not(condition, NAMED, swapped)
-        assert_same(proto, {"x": ONE}, {"x": OTHER}, {"x": ONE})
-        assert tvm_ext.compile(proto, HOST, opt_level="O0").outputs[0].shape == ("...",)
+def test_a_size_with_a_name_is_squeezed_where_it_is_1(condition, swapped):
+    proto = squeeze_or_not(condition, NAMED, swapped)
+    assert_same(proto, {"x": ONE}, {"x": OTHER}, {"x": ONE})
+    assert import_model(proto).outputs[0].shape == ("...",)
 
 
 def with_readers(*readers: onnx.NodeProto, results: str = "z", **weights) -> onnx.ModelProto:

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 from combinations import pairwise
-from one_model import in_one_model
+from one_model import in_one_model, run_model
 from onnx import TensorProto
 from operator_models import check_operator
 from small_models import model, node, rand, value
 
-import tvm_ext
 from tvm_ext.check.reference import run_reference
 
 BOXES = np.sort(np.random.default_rng(3).uniform(0, 1, (2, 12, 4)), axis=-1).astype(np.float32)
@@ -21,8 +20,7 @@ LIMITS = {
 
 
 @in_one_model
-@pytest.mark.parametrize("stored", [tuple(LIMITS), ("limit",), ()])
-@pytest.mark.parametrize("centered", [0, 1])
+@pairwise(stored=[tuple(LIMITS), ("limit",), ()], centered=[0, 1])
 def test_non_max_suppression(centered: int, stored: tuple) -> None:
     (found,) = check_operator(
         "NonMaxSuppression",
@@ -33,6 +31,7 @@ def test_non_max_suppression(centered: int, stored: tuple) -> None:
     assert 6 <= len(found) <= 24
 
 
+@in_one_model
 @pytest.mark.parametrize("given", [[], ["limit"], ["limit", "overlap"], ["limit", "threshold"]])
 def test_non_max_suppression_without_some_inputs(given: list) -> None:
     optional = {name: LIMITS[name] if name in given else None for name in LIMITS}
@@ -40,7 +39,8 @@ def test_non_max_suppression_without_some_inputs(given: list) -> None:
     assert len(found) == 0 if not given else len(found) > 0
 
 
-@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1, 2)])
+@in_one_model
+@pytest.mark.parametrize("axes", [(0,), pytest.param((1,), marks=pytest.mark.slow), (0, 1, 2)])
 def test_non_max_suppression_of_symbolic_sizes(axes: tuple[int, ...]) -> None:
     """Batches, classes and boxes whose numbers the run decides."""
     batches, classes, boxes = (
@@ -52,7 +52,7 @@ def test_non_max_suppression_of_symbolic_sizes(axes: tuple[int, ...]) -> None:
     proto = model(nodes, given, [value("y", ["K", 3], TensorProto.INT64)], **LIMITS)
     fed = {"boxes": BOXES, "scores": SCORES}
     (wanted,) = run_reference(proto, fed).values()
-    np.testing.assert_array_equal(tvm_ext.compile(proto).run(fed)["y"], wanted)
+    np.testing.assert_array_equal(run_model(proto, fed)["y"], wanted)
 
 
 def test_equal_scores_keep_the_order_of_the_boxes() -> None:
@@ -63,17 +63,14 @@ def test_equal_scores_keep_the_order_of_the_boxes() -> None:
 
 
 @in_one_model
-@pytest.mark.parametrize("stored", [("k",), ()])
-@pytest.mark.parametrize("largest", [0, 1])
-@pytest.mark.parametrize("axis", [0, 1, -1])
+@pairwise(stored=[("k",), ()], largest=[0, 1], axis=[0, 1, -1])
 def test_top_k(axis: int, largest: int, stored: tuple) -> None:
     arrays = {"x": rand(4, 5, 6).round(1), "k": np.array([3])}
     check_operator("TopK", arrays, 2, stored, axis=axis, largest=largest)
 
 
 @in_one_model
-@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint8", "int32", "uint32"])
-@pytest.mark.parametrize("stored", [("k",), ()])
+@pairwise(dtype=["float16", "float64", "int8", "uint8", "uint32", "int32"], stored=[("k",), ()])
 def test_top_k_of_every_type(dtype: str, stored: tuple) -> None:
     limits = np.iinfo(dtype) if np.dtype(dtype).kind in "iu" else np.finfo(dtype)
     x = np.array([[limits.min, 3, limits.max, 0, 3, 7]]).astype(dtype)

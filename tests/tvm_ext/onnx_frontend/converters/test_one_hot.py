@@ -1,7 +1,7 @@
 """OneHot as the specification says, with values and depth stored or from the run."""
 
 import numpy as np
-import pytest
+from combinations import pairwise
 from one_model import in_one_model
 from operator_models import array_info, run_at_levels
 from small_models import model, node
@@ -15,18 +15,18 @@ def hot(indices: np.ndarray, depth: int, axis: int, values: np.ndarray) -> np.nd
 
 
 @in_one_model
-@pytest.mark.parametrize("depth_shape", [[], [1]])
-@pytest.mark.parametrize("axis", [-1, 0, 1])
-@pytest.mark.parametrize(
-    ("indices", "values"),
-    [
+@pairwise(
+    depth_shape=[[], [1]],
+    axis=[-1, 0, 1],
+    typed=[
         (np.array([[0, 2, -1], [3, -3, 9]], np.int64), np.array([0, 1], np.float32)),
         (np.array([[0, 2, 1]], np.int32), np.array([-1, 5], np.int64)),
         (np.array([[0, 2, 1]], np.float32), np.array([0, 1], np.float64)),
         (np.array([[0, 2, 1]], np.uint8), np.array([0, 1], np.int32)),
     ],
 )
-def test_one_hot(depth_shape: list, axis: int, indices: np.ndarray, values: np.ndarray) -> None:
+def test_one_hot(depth_shape: list, axis: int, typed: tuple[np.ndarray, np.ndarray]) -> None:
+    indices, values = typed
     proto = model(
         [node("OneHot", ["i", "depth", "values"], ["y"], axis=axis)],
         [array_info("i", list(indices.shape), indices.dtype)],

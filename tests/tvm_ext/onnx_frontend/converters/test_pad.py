@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from one_model import in_one_model
 from operator_models import by_reference, check_operator, operator_model
 from small_models import rand
 from unoptimised import HOST
@@ -15,6 +16,7 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
+@in_one_model
 @pytest.mark.parametrize("stored", [("pads", "fill"), ("pads",), ()])
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
 def test_pad(mode: str, stored: tuple) -> None:
@@ -22,6 +24,7 @@ def test_pad(mode: str, stored: tuple) -> None:
     check_operator("Pad", arrays, stored=stored, mode=mode)
 
 
+@in_one_model
 @pytest.mark.parametrize("stored", [("pads", "axes"), ("axes",), ()])
 def test_pad_of_some_axes_by_less_than_nothing(stored: tuple) -> None:
     arrays = {"x": X, "pads": ints(-1, 2, 1, -2), "fill": None, "axes": ints(-1, 1)}
@@ -32,6 +35,7 @@ def _padded(_model: object, _feeds: object) -> list[np.ndarray]:
     return [np.pad(X, ((0, 0), (2, 0), (0, 1)))[:, : 3 + 2 - 2, 1:]]
 
 
+@in_one_model
 @pytest.mark.parametrize("stored", [("shape",), ()])
 def test_center_crop_pad(stored: tuple) -> None:
     arrays = {"x": X, "shape": ints(6, 1)}

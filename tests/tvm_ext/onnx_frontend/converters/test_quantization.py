@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import onnx
 import pytest
+from combinations import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_model import in_one_model, run_model
@@ -212,8 +213,7 @@ CONVOLUTIONS = {
 
 
 @in_one_model
-@pytest.mark.parametrize("case", CONVOLUTIONS)
-@pytest.mark.parametrize("dtypes", [("uint8", "uint8"), ("uint8", "int8"), ("int8", "int8")])
+@pairwise(case=CONVOLUTIONS, dtypes=[("uint8", "uint8"), ("uint8", "int8"), ("int8", "int8")])
 def test_qlinear_conv(case, dtypes):
     first, second = dtypes
     inputs = {"x": integers(1, 6, 11, 9, dtype=first)}
@@ -378,9 +378,11 @@ def dequantized_operator(form: str, dtype: str, scales: str) -> tuple[onnx.Model
 
 
 @in_one_model
-@pytest.mark.parametrize("form", OPERATORS)
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
-@pytest.mark.parametrize("scales", ["one scale", "a scale for each channel", "zero points"])
+@pairwise(
+    form=OPERATORS,
+    dtype=["uint8", "int8"],
+    scales=["one scale", "a scale for each channel", "zero points"],
+)
 def test_operators_between_quantised_tensors(form, dtype, scales):
     proto, fed = dequantized_operator(form, dtype, scales)
     (found,) = run_model(proto, fed).values()
@@ -424,8 +426,7 @@ def test_an_axis_that_is_none_is_refused():
 
 
 @in_one_model
-@pytest.mark.parametrize("level", ["O0", "O3"])
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+@pairwise(level=["O0", "O3"], dtype=["uint8", "int8", "int16", "uint16"])
 def test_quantize_with_scales_of_a_mask_and_numbers_that_are_none(dtype, level):
     # Calibration finds them where masked scores are -inf; the softmax of those is NaN.
     x = np.array([-np.inf, np.inf, -3.4e38, 0, 1, np.nan], np.float32)

@@ -6,6 +6,7 @@ import zlib
 import numpy as np
 import onnx
 import pytest
+from one_model import in_one_model, program
 from onnx import TensorProto, helper
 from small_models import model, node, value
 from unoptimised import HOST
@@ -69,9 +70,7 @@ def rows_of(
         value(name, array.shape, helper.np_dtype_to_tensor_dtype(array.dtype))
         for name, array in feeds.items()
     ]
-    compiled = tvm_ext.compile(
-        model([loop_node], infos, [value("rows", None)], **weights), HOST, opt_level=level
-    )
+    compiled = program(model([loop_node], infos, [value("rows", None)], **weights), level)
     first = compiled.run(feeds)["rows"]
     np.testing.assert_array_equal(compiled.run(feeds)["rows"], first)
     return first
@@ -82,9 +81,16 @@ def test_outside_of_loops_the_counter_begins_at_0():
     np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({})["drawn"], uniform(3.0))
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("trips", "stored", "level"),
-    [(4, False, "O0"), (4, True, "O3"), (150, False, "O3"), (150, True, "O0")],
+    [
+        (4, False, "O3"),
+        (4, True, "O3"),
+        (150, True, "O0"),
+        pytest.param(4, False, "O0", marks=pytest.mark.slow),
+        pytest.param(150, False, "O3", marks=pytest.mark.slow),
+    ],
 )
 def test_every_iteration_draws_its_own_numbers(trips, stored, level):
     rows = rows_of(loop([draw()], "drawn", "m"), trips, stored, level)
@@ -99,14 +105,16 @@ def test_a_short_loop_is_written_out_and_draws_the_same():
     assert len(drawing) == 4
 
 
-def test_a_seed_decides_in_loops_and_without_one_the_name_does():
+@in_one_model
+@pytest.mark.parametrize("seed", [4.0, None])
+def test_a_seed_decides_in_loops_and_without_one_the_name_does(seed):
     first = np.array([uniform(3.0, number) for number in range(3)])
-    assert (rows_of(loop([draw(4.0)], "drawn", "m"), 3) != first).all()
-    nameless = rows_of(loop([draw(None)], "drawn", "m"), 3)
-    assert (nameless != first).all()
-    assert len(np.unique(nameless)) == nameless.size
+    drawn = rows_of(loop([draw(seed)], "drawn", "m"), 3)
+    assert (drawn != first).all()
+    assert len(np.unique(drawn)) == drawn.size
 
 
+@in_one_model
 def test_a_branch_in_a_loop_knows_the_iteration():
     constant = node("Constant", [], ["zeros"], value_floats=[0.0] * COUNT)
     chosen = node(
@@ -123,6 +131,7 @@ def test_a_branch_in_a_loop_knows_the_iteration():
     assert not rows_of(loop([*odd, chosen], "y", "m"), 5, flag=False).any()
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("inner_trips", "stored"),
     [
@@ -147,6 +156,7 @@ def test_loops_in_loops_count_both(inner_trips, stored):
     assert len(np.unique(rows.reshape(6, COUNT), axis=0)) == 6
 
 
+@in_one_model
 @pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("operator", "attributes"),

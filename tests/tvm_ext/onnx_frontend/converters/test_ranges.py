@@ -3,12 +3,10 @@
 import numpy as np
 import onnx
 import pytest
-from one_model import run_model
+from one_model import in_one_model, program, run_model
 from operator_models import by_runtime
 from small_models import model, node, rand, value
-from unoptimised import HOST
 
-import tvm_ext
 from tvm_ext.onnx_frontend import import_model
 
 F, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
@@ -32,11 +30,12 @@ def counted(start: float, delta: float, dtype: int) -> onnx.ModelProto:
     return model(nodes, [value("x", ["n"])], [value("y", ["m"], dtype)], **weights)
 
 
+@in_one_model
 @pytest.mark.parametrize("dtype", [F, INT64])
 @pytest.mark.parametrize(("start", "delta"), [(0, 1), (0, 3), (2, 2), (-3, 4), (0, -1), (5, -2)])
 def test_length_from_a_size(start: int, delta: int, dtype: int) -> None:
     proto = counted(start, delta, dtype)
-    compiled = tvm_ext.compile(proto, HOST)
+    compiled = program(proto)
     for length in (1, 5, 6, 17):
         feeds = {"x": rand(length)}
         wanted = by_runtime(proto, feeds)[0]

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_model import in_one_model, run_model
@@ -166,7 +167,8 @@ def test_the_state_of_a_cell_is_not_clipped() -> None:
 @pytest.mark.parametrize("op", GATES)
 def test_weights_that_the_model_computes(op: str) -> None:
     arrays = arrays_of(op, 3, 2, 20, 1, "bp" if op == "LSTM" else "b", None)
-    assert_as_reference(*layer(op, arrays, stored=""))
+    proto, fed = layer(op, arrays, stored="")
+    assert_as_reference(proto, fed, levels_of(proto))
 
 
 ACTIVATIONS = [
@@ -207,8 +209,7 @@ def test_each_direction_has_its_functions_and_takes_parameters_in_order() -> Non
 
 
 @in_one_model
-@pytest.mark.parametrize("op", GATES)
-@pytest.mark.parametrize("direction", ["reverse", "bidirectional"])
+@pairwise(op=GATES, direction=["bidirectional", "reverse"])
 def test_batch_first(op: str, direction: str) -> None:
     """ONNX Runtime does not have layout 1: the same arrays turned, in layout 0."""
     optional = "bhc" if op == "LSTM" else "bh"
@@ -270,12 +271,10 @@ def test_a_state_of_another_batch_is_refused_in_the_run() -> None:
 
 
 @in_one_model
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float64", 2e-6), ("float16", 5e-3)], ids=["double", "half"]
-)
-@pytest.mark.parametrize("op", GATES)
-def test_other_types(op: str, dtype: str, tolerance: float) -> None:
+@pairwise(op=GATES, typed=[("float64", 2e-6), ("float16", 5e-3)])
+def test_other_types(op: str, typed: tuple[str, float]) -> None:
     """Which ONNX Runtime has float32 for only."""
+    dtype, tolerance = typed
     arrays = arrays_of(op, 3, 2, 20, 1, "bh", None)
     wanted = reference(*layer(op, arrays))
     proto, fed = layer(op, {name: array.astype(dtype) for name, array in arrays.items()})

@@ -3,11 +3,10 @@
 import numpy as np
 import onnx
 import pytest
-from one_model import in_one_model, run_model
+from one_model import in_one_model, program, run_model
 from onnx import TensorProto, helper
 from operator_models import by_runtime
 from small_models import model, value
-from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -45,9 +44,10 @@ def run(proto: onnx.ModelProto, **inputs: np.ndarray) -> np.ndarray:
     return found
 
 
+@in_one_model
 @pytest.mark.parametrize("op_type", NUMPY)
 def test_axes_from_the_run(op_type):
-    compiled = tvm_ext.compile(reduction(op_type, X, np.zeros(2, np.int64)), HOST, opt_level="O0")
+    compiled = program(reduction(op_type, X, np.zeros(2, np.int64)), "O0")
     for axes in ([0, 2], [-1, 1], [0, 1]):
         (found,) = compiled.run({"x": X, "axes": np.array(axes, np.int64)}).values()
         wanted = NUMPY[op_type](X, axis=tuple(axes), keepdims=True)

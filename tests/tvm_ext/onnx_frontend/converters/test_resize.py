@@ -26,6 +26,7 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
+@in_one_model
 @pairwise(
     stored=[("scales",), ()],
     coordinates=[*COORDINATES, "half_pixel_symmetric"],
@@ -57,6 +58,7 @@ def test_nearest_rounds_each_way(coordinates: str, rounding: str) -> None:
     )
 
 
+@in_one_model
 @pairwise(stored=[("sizes",), ()], mode=["linear", "cubic"], outside=[0, 1])
 def test_antialias_of_a_smaller_image(mode: str, outside: int, stored: tuple) -> None:
     check_operator(
@@ -85,6 +87,7 @@ def test_aspect_ratio_and_axes(policy: str, stored: tuple) -> None:
     )
 
 
+@in_one_model
 @pytest.mark.parametrize("stored", [("roi", "sizes"), ("sizes",), ()])
 def test_crop_and_resize(stored: tuple) -> None:
     roi = floats(0, 0, 0.2, -0.1, 1, 1, 0.9, 1.2)
@@ -98,6 +101,7 @@ def test_crop_and_resize(stored: tuple) -> None:
     )
 
 
+@in_one_model
 @pytest.mark.parametrize("shape", [(3, 6), (1, 1, 6), (1, 1, 3, 4, 5)])
 def test_other_ranks_and_empty_inputs(shape: tuple) -> None:
     sizes = np.array([*shape[:-1], 9])

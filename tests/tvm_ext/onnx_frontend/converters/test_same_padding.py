@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import pairwise
+from one_model import in_one_model, program, run_model
 from operator_models import by_runtime
 from small_models import model, node, rand, value
-from unoptimised import HOST
 
-import tvm_ext
 from tvm_ext.onnx_frontend import import_model
 
 SIDES = ((7, 9), (8, 6), (5, 5))
@@ -18,9 +18,9 @@ MODES = ("SAME_UPPER", "SAME_LOWER", "VALID")
 
 
 def compiled_once(proto: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> None:
-    program = tvm_ext.compile(proto, HOST, opt_level="O0")
+    compiled = program(proto, "O0")
     for feed in feeds:
-        got, wanted = list(program.run(feed).values()), by_runtime(proto, feed)
+        got, wanted = list(compiled.run(feed).values()), by_runtime(proto, feed)
         for ours, theirs in zip(got, wanted, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
@@ -29,10 +29,18 @@ def images(channels: int = 2) -> list[dict[str, np.ndarray]]:
     return [{"x": rand(2, channels, *sides)} for sides in SIDES]
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("operator", "mode", "attributes"),
     [
-        *itertools.product(("MaxPool", "AveragePool", "LpPool"), MODES, [{"kernel_shape": [3, 4]}]),
+        *(
+            pytest.param(operator, mode, {"kernel_shape": [3, 4]}, marks=marks)
+            for (row, operator), (column, mode) in itertools.product(
+                enumerate(("MaxPool", "AveragePool", "LpPool")), enumerate(MODES)
+            )
+            # Each operator with two modes, and each mode with two operators.
+            for marks in [[pytest.mark.slow] if (row + column) % 3 == 1 else []]
+        ),
         ("AveragePool", "SAME_UPPER", {"kernel_shape": [3, 3], "count_include_pad": 1}),
     ],
 )
@@ -42,13 +50,14 @@ def test_pools_of_symbolic_sizes(operator: str, mode: str, attributes: dict[str,
     compiled_once(proto, images())
 
 
+@in_one_model
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
 def test_a_mean_of_padded_volumes_at_the_default_level(mode: str) -> None:
     """LLVM's vectors of what is padded along rows asked their first lane which image they read."""
     pool = node("AveragePool", ["x"], ["y"], auto_pad=mode, strides=[2] * 3, kernel_shape=[1, 5, 5])
     proto = model([pool], [value("x", [2, 2, "H", "W", "D"])], [value("y", None)], opset=22)
     feed = {"x": rand(2, 2, 5, 7, 6)}
-    got = next(iter(tvm_ext.compile(proto, HOST).run(feed).values()))
+    got = next(iter(run_model(proto, feed).values()))
     np.testing.assert_allclose(got, by_runtime(proto, feed)[0], rtol=1e-5, atol=1e-6)
 
 
@@ -60,8 +69,8 @@ def test_the_padding_of_symbolic_sizes_needs_no_new_operator(opset: int) -> None
     compiled_once(proto, images())
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("strides", [[1, 1], [2, 3], [4, 4]])
+@in_one_model
+@pairwise(mode=MODES, strides=[[1, 1], [2, 3], [4, 4]])
 def test_convolutions_of_symbolic_sizes(mode: str, strides: list[int]) -> None:
     convolution = node("Conv", ["x", "w"], ["y"], auto_pad=mode, strides=strides)
     inputs = [value("x", ["N", 2, "H", "W"])]
@@ -69,6 +78,7 @@ def test_convolutions_of_symbolic_sizes(mode: str, strides: list[int]) -> None:
     compiled_once(proto, images())
 
 
+@in_one_model
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
 def test_integer_convolutions_of_symbolic_sizes_are_padded_with_the_zero_point(mode: str) -> None:
     convolution = node("ConvInteger", ["x", "w", "z"], ["y"], auto_pad=mode, strides=[2, 2])
@@ -90,6 +100,7 @@ def test_what_the_batch_alone_leaves_open_is_padded_by_numbers() -> None:
     assert "def pad" not in text
 
 
+@in_one_model
 @pytest.mark.parametrize("ceil", [0, 1])
 def test_places_of_the_largest_at_symbolic_sizes(ceil: int) -> None:
     pool = node("MaxPool", ["x"], ["y", "i"], strides=[2, 3], kernel_shape=[3, 2], ceil_mode=ceil)
@@ -98,6 +109,7 @@ def test_places_of_the_largest_at_symbolic_sizes(ceil: int) -> None:
     compiled_once(proto, images())
 
 
+@in_one_model
 @pytest.mark.parametrize("length", [4, "L"])
 @pytest.mark.parametrize("operator", ["AveragePool", "LpPool", "MaxPool"])
 def test_a_window_behind_the_input_is_left_out(operator: str, length: int | str) -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from one_model import in_one_model, program
 from operator_models import by_runtime
 from small_models import model, node, rand, value
 from unoptimised import HOST
@@ -18,21 +19,21 @@ def compiled(operator: str, ranks: list[int], **attributes):
         for name, rank in zip(names, ranks, strict=True)
     ]
     proto = model([node(operator, names, ["y"], **attributes)], inputs, [value("y", None)])
-    return proto, tvm_ext.compile(proto, HOST, opt_level="O1")
+    return proto, program(proto, "O1")
 
 
 def check(made, *shapes: tuple[int, ...], fits: bool = True) -> None:
     """The result is ONNX Runtime's, or both refuse these sizes."""
-    proto, program = made
+    proto, compiled_once = made
     feeds = {f"x{place}": rand(*shape, seed=place) for place, shape in enumerate(shapes)}
     if fits:
         wanted = by_runtime(proto, feeds)[0]
-        np.testing.assert_allclose(program.run(feeds)["y"], wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(compiled_once.run(feeds)["y"], wanted, rtol=1e-4, atol=1e-5)
         return
     with pytest.raises(Exception, match="ONNXRuntimeError"):
         by_runtime(proto, feeds)
     with pytest.raises(RunError, match="sizes do not fit together") as caught:
-        program.run(feeds)
+        compiled_once.run(feeds)
     assert "\n" not in str(caught.value)
 
 
@@ -52,6 +53,7 @@ def test_a_gemm_may_add_a_vector():
     check(made, (3, 4), (5, 3), (4,), fits=False)
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("equation", "fitting", "wrong"),
     [

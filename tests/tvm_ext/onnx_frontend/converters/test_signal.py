@@ -77,33 +77,41 @@ def test_dft_of_half_precision_is_computed_in_single() -> None:
     check(dft(x, 1, None), wanted, rtol=1e-3, x=x)
 
 
-@in_one_model
-@pytest.mark.parametrize("points", [3000])
-def test_long_transforms_are_split(points: int) -> None:
+FORMS = ("forward", "inverse", "of real numbers", "back to real numbers")
+
+
+def check_long(points: int, form: str) -> None:
+    """One of ``FORMS`` of two signals of so many points."""
     x = RANDOM.normal(size=(2, points, 2)).astype(np.float32)
-    signal = x[..., 0] + 1j * x[..., 1]
-    proto = dft(x, 1, None)
-    check(proto, parts(np.fft.fft(signal, axis=1)), x=x)
-    constants = import_model(proto).mod.script().count("metadata")
-    assert constants > 1
-    real = x[..., :1]
-    half = np.fft.rfft(real[..., 0], axis=1)
-    check(dft(real, 1, None, onesided=1), parts(half), x=real)
-    wanted = np.fft.irfft(half, points, 1)[..., None].astype(np.float32)
-    check(dft(parts(half), 1, points, inverse=1, onesided=1), wanted, x=parts(half))
+    signal, half = x[..., 0] + 1j * x[..., 1], np.fft.rfft(x[..., 0], axis=1)
+    if form == "forward":
+        check(dft(x, 1, None), parts(np.fft.fft(signal, axis=1)), x=x)
+    elif form == "inverse":
+        check(dft(x, 1, None, inverse=1), parts(np.fft.ifft(signal, axis=1)), x=x)
+    elif form == "of real numbers":
+        check(dft(x[..., :1], 1, None, onesided=1), parts(half), x=x[..., :1])
+    else:
+        wanted = np.fft.irfft(half, points, 1)[..., None].astype(np.float32)
+        proto = dft(parts(half), 1, points, inverse=1, onesided=1)
+        check(proto, wanted, x=parts(half))
 
 
 @in_one_model
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "inverse"])
+def test_long_transforms_are_split(form: str) -> None:
+    check_long(3000, form)
+
+
+def test_a_long_transform_has_several_matrices() -> None:
+    proto = dft(np.zeros((2, 3000, 2), np.float32), 1, None)
+    assert import_model(proto).mod.script().count("metadata") > 1
+
+
+@in_one_model
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("points", [1031, pytest.param(2 * 1033, marks=pytest.mark.slow)])
-def test_long_transforms_of_primes(points: int) -> None:
-    x = RANDOM.normal(size=(2, points, 2)).astype(np.float32)
-    signal = x[..., 0] + 1j * x[..., 1]
-    check(dft(x, 1, None), parts(np.fft.fft(signal, axis=1)), x=x)
-    check(dft(x, 1, None, inverse=1), parts(np.fft.ifft(signal, axis=1)), x=x)
-    half = np.fft.rfft(x[..., 0], axis=1)
-    check(dft(x[..., :1], 1, None, onesided=1), parts(half), x=x[..., :1])
-    wanted = np.fft.irfft(half, points, 1)[..., None].astype(np.float32)
-    check(dft(parts(half), 1, points, inverse=1, onesided=1), wanted, x=parts(half))
+def test_long_transforms_of_primes(points: int, form: str) -> None:
+    check_long(points, form)
 
 
 @pytest.mark.parametrize(("axis", "last"), [(3, 2), (-5, 2), (2, 2), (1, 3)])

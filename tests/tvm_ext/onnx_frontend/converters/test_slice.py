@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from one_model import in_one_model, program
 from onnx import TensorProto
 from operator_models import by_runtime
 from small_models import model, node, value
@@ -42,11 +43,12 @@ def sliced(rows: str | int, start: int, end: int, step: int, fed: tuple[str, ...
     return model(nodes, inputs, [value("y", None)], **stored), given
 
 
+@in_one_model
 @pytest.mark.parametrize("rows", ["T", 7])
 @pytest.mark.parametrize(("start", "end", "step"), BOUNDS)
 def test_as_onnx_runtime(rows, start, end, step):
     proto, _ = sliced(rows, start, end, step)
-    compiled = tvm_ext.compile(proto, HOST, opt_level="O0")
+    compiled = program(proto, "O0")
     for count in (7, 1, 2) if rows == "T" else (7,):
         x = X[:count]
         np.testing.assert_array_equal(compiled.run({"x": x})["y"], by_runtime(proto, {"x": x})[0])
@@ -54,7 +56,7 @@ def test_as_onnx_runtime(rows, start, end, step):
 
 def check_bounds_of_the_run(fed, bounds):
     """One compilation for all of ``bounds``, which differ in what is fed."""
-    compiled = tvm_ext.compile(sliced("T", *bounds[0], fed)[0], HOST, opt_level="O0")
+    compiled = program(sliced("T", *bounds[0], fed)[0], "O0")
     for start, end, step in bounds:
         proto, given = sliced("T", start, end, step, fed)
         for count in (7, 1, 2):
@@ -66,6 +68,7 @@ def test_all_bounds_of_the_run():
     check_bounds_of_the_run(("s", "e", "a", "t"), BOUNDS)
 
 
+@in_one_model
 @pytest.mark.parametrize("step", [2, -3])
 def test_starts_and_ends_of_the_run(step):
     check_bounds_of_the_run(("s", "e"), [(start, end, step) for start, end, _ in BOUNDS])
@@ -75,11 +78,12 @@ def test_steps_of_the_run():
     check_bounds_of_the_run(("t",), [(5, 1, step) for step in (1, -1, -2, SMALLEST, LARGEST)])
 
 
+@in_one_model
 @pytest.mark.parametrize("fed", [(), ("s", "t")])
 @pytest.mark.parametrize("step", [1, -1])
 def test_nothing_of_an_axis_without_elements(step, fed):
     proto, given = sliced("T", -1, -9 if step < 0 else 9, step, fed)
-    compiled = tvm_ext.compile(proto, HOST, opt_level="O0")
+    compiled = program(proto, "O0")
     assert compiled.run({"x": X[:0], **given})["y"].shape == (0, 3)
 
 

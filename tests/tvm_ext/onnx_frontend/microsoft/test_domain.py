@@ -3,13 +3,11 @@
 import numpy as np
 import onnx
 import pytest
+from combinations import pairwise
 from one_model import in_one_model, run_model
 from onnx import helper
 from operator_models import array_info, by_runtime
 from small_models import rand
-from unoptimised import HOST
-
-import tvm_ext
 
 
 def default_domain(operator: str, inputs: list[str], outputs: int, opset: int, **attributes):
@@ -26,9 +24,9 @@ STORED = {"scale": (4,), "bias": (4,), "scales": (3, 4), "biases": (3, 4)}
 
 
 @in_one_model
-@pytest.mark.parametrize(
-    ("operator", "inputs", "outputs", "attributes"),
-    [
+@pairwise(
+    opset=[9, 13],
+    form=[
         ("LayerNormalization", ["x", "scale", "bias"], 1, {}),
         ("LayerNormalization", ["x", "scale"], 3, {"epsilon": 0.1}),
         ("LayerNormalization", ["x", "scales", "biases"], 3, {"axis": 1}),
@@ -36,10 +34,8 @@ STORED = {"scale": (4,), "bias": (4,), "scales": (3, 4), "biases": (3, 4)}
         ("SimplifiedLayerNormalization", ["x", "scale"], 1, {}),
     ],
 )
-@pytest.mark.parametrize("opset", [9, 13])
-def test_normalisations(
-    operator: str, inputs: list[str], outputs: int, attributes: dict, opset: int
-) -> None:
+def test_normalisations(opset: int, form: tuple[str, list[str], int, dict]) -> None:
+    operator, inputs, outputs, attributes = form
     proto = default_domain(operator, inputs, outputs, opset, **attributes)
     feeds = {"x": rand(2, 3, 4)}
     found = run_model(proto, feeds, "O0")
@@ -48,16 +44,15 @@ def test_normalisations(
         np.testing.assert_allclose(array, wanted, rtol=1e-5, atol=1e-6)
 
 
+@in_one_model
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_is_that_of_opset_20(approximate: str) -> None:
+    feeds = {"x": rand(2, 3, 4)}
     old, new = (
-        tvm_ext.compile(
-            default_domain("Gelu", ["x"], 1, opset, approximate=approximate), HOST, opt_level=0
-        )
+        run_model(default_domain("Gelu", ["x"], 1, opset, approximate=approximate), feeds, "O0")
         for opset in (16, 20)
     )
-    feeds = {"x": rand(2, 3, 4)}
-    np.testing.assert_allclose(old.run(feeds)["y0"], new.run(feeds)["y0"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(old["y0"], new["y0"], rtol=1e-5, atol=1e-6)
 
 
 def test_a_domain_that_the_model_does_not_import() -> None:

@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from one_model import in_one_model, program
 from operator_models import by_runtime
 from small_models import model, node, rand, value
 from tvm import relax, tirx
-from unoptimised import HOST
 
-import tvm_ext
 from tvm_ext.onnx_frontend import import_model
 from tvm_ext.onnx_frontend.sizes import SizeValues, scalar_rules
 from tvm_ext.onnx_frontend.sizes.size_values import array_of
@@ -48,7 +47,7 @@ def sized(
 
 
 def assert_as_runtime(proto: onnx.ModelProto, level: str = "O0") -> None:
-    compiled = tvm_ext.compile(proto, HOST, opt_level=level)
+    compiled = program(proto, level)
     for batch in (2, 5):
         feeds = {"x": rand(batch, 3, 5, 7), "k": ints(batch + 1, 3)}
         wanted = by_runtime(proto, feeds)
@@ -83,6 +82,7 @@ FOLDED = {
 }
 
 
+@in_one_model
 @pytest.mark.parametrize("name", FOLDED)
 def test_known_sizes_beside_symbolic_ones_are_folded(name: str) -> None:
     proto = sized(FOLDED[name])
@@ -107,6 +107,7 @@ SCALES = {
 }
 
 
+@in_one_model
 @pytest.mark.parametrize("last", [7, "D"])
 @pytest.mark.parametrize("name", SCALES)
 def test_scales_of_attention_from_the_size_of_a_head(name: str, last: int | str) -> None:
@@ -181,6 +182,7 @@ CHAINS = {
 }
 
 
+@in_one_model
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains_give_the_integers_of_the_run(name: str) -> None:
     nodes, last = [], ""
@@ -206,6 +208,7 @@ def test_a_list_of_known_symbolic_and_unknown_sizes() -> None:
     assert_as_runtime(sized(nodes, outputs=["y", "z", "some"]))
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("operator", "inputs"), [("Tile", ["x", "t"]), ("Resize", ["x", "", "", "r"])]
 )
@@ -274,6 +277,7 @@ def test_values_say_what_is_known() -> None:
     assert known.elements.dtype == np.int32
 
 
+@in_one_model
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
 def test_scatters_of_symbolic_sizes(reduction: str) -> None:
     """Slices that are assigned, whose number the sizes of two inputs tell."""
