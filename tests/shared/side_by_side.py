@@ -42,13 +42,18 @@ def _added(builder: relax.BlockBuilder, mod: tvm.IRModule) -> str:
     Variables are made anew: of two functions that share one, TVM takes one for the other.
     """
     own = {
-        str(var.name_hint): builder.add_func(func, str(var.name_hint))
+        str(var.name_hint): builder.add_func(_unnamed(func), str(var.name_hint))
         for var, func in mod.functions.items()
         if isinstance(func, tirx.PrimFunc)
     }
     main = relax.utils.copy_with_new_vars(mod["main"])
     main = structural_map(main, (tvm.ir.GlobalVar, lambda old: own[str(old.name_hint)]))
-    return str(builder.add_func(main.without_attr("global_symbol"), "main").name_hint)
+    return str(builder.add_func(_unnamed(main), "main").name_hint)
+
+
+def _unnamed(func: tvm.ir.BaseFunc) -> tvm.ir.BaseFunc:
+    """Without the name that code of it would have, which may be that of another function."""
+    return func.without_attr("global_symbol") if func.attrs else func
 
 
 def _called(
