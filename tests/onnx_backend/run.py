@@ -58,12 +58,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--filter", default="", help="regular expression for names and operators")
+    parser.add_argument("--modules", default="", help="of ONNX's node cases, these alone: dft,relu")
     parser.add_argument("--shard", default="0/1", help="the i-th of n parts, as i/n")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--opt-level", default="O0", help="of the compilation; default %(default)s")
     parser.add_argument("--json", action="store_true", help="print outcomes as JSON")
     arguments = parser.parse_args()
-    cases = chosen(all_cases(), arguments.filter, arguments.shard)
+    modules = [name for name in arguments.modules.split(",") if name]
+    cases = chosen(all_cases(modules), arguments.filter, arguments.shard)
     run = functools.partial(run_case, opt_level=arguments.opt_level)
     outcomes = list(run_cases(Job(cases, run, lost_case), arguments.jobs))
     if arguments.json:

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from graph_builder import RandomGraph
+from unoptimised import HOST
 
 import tvm_ext
 
@@ -36,7 +37,7 @@ def is_tame(expected: dict[str, np.ndarray]) -> bool:
 
 def differences(graph: RandomGraph, expected: dict[str, np.ndarray], opt_level: str) -> list[str]:
     """One line for each output that is not what ONNX Runtime computes."""
-    compiled = tvm_ext.compile(graph.model, opt_level=opt_level)
+    compiled = tvm_ext.compile(graph.model, HOST, opt_level=opt_level)
     got = compiled.run(graph.inputs)
     assert list(got) == list(expected)
     return [

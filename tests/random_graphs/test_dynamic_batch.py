@@ -10,6 +10,7 @@ from graph_builder import RandomGraph
 from hypothesis import assume, given, note, settings
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 from test_random_graphs import COMMON, random_graphs
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import TvmExtError
@@ -55,7 +56,7 @@ def check(graph: RandomGraph) -> None:
     assume(model is not None)
     try:
         session = session_of(model)
-        compiled = tvm_ext.compile(model)
+        compiled = tvm_ext.compile(model, HOST)
     except (*REFUSALS, TvmExtError):
         # A size that the graph itself states: nothing is dynamic in it.
         assume(False)

@@ -1,8 +1,13 @@
 """Before and after IR, numbers and refusals of ZeroPointCompensation."""
 
+from functools import partial
+from itertools import product
+
 import numpy as np
 import pytest
-from conv_modules import module, operators, run
+from conv_modules import module, operators
+from side_by_side import Rewrite, assert_all_same
+from thoroughness import some_of
 from tvm import relax
 from tvm_ffi import structural_equal
 
@@ -72,12 +77,20 @@ def convolution_with_a_zero_point_of_the_run(w, dtype):
     return module((1, 5, 6, w.shape[-2]), body, dtype)
 
 
-def assert_same(new, mod):
+def rewritten(mod, new):
+    """With numbers of all that the type holds."""
     shape = [int(extent) for extent in mod["main"].params[0].ty.shape]
     dtype = str(mod["main"].params[0].ty.dtype)
     bounds = np.iinfo(dtype)
     x = RANDOM.integers(bounds.min, bounds.max + 1, shape).astype(dtype)
-    np.testing.assert_array_equal(run(new, x)[0], run(mod, x)[0])
+    return Rewrite(mod, new, [[x]])
+
+
+def assert_same(new, mod):
+    assert_all_equal({"": rewritten(mod, new)})
+
+
+assert_all_equal = partial(assert_all_same, rtol=0, atol=0)
 
 
 def product_calls(mod):
@@ -99,24 +112,31 @@ def test_the_zero_point_leaves_the_sum():
     assert_same(new, mod)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
-@pytest.mark.parametrize("zero_point", [None, 0, 3])
-@pytest.mark.parametrize(("low", "high"), [(-128, 128), (0, 256), (-120, 136), (-255, 1)])
-def test_numbers_of_matmuls(low, high, zero_point, dtype):
-    mod = matmul(weights(16, 8, low=low, high=high), zero_point, dtype)
-    new = rewrite(mod)
-    assert products(new) == [("uint8", "int8")]
-    assert ("sum" in operators(new)) == (low < -128 or high > 128)
-    assert_same(new, mod)
+RANGES = [(-128, 128), (0, 256), (-120, 136), (-255, 1)]
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
-@pytest.mark.parametrize("padding", [0, 1])
-def test_numbers_of_convolutions_whose_padding_is_the_zero_point(padding, dtype):
-    mod = convolution(weights(3, 3, 8, 4), 7 if dtype == "uint8" else -7, padding, dtype)
-    new = rewrite(mod)
-    assert products(new) == [("uint8", "int8")]
-    assert_same(new, mod)
+def test_numbers_of_matmuls():
+    found = {}
+    # A third of them has all ranges, zero points and types.
+    for case in some_of(product(["uint8", "int8"], [None, 0, 3], RANGES)):
+        dtype, zero_point, (low, high) = case
+        mod = matmul(weights(16, 8, low=low, high=high), zero_point, dtype)
+        new = rewrite(mod)
+        assert products(new) == [("uint8", "int8")], case
+        assert ("sum" in operators(new)) == (low < -128 or high > 128), case
+        found[str(case)] = rewritten(mod, new)
+    assert_all_equal(found)
+
+
+def test_numbers_of_convolutions_whose_padding_is_the_zero_point():
+    found = {}
+    for case in product([0, 1], ["uint8", "int8"]):
+        padding, dtype = case
+        mod = convolution(weights(3, 3, 8, 4), 7 if dtype == "uint8" else -7, padding, dtype)
+        new = rewrite(mod)
+        assert products(new) == [("uint8", "int8")], case
+        found[str(case)] = rewritten(mod, new)
+    assert_all_equal(found)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
@@ -127,37 +147,48 @@ def test_padding_may_have_a_value_of_the_run(dtype):
     assert_same(new, mod)
 
 
-@pytest.mark.parametrize("columns", [2, 4, 5])
-@pytest.mark.parametrize(
-    "attrs",
-    [
-        {},
-        {"strides": (2, 3)},
-        {"dilation": (2, 1)},
-        {"padding": (0, 1, 2, 3), "strides": (1, 2), "dilation": (1, 2)},
-    ],
-)
-def test_columns_of_windows_on_one_channel_are_summed_together(attrs, columns):
-    mod = convolution(weights(2, columns, 1, 8), **{"padding": (1, 4), **attrs})
-    new = rewrite(mod)
-    assert products(new) == [("uint8", "int8")]
-    assert [int(n) for n in product_calls(new)[0].args[1].ty.shape][:2] == [2, 1]
-    assert_same(new, mod)
+WINDOWS = [
+    {},
+    {"strides": (2, 3)},
+    {"dilation": (2, 1)},
+    {"padding": (0, 1, 2, 3), "strides": (1, 2), "dilation": (1, 2)},
+]
 
 
-@pytest.mark.parametrize("length", [1, 2, 17, 18, 19])
-def test_sums_of_any_length_are_filled_up_to_whole_steps(length):
-    for mod in (
+def test_columns_of_windows_on_one_channel_are_summed_together():
+    found = {}
+    # A third of them has each window once, and each number of columns.
+    for case in some_of(product([2, 4, 5], WINDOWS)):
+        columns, attrs = case
+        mod = convolution(weights(2, columns, 1, 8), **{"padding": (1, 4), **attrs})
+        new = rewrite(mod)
+        assert products(new) == [("uint8", "int8")], case
+        assert [int(n) for n in product_calls(new)[0].args[1].ty.shape][:2] == [2, 1], case
+        found[str(case)] = rewritten(mod, new)
+    assert_all_equal(found)
+
+
+def of_length(length):
+    return (
         matmul(weights(length, 8), shape=(2, length)),
         matmul(weights(length, 8, low=0, high=256), shape=(3, 2, length)),
         convolution(weights(3, 3, length + 1, 4)),
         convolution(weights(1, 1, length + 1, 4), padding=0, dtype="int8", zero_point=-5),
-    ):
+    )
+
+
+def test_sums_of_any_length_are_filled_up_to_whole_steps():
+    found = {}
+    # A third of them has all lengths, and each kind of product with a length that is filled up.
+    for case in some_of(product((1, 2, 17, 18, 19), range(4))):
+        length, kind = case
+        mod = of_length(length)[kind]
         new = rewrite(mod)
-        assert products(new) == [("uint8", "int8")]
+        assert products(new) == [("uint8", "int8")], case
         lengths = {int(call.args[1].ty.shape[-2]) % 4 for call in product_calls(new)}
-        assert lengths == {0}
-        assert_same(new, mod)
+        assert lengths == {0}, case
+        found[str(case)] = rewritten(mod, new)
+    assert_all_equal(found)
 
 
 @pytest.mark.parametrize(

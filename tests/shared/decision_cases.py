@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import tvm
 from lowering import assert_same, run, statements
-from thoroughness import DRAWS
+from thoroughness import ALL_CASES, DRAWS, some_of
 from tvm import s_tir, tirx
 from tvm_ffi import structural_equal
 from unoptimised import built
@@ -60,6 +60,19 @@ def single_decisions(
         for option in knob.options
         if option != knob.default
     ]
+
+
+def shared_single_decisions(
+    template: Template, kernels: Mapping[str, tirx.PrimFunc], machine: MachineDescription
+) -> dict[str, list[Values]]:
+    """``single_decisions`` of each kernel: every third, another third than those of the next.
+
+    All of them where all cases are asked for.
+    """
+    return {
+        name: some_of(single_decisions(template, func, machine)[0 if ALL_CASES else place % 3 :])
+        for place, (name, func) in enumerate(kernels.items())
+    }
 
 
 def knobs_of(

@@ -10,7 +10,7 @@ from decision_cases import (
     assert_defaults_give_the_default_schedule,
     check_numbers,
     check_random_numbers,
-    single_decisions,
+    shared_single_decisions,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,9 +60,7 @@ def test_every_decision_computes_the_same(cores: int) -> None:
     plain["in cache"] = kernel_of(lambda x: op.sum(x, axis=[0]), f32(9, 4321))
     machine = host_description().with_cores(cores)
     if cores > 1:
-        alone = {
-            name: single_decisions(CpuReduction(), func, machine) for name, func in plain.items()
-        }
+        alone = shared_single_decisions(CpuReduction(), plain, machine)
         check_numbers(CpuReduction(), plain, alone, machine)
     check_random_numbers(CpuReduction(), plain, machine=machine)
 

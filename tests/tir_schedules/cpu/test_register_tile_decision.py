@@ -14,6 +14,7 @@ from decision_cases import (
 from kernel_cases import conv_bias_relu, nhwc
 from lowering import Loop, f32, kernel_of, loops_of, scalar_stores
 from machines import MACHINE, NARROW
+from thoroughness import some_of
 from tvm import relax, s_tir, te, tirx
 
 from tvm_ext.hardware.cpu.description import CpuDescription
@@ -76,11 +77,16 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", [*KERNELS])
-def test_the_default_heuristic_is_the_default(name: str) -> None:
-    for machine in (MACHINE, NARROW.model_copy(update=SMALL_CACHE)):
-        knobs = assert_defaults_give_the_default_schedule(TILE, KERNELS[name], machine)
-        assert {"columns", "threads"} <= {*knobs}
+SMALL = NARROW.model_copy(update=SMALL_CACHE)
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"),
+    [*((name, MACHINE) for name in KERNELS), *((name, SMALL) for name in some_of(KERNELS))],
+)
+def test_the_default_heuristic_is_the_default(name: str, machine: CpuDescription) -> None:
+    knobs = assert_defaults_give_the_default_schedule(TILE, KERNELS[name], machine)
+    assert {"columns", "threads"} <= {*knobs}
 
 
 @pytest.mark.parametrize(("cache", "seed"), [({}, 0), (SMALL_CACHE, 1)], ids=["own", "small"])

@@ -11,7 +11,7 @@ from decision_cases import (
     assert_defaults_give_the_default_schedule,
     check_numbers,
     check_random_numbers,
-    single_decisions,
+    shared_single_decisions,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,9 +78,7 @@ def test_every_decision_computes_the_same(cores: int) -> None:
     plain["norm in parts"] = kernel_of_te(norm_in_parts, (9, 37))
     machine = host_description().with_cores(cores)
     if cores > 1:
-        alone = {
-            name: single_decisions(SoftmaxAndNorm(), func, machine) for name, func in plain.items()
-        }
+        alone = shared_single_decisions(SoftmaxAndNorm(), plain, machine)
         check_numbers(SoftmaxAndNorm(), plain, alone, machine)
     check_random_numbers(SoftmaxAndNorm(), plain, machine=machine)
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from lowering import statements
+from thoroughness import ALL_CASES, DRAWS
 from tvm import s_tir, te, tirx
 from tvm_ffi import structural_equal
 
@@ -99,7 +100,7 @@ def test_every_function_is_written_out(name):
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20 * DRAWS, deadline=None)
 @given(x=vectors)
 def test_any_float(name, x):
     if name in ("sin", "cos", "tan"):
@@ -109,7 +110,7 @@ def test_any_float(name, x):
     assert_close(run_built(built(name), x), exact, name)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60 * DRAWS, deadline=None)
 @given(x=vectors, y=vectors | st.integers(-7, 7).map(lambda n: np.full(LENGTH, n, "float32")))
 def test_any_power(x, y):
     with np.errstate(all="ignore"):
@@ -175,8 +176,14 @@ def test_functions_within_functions_and_several_of_one():
     np.testing.assert_allclose(run(result.func, x), exact, rtol=1e-6)
 
 
-@pytest.mark.parametrize("length", [1, 7, 13, 24])
-@pytest.mark.parametrize("unroll", [False, True])
+LENGTHS = (1, 7, 13, 24)
+# Three copies have names of their own as 24 have, which take a second.
+UNROLLED = LENGTHS if ALL_CASES else (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("length", "unroll"), [*((n, False) for n in LENGTHS), *((n, True) for n in UNROLLED)]
+)
 def test_odd_vectors_and_unrolled_scalars(length, unroll):
     # What an unrolled loop repeats has names of its own in every copy.
     func = kernel(

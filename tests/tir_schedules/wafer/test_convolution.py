@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import CONVOLUTIONS, MOVES, REDUCTIONS, nhwc
 from lowering import f32, kernel_of
-from thoroughness import DRAWS
+from thoroughness import ALL_CASES, DRAWS
 from tvm import relax, tirx
 from wafer_kernels import MESH, refusal
 
@@ -69,7 +69,7 @@ def updates(found: WaferProgram) -> tuple[BlockWork, int]:
 def test_every_way_to_lay_a_kernel_out_computes_the_same(name):
     case = (CONVOLUTIONS | POOLS)[name]
     func = kernel_of(case.expression, *case.inputs)
-    check_random_numbers(TEMPLATE, {name: func}, count=2, machine=MESH.with_grid(5, 4))
+    check_random_numbers(TEMPLATE, {name: func}, machine=MESH.with_grid(5, 4))
 
 
 @settings(max_examples=5 * DRAWS, deadline=None)
@@ -91,7 +91,7 @@ def test_random_convolutions_compute_the_same(
         size, channels, filters, window, strides=(stride, stride), dilation=(dilation, dilation)
     )
     check_random_numbers(
-        TEMPLATE, {"random": func}, count=3, seed=seed, machine=MESH.with_grid(4, 3)
+        TEMPLATE, {"random": func}, count=2 + ALL_CASES, seed=seed, machine=MESH.with_grid(4, 3)
     )
 
 
