@@ -4,7 +4,7 @@ They are about what is computed: the graph, its passes, and the schedules, which
 LLVM makes of the code would take half of their time. ``make test-all`` compiles as users do.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tvm
@@ -14,7 +14,6 @@ from tvm import tirx
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.machine import MachineDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.lowering_pipeline import lowering_pipeline, pass_options
 
 
@@ -41,15 +40,4 @@ def built(functions: Mapping[str, tirx.PrimFunc], machine: MachineDescription = 
     target = tvm.target.Target(dict(machine.tvm_target().export()) | {"opt-level": LLVM_LEVEL})
     options = {**pass_options(target), "tirx.disable_assert": True}
     with tvm.transform.PassContext(opt_level=3, config=options):
-        return tirx.build(tvm.IRModule(named), target, _pipeline(named.values(), target))
-
-
-def _pipeline(functions: Iterable[tirx.PrimFunc], target: tvm.target.Target) -> str:
-    """Users', or TVM's own for masked accesses.
-
-    Where all accesses of a kernel are masked, ours takes its arrays for flat ones, and code
-    generation refuses them.
-    """
-    calls = (call for func in functions for call in nodes(func.body, tvm.ir.Call))
-    masked = any("masked_" in str(getattr(call.op, "name", "")) for call in calls)
-    return "s_tir" if masked else lowering_pipeline(target)
+        return tirx.build(tvm.IRModule(named), target, lowering_pipeline(target))

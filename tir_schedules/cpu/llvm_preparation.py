@@ -72,11 +72,11 @@ class FlattenFewAccesses:
         self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
     ) -> tirx.PrimFunc:
         """Kernels whose loops are written by hand stay as they are."""
-        accesses = _accesses(func)
+        accesses, passed = _accesses(func), _passed_arrays(func)
         params = [array for array in accesses if array in func.params]
         few = sum(accesses[param] for param in params) <= _FEW * accesses.total()
         is_flat = all(_is_flat(array) or array in params for array in accesses)
-        plain = all(is_compact(param, symbolic_sizes=True) for param in params)
+        plain = all(is_compact(p, symbolic_sizes=True) and p not in passed for p in params)
         if not (params and few and is_flat and plain) or not isinstance(func.body, SBlockRealize):
             return func
         views = FlatViews(symbolic_sizes=True)
@@ -101,14 +101,30 @@ class FlattenFewAccesses:
 
 def has_flat_arrays(func: tirx.PrimFunc) -> bool:
     """Whether each access is to a view or an array of one dimension, and none to a parameter."""
-    accesses = _accesses(func)
-    return all(_is_flat(array) and array not in func.params for array in accesses)
+    accessed = [*_accesses(func), *_passed_arrays(func)]
+    return all(_is_flat(array) and array not in func.params for array in accessed)
 
 
 def _accesses(func: tirx.PrimFunc) -> Counter[Any]:
     """How often each array is read or written."""
     loads = (load.source for load in nodes(func.body, tvm.ir.TensorLoad))
     return Counter(loads) + Counter(store.buffer for store in nodes(func.body, tirx.BufferStore))
+
+
+def _passed_arrays(func: tirx.PrimFunc) -> set[Any]:
+    """Arrays that a call takes whole, with indices beside them: masked loads and stores."""
+    return {
+        arg
+        for call in nodes(func.body, tvm.ir.Call)
+        if not call.op.same_as(_buffer_data())
+        for arg in call.args
+        if isinstance(arg, tvm.ir.Var) and isinstance(arg.ty, tirx.BufferType)
+    }
+
+
+@cache
+def _buffer_data() -> tvm.ir.Op:
+    return tvm.ir.Op.get("tirx.buffer_data")
 
 
 def _is_flat(array: Any) -> bool:
