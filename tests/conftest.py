@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tvm.s_tir import Schedule
 
 from tvm_ext.hardware.cuda.host import driver_state
 
@@ -18,6 +19,7 @@ from tvm_ext.hardware.cuda.host import driver_state
 sys.path.insert(0, str(Path(__file__).parent / "shared"))
 
 from random_numbers import start_anew
+from thoroughness import ALL_CASES
 
 # Many tests start processes. Each would compile all sources anew where no bytecode is written; git
 # ignores what is.
@@ -62,6 +64,20 @@ def _without_lines(frame: FrameType) -> inspect.Traceback:
 
 
 inspect.stack = _stack
+
+
+def _without_type_checks(schedule: type) -> None:
+    """TVM compares the arguments of each step of a schedule with their types, at 20 us each.
+
+    ``make test-all`` leaves that in.
+    """
+    for name, method in list(vars(schedule).items()):
+        if hasattr(method, "__wrapped__"):
+            setattr(schedule, name, method.__wrapped__)
+
+
+if not ALL_CASES:
+    _without_type_checks(Schedule)
 
 
 # Thousands of cases and all modules stay to the end: no need to look at them for garbage.
