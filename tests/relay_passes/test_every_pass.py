@@ -11,6 +11,7 @@ import pytest
 import tvm
 from every_pass_modules import ANNOTATED, LEGALIZED, MODULES, RUNS_AFTER, run_passes
 from memory_planning import plan_memory
+from thoroughness import ALL_CASES
 from tvm import relax
 from tvm_ffi import structural_equal
 from unoptimised import LLVM
@@ -35,15 +36,18 @@ GRAPH_PASSES = [e.name for e in registry.all_entries() if e.level == "graph" and
 
 
 def cases() -> list:
-    """Every pass where it stands in the pipelines, on every module."""
+    """Every pass where it stands in the pipelines, on every module with all cases.
+
+    Otherwise on every other module, and the next pass on those between.
+    """
     places = [(name, RUNS_AFTER.get(name, ())) for name in GRAPH_PASSES]
     places += [(name, ANNOTATED) for name in RUNS_TWICE]
+    # The module of the other branch: its numbers go with those of this one.
+    modules = [module for module in MODULES if module != "else branch"]
     return [
         pytest.param(name, before, module, id=f"{name}-{before[-1] if before else ''}-{module}")
-        for name, before in places
-        for module in MODULES
-        # The module of the other branch: its numbers go with those of this one.
-        if module != "else branch"
+        for number, (name, before) in enumerate(places)
+        for module in (modules if ALL_CASES else modules[number % 2 :: 2])
     ]
 
 
