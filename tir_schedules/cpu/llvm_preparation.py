@@ -12,6 +12,7 @@ from tvm.s_tir import SBlockRealize
 from tvm_ffi import structural_map, structural_walk
 
 from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
     flat_address,
     is_compact,
     nodes,
@@ -73,22 +74,22 @@ class FlattenFewAccesses:
     ) -> tirx.PrimFunc:
         """Kernels whose loops are written by hand stay as they are."""
         accesses, passed = _accesses(func), _passed_arrays(func)
-        params = [array for array in accesses if array in func.params]
+        params = [array for array in accesses if among(array, func.params)]
         few = sum(accesses[param] for param in params) <= _FEW * accesses.total()
-        is_flat = all(_is_flat(array) or array in params for array in accesses)
+        is_flat = all(_is_flat(array) or among(array, params) for array in accesses)
         plain = all(is_compact(p, symbolic_sizes=True) and p not in passed for p in params)
         if not (params and few and is_flat and plain) or not isinstance(func.body, SBlockRealize):
             return func
         views = FlatViews(symbolic_sizes=True)
 
         def load(node: tvm.ir.TensorLoad) -> tvm.ir.Expr:
-            if node.source not in params:
+            if not among(node.source, params):
                 return node
             address = flat_address(node.source, node.indices)
             return tirx.BufferLoad(views.of(node.source), [address])
 
         def store(node: tirx.BufferStore) -> tirx.Stmt:
-            if node.buffer not in params:
+            if not among(node.buffer, params):
                 return node
             address = flat_address(node.buffer, node.indices)
             return tirx.BufferStore(views.of(node.buffer), node.value, [address])
@@ -102,7 +103,7 @@ class FlattenFewAccesses:
 def has_flat_arrays(func: tirx.PrimFunc) -> bool:
     """Whether each access is to a view or an array of one dimension, and none to a parameter."""
     accessed = [*_accesses(func), *_passed_arrays(func)]
-    return all(_is_flat(array) and array not in func.params for array in accessed)
+    return all(_is_flat(array) and not among(array, func.params) for array in accessed)
 
 
 def _accesses(func: tirx.PrimFunc) -> Counter[Any]:
