@@ -5,6 +5,7 @@
 TVM rounds SAME_LOWER down, may pad by less than nothing, and takes no symbolic sizes.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of, takes_sizes, text
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
 from tvm_ext.onnx_frontend.converters.runtime_sizes import sizes_in_the_run, wide
+from tvm_ext.onnx_frontend.converters.shape_constraints import of_sizes
 from tvm_ext.onnx_frontend.sizes import scalar_rules as rules
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map
 
@@ -382,26 +384,27 @@ class Col2Im(OnnxOpConverter):
 
     @classmethod
     def _impl_v18(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        columns = inputs[0]
         image = sizes_in_the_run(bb, inputs[1], params, "image")
         block = sizes_in_the_run(bb, inputs[2], params, "block")
         count = len(image)
         strides = list(attr.get("strides", [1] * count))
         dilations = list(attr.get("dilations", [1] * count))
         pads = list(attr.get("pads", [0] * 2 * count))
-        steps = [
-            tirx.floordiv(
-                image[k] + pads[k] + pads[k + count] - dilations[k] * (block[k] - 1) - 1, strides[k]
-            )
-            + 1
-            for k in range(count)
-        ]
+        steps = []
+        for k in range(count):
+            reach = (block[k] - 1) * dilations[k] + 1
+            found = _windows(image[k], (pads[k], pads[k + count]), strides[k], reach, False)
+            steps.append(rules.maximum(found, 0, "int64"))
+        # Blocks that do not fit the image or the columns would make loops of any length.
+        batch, rows, _ = sizes_of(inputs[0])
+        elements = rules.maximum(math.prod(block), 1, "int64")
+        channels = rules.divide(rows, elements, "int64")
+        columns = of_sizes(bb, inputs[0], [batch, channels * elements, math.prod(steps)])
 
-        def kernel(columns: te.Tensor, image: list, block: list, steps: list) -> te.Tensor:
-            total = 1
-            for size in block:
-                total = total * size
-            shape = [columns.shape[0], tirx.floordiv(columns.shape[1], total), *image]
+        def kernel(
+            columns: te.Tensor, image: list, block: list, steps: list, channels: Any
+        ) -> te.Tensor:
+            shape = [columns.shape[0], channels, *image]
             taps = [te.reduce_axis((0, size), f"tap_{k}") for k, size in enumerate(block)]
 
             def element(batch: Any, channel: Any, *places: Any) -> tirx.Expr:
@@ -421,4 +424,6 @@ class Col2Im(OnnxOpConverter):
 
             return te.compute(shape, element, name="col2im")
 
-        return bb.emit_te(kernel, columns, image, block, steps, primfunc_name_hint="col2im")
+        return bb.emit_te(
+            kernel, columns, image, block, steps, channels, primfunc_name_hint="col2im"
+        )

@@ -225,6 +225,10 @@ def _gathered(
     share = channels // parts
     one, zero = tirx.const(1.0, dtype), tirx.const(0.0, dtype)
 
+    def within(place: tirx.Expr, size: Any) -> tirx.Expr:
+        last = tirx.Cast(dtype, tirx.Cast("int64", size))
+        return tirx.max(tirx.min(place, last), tirx.const(-1.0, dtype))
+
     def element(n: Any, c: Any, tap: Any, i: Any, j: Any) -> tirx.Expr:
         part = tirx.floordiv(c, share)
         tap_row, tap_column = tirx.floordiv(tap, kernel[1]), tirx.floormod(tap, kernel[1])
@@ -233,6 +237,8 @@ def _gathered(
         column = j * strides[1] - pads[1] + tap_column * dilations[1]
         y = row.astype(dtype) + offset[n, moved, i, j]
         x = column.astype(dtype) + offset[n, moved + 1, i, j]
+        # A point from far away is no integer, and its shares are no numbers.
+        y, x = within(y, height), within(x, width)
         top, left = tirx.floor(y).astype("int64"), tirx.floor(x).astype("int64")
         down, right = y - top.astype(dtype), x - left.astype(dtype)
         total = zero

@@ -1,13 +1,13 @@
-"""Places of a maximum, and columns put together to an image."""
+"""Windows and points of images: places of a maximum, columns put together, deformed taps."""
 
 import numpy as np
 import pytest
-from operator_models import check_operator
+from operator_models import check_operator, operator_model
 from small_models import model, node, rand, value
 
 import tvm_ext
 from tvm_ext.check.reference import run_reference
-from tvm_ext.errors import ModelError
+from tvm_ext.errors import ModelError, RunError
 
 
 def ints(*values: int) -> np.ndarray:
@@ -32,6 +32,27 @@ def test_places_of_the_largest_values(storage_order: int) -> None:
 def test_columns_to_an_image(stored: tuple) -> None:
     arrays = {"x": rand(1, 2 * 6, 12), "image": ints(5, 5), "block": ints(2, 3)}
     check_operator("Col2Im", arrays, stored=stored)
+
+
+def test_columns_that_do_not_fit_an_image() -> None:
+    """Blocks that do not fit would make loops of any length: a product of sizes can wrap around."""
+    fitting = {"x": rand(1, 2 * 6, 12), "image": ints(5, 5), "block": ints(2, 3)}
+    compiled = tvm_ext.compile(operator_model("Col2Im", fitting)[0])
+    largest = np.iinfo(np.int64).max
+    for image, block in (
+        (ints(5, 4), ints(2, 3)),
+        (ints(5, 5), ints(7, 7)),
+        (ints(5, 5), ints(largest, largest)),
+    ):
+        with pytest.raises(RunError, match="sizes do not fit together"):
+            compiled.run({**fitting, "image": image, "block": block})
+
+
+@pytest.mark.parametrize("far", [-1e30, 1e30])
+def test_deformed_points_far_outside_of_the_image(far: float) -> None:
+    offsets = rand(1, 8, 4, 5)
+    offsets[0, ::2, 1] = far
+    check_operator("DeformConv", {"x": rand(1, 2, 5, 6), "w": rand(3, 2, 2, 2), "at": offsets})
 
 
 @pytest.mark.parametrize(
