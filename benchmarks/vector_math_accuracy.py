@@ -23,6 +23,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import s_tir, te, tirx
 
+from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_vector_math
@@ -140,20 +141,23 @@ class Row:
         return f"| {self.name} | {span} | {errors} | {' | '.join(map(str, self.instructions))} |"
 
 
-def kernel(function: Function, length: int, lanes: int) -> tirx.PrimFunc:
-    """The function on each of ``length`` elements, ``lanes`` in one vector."""
+def kernel(function: Function, length: int, lanes: int, target: tvm.target.Target) -> tirx.PrimFunc:
+    """The function on each of ``length`` elements, ``lanes`` in one vector, for one CPU."""
     inputs = [te.placeholder((length,), "float32", f"x{i}") for i in range(function.arguments)]
     output = te.compute((length,), lambda i: function.call(*(x(i) for x in inputs)), "y")
     sch = s_tir.Schedule(te.create_prim_func([*inputs, output]))
     (loop,) = sch.get_loops(sch.get_sblock("y"))
     _, vector = sch.split(loop, [None, lanes])
     sch.vectorize(vector)
-    return with_vector_math(sch.mod["main"]).func.with_attr("global_symbol", "main")
+    with target:
+        machine = current_cpu()
+    features = machine.features if machine else ()
+    return with_vector_math(sch.mod["main"], features).func.with_attr("global_symbol", "main")
 
 
 def compiled(function: Function, target: tvm.target.Target) -> Callable[..., Floats]:
     """The function on arrays of up to ``CHUNK`` numbers."""
-    program = tirx.build(tvm.IRModule({"main": kernel(function, CHUNK, 16)}), target=target)
+    program = tirx.build(tvm.IRModule({"main": kernel(function, CHUNK, 16, target)}), target=target)
     result = tvm.runtime.empty((CHUNK,), "float32")
 
     def run(*arguments: Floats) -> Floats:
@@ -238,7 +242,9 @@ def largest_error(function: Function, target: tvm.target.Target, stride: int) ->
 
 def instructions(function: Function, target: tvm.target.Target, lanes: int) -> int:
     """Instructions for one vector without moves; raises ArithmeticError when one is a call."""
-    built = tirx.build(tvm.IRModule({"main": kernel(function, lanes, lanes)}), target=target)
+    built = tirx.build(
+        tvm.IRModule({"main": kernel(function, lanes, lanes, target)}), target=target
+    )
     body = built.inspect_source("asm").split("main_compute_:")[1].split(".cfi_endproc")[0]
     names = re.findall(r"^\t([a-z]\w*)", body, re.MULTILINE)
     if any(re.match(r"call|bl$|b$|jmp", name) for name in names):

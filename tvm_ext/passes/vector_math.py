@@ -6,6 +6,7 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.compiler.graph_analysis import kernel_calls
+from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
 from tvm_ext.relay_passes.spans import with_functions
 from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_vector_math
@@ -29,8 +30,8 @@ class VectorMath:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself when there is nothing to write out or take apart."""
-        target = tvm.target.Target.current(allow_none=True)
-        if target is not None and target.kind.name != "llvm":
+        machine = current_cpu()
+        if machine is None:
             return mod
         origins = {call.kernel: call.where for call in kernel_calls(mod)}
         changed: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
@@ -38,7 +39,7 @@ class VectorMath:
             if not isinstance(func, tirx.PrimFunc):
                 continue
             name = str(global_var.name_hint)
-            result = with_vector_math(func)
+            result = with_vector_math(func, machine.features)
             _record(origins.get(name) or name, result.replaced, result.left)
             if result.func is not func:
                 changed[global_var] = result.func

@@ -69,8 +69,9 @@ def run_built(program, *values):
 
 
 @functools.cache
-def built(name):
-    return build(with_vector_math(kernel(called(name), 2 if name == "pow" else 1)).func)
+def built(name, features=()):
+    func = kernel(called(name), 2 if name == "pow" else 1)
+    return build(with_vector_math(func, features).func)
 
 
 def assert_close(found, exact, name):
@@ -108,6 +109,18 @@ def test_any_float(name, x):
     with np.errstate(all="ignore"):
         exact = EXACT[name](x.astype("float64"))
     assert_close(run_built(built(name), x), exact, name)
+
+
+@pytest.mark.parametrize("name", ["exp", "exp2", "exp10", "sigmoid", "cosh", "sinh"])
+@settings(max_examples=20 * DRAWS, deadline=None)
+@given(x=vectors)
+def test_any_float_with_an_instruction_for_powers_of_two(name, x):
+    func = kernel(called(name))
+    assert "ldexp" in with_vector_math(func, ["avx512f"]).func.script()
+    assert "ldexp" not in with_vector_math(func, ["avx2"]).func.script()
+    with np.errstate(all="ignore"):
+        exact = EXACT[name](x.astype("float64"))
+    assert_close(run_built(built(name, ("avx512f",)), x), exact, name)
 
 
 @settings(max_examples=60 * DRAWS, deadline=None)

@@ -12,11 +12,13 @@ from tvm import tirx
 
 from tvm_ext.tir_schedules.cpu.vector_math.expression import (
     ROUNDER,
+    ROUNDER_BITS,
     Let,
     at_least,
     at_most,
     bits_of,
     from_bits,
+    ldexp,
     magnitude,
     number,
     polynomial,
@@ -67,9 +69,11 @@ def _exp_of(r: tirx.Var) -> tirx.Expr:
 def _times_power(let: Let, value: tirx.Expr, shifted: tirx.Var) -> tirx.Expr:
     """``value * 2**n`` for all results, infinite and denormal ones too; ``shifted`` has two biases.
 
-    In two steps, since 2**n itself can be too large or too small for a float: by 2**floor(n / 2)
-    and by what remains.
+    Without an instruction for it in two steps, since 2**n itself can be too large or too small for
+    a float: by 2**floor(n / 2) and by what remains.
     """
+    if let.has_ldexp:
+        return ldexp(value, shifted - unsigned(ROUNDER_BITS + 2 * BIAS))
     half = let((shifted >> unsigned(1)) << unsigned(23))
     rest = (shifted << unsigned(23)) - half
     return value * from_bits(half) * from_bits(rest)

@@ -16,6 +16,7 @@ NAN = float("nan")
 
 # Added to a float32 below 2**22, this leaves the integer next to it in the low bits.
 ROUNDER = 1.5 * 2.0**23
+ROUNDER_BITS = 0x4B400000
 # The same for float64 below 2**51.
 ROUNDER64 = 1.5 * 2.0**52
 
@@ -25,9 +26,15 @@ class Let:
 
     TVM's expressions are trees: without names a value that is used twice is computed twice, and one
     that is built up in ten steps a thousand times.
+
+    Parameters
+    ----------
+    has_ldexp : bool
+        Whether ``ldexp`` is an instruction of the CPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_ldexp: bool = False) -> None:
+        self.has_ldexp = has_ldexp
         self._bindings: list[tuple[tirx.Var, tirx.Expr]] = []
 
     def __call__(self, value: tirx.Expr) -> tirx.Var:
@@ -66,6 +73,15 @@ def bits_of(value: tirx.Expr) -> tirx.Expr:
 def from_bits(bits: tirx.Expr) -> tirx.Expr:
     """The float32 with these bits."""
     return tirx.reinterpret("float32", bits)
+
+
+def ldexp(value: tirx.Expr, exponent: tirx.Expr) -> tirx.Expr:
+    """A float32 times 2**exponent, rounded once; the exponent is a uint32 that may have wrapped.
+
+    LLVM has an instruction for it in AVX-512 (``vscalefps``), elsewhere a dozen.
+    """
+    signed = tirx.reinterpret("int32", exponent)
+    return tirx.call_llvm_pure_intrin("float32", "llvm.ldexp", value, signed)
 
 
 def select(condition: tirx.Expr, true: tirx.Expr, false: tirx.Expr) -> tirx.Expr:

@@ -1,7 +1,7 @@
 """Replaces calls of elementary functions in a kernel by expressions that run in vectors."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -387,20 +387,23 @@ class Rewritten:
     left: dict[str, int]
 
 
-def with_vector_math(func: tirx.PrimFunc) -> Rewritten:
+def with_vector_math(func: tirx.PrimFunc, features: Collection[str] = ()) -> Rewritten:
     """The kernel ``func`` with the functions of ``FUNCTIONS`` written out.
+
+    ``features`` are LLVM's names of what the CPU can do.
 
     Made for kernels whose loops are final: an expression of thirty operations is no longer
     recognised as one call that is better not computed twice.
     """
     replaced: Counter[str] = Counter()
     left: Counter[str] = Counter()
+    has_ldexp = "avx512f" in features
 
     def replace(call: tvm.ir.Call) -> tvm.ir.Expr:
         name = _intrinsic(call)
         if name not in FUNCTIONS and name not in LIBRARY_CALLS:
             return call
-        written = written_out(call) if name in FUNCTIONS else None
+        written = _written_out(call, has_ldexp) if name in FUNCTIONS else None
         if written is None:
             left[f"{name} of {call.ty}"] += 1
             return call
@@ -418,19 +421,19 @@ def _intrinsic(call: tvm.ir.Call) -> str:
     return str(call.op.name).rpartition(".")[2] if isinstance(call.op, tvm.ir.Op) else ""
 
 
-def written_out(call: tvm.ir.Call) -> tirx.Expr | None:
+def _written_out(call: tvm.ir.Call, has_ldexp: bool) -> tirx.Expr | None:
     """The expression for a call of one of ``FUNCTIONS``; None for a type that has none."""
-    dtype = str(call.ty)
+    dtype, name, arguments = str(call.ty), _intrinsic(call), list(call.args)
+    let = Let(has_ldexp)
     if dtype == "float32":
-        return _float32(_intrinsic(call), list(call.args))
+        return _float32(let, name, arguments)
     if dtype in _NARROW:
-        wide = [argument.astype("float32") for argument in call.args]
-        return _float32(_intrinsic(call), wide).astype(dtype)
+        wide = [argument.astype("float32") for argument in arguments]
+        return _float32(let, name, wide).astype(dtype)
     return None
 
 
-def _float32(name: str, arguments: list[tirx.Expr]) -> tirx.Expr:
-    let = Let()
+def _float32(let: Let, name: str, arguments: list[tirx.Expr]) -> tirx.Expr:
     if name == "pow" and isinstance(arguments[1], tirx.FloatImm):
         constant = CONSTANT_POWERS.get(float(arguments[1].value))
         if constant is not None:
