@@ -1,6 +1,7 @@
 """``tvm-ext export``: a model as a folder that C and C++ programs build on."""
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -60,6 +61,9 @@ def export_command(
         return
     out.print_saved(*files)
     folder, build = shlex.quote(str(output)), shlex.quote(str(output / "build"))
-    steps = (f"cmake -S {folder} -B {build}", f"cmake --build {build}", f"{build}/example {folder}")
+    # TVM's libraries are those of this Python, which need not be the first on the search path.
+    python = f"-DPython_EXECUTABLE={shlex.quote(sys.executable)}"
+    configure = f"cmake -S {folder} -B {build} {python}"
+    steps = (configure, f"cmake --build {build}", f"{build}/example {folder}")
     # The shell joins the lines where they are copied.
     out.print_text("Try it:\n  " + " && \\\n  ".join(steps))
