@@ -176,14 +176,17 @@ class _StagedSplit:
         self._stage = stage
         self._conditions: tuple[_Condition, ...] = ()
         self._staged: list[_Staged] = []
-        functions = self._functions_below(value)
-        choices = nodes(value, tirx.Select)
+        # All in one walk: kernels store ten thousands of sums of products, in which nothing is.
+        parts = nodes(value, tvm.ir.Call, tirx.Select, tirx.Mul, tirx.Cast)
+        calls = [part for part in parts if isinstance(part, tvm.ir.Call)]
+        choices = [part for part in parts if isinstance(part, tirx.Select)]
+        functions = [call for call in calls if stage.is_function(call)]
         repeatable = [*functions, *(choices if len(choices) > _FEW_CHOICES else ())]
         self._uses = Counter(structural_hash(part) for part in repeatable)
         # Operations visited twice around what is being taken apart.
         self._twice = _doubled_by(str(value.ty)) if str(value.ty) == _LEGALISED else 0
-        is_simple = not repeatable and len(nodes(value, tirx.Mul, tirx.Cast)) < _AROUND_ANY
-        if is_simple and not self._twice:
+        visited_twice = sum(_may_be_visited_twice(part) for part in parts)
+        if not repeatable and visited_twice < _AROUND_ANY and not self._twice:
             self.value = value
             return
         self.value = structural_mutate(
@@ -310,6 +313,13 @@ class _StagedSplit:
         found: list[tvm.ir.Call] = []
         structural_walk(value, (tvm.ir.Call, found.append))
         return [call for call in found if self._stage.is_function(call)]
+
+
+def _may_be_visited_twice(part: tirx.Expr) -> bool:
+    """Whether it is a product or a cast of floating-point numbers, not one in an index."""
+    if isinstance(part, tirx.Cast):
+        return "float" in str(part.value.ty)
+    return isinstance(part, tirx.Mul) and "float" in str(part.ty)
 
 
 def _compares(value: tvm.ir.Expr) -> bool:
