@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.report.compile_report import RenderedReport
+from tvm_ext.report.units import ABSENT
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -237,6 +238,10 @@ class NodeTime(Timed):
 _Key = TypeVar("_Key")
 
 
+# A share of the peak below this may be a time that is short by chance.
+_BEYOND = 1.05
+
+
 @dataclass(frozen=True)
 class Profile(RenderedReport):
     """Where the time of a run goes.
@@ -308,6 +313,15 @@ class Profile(RenderedReport):
     def total(self) -> Timed:
         """All calls of kernels together, without the steps on the host."""
         return timed_together([call for call in self.calls if not call.on_host])
+
+    @property
+    def peaks_source(self) -> str:
+        """Where the peaks come from, and whether the run shows that they are too low."""
+        if self.peaks is None:
+            return ABSENT
+        beyond = any((kernel.flops_share or 0.0) > _BEYOND for kernel in self.kernels)
+        advice = "; kernels are beyond them, --measure-peaks measures" if beyond else ""
+        return self.peaks.source + advice
 
     @property
     def kernel_microseconds(self) -> float:

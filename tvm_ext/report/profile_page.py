@@ -103,4 +103,4 @@ def _peaks(profile: "Profile") -> str:
         return ABSENT
     flops = flops_scale(peaks.flops)(peaks.flops)
     rates = f"{flops}/s of float32, {1e-9 * peaks.bytes:,.1f} GB/s of main memory"
-    return f"{rates}; {peaks.source}"
+    return f"{rates}; {profile.peaks_source}"

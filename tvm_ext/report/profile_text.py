@@ -62,7 +62,7 @@ def key_figures(profile: "Profile") -> list[Figure]:
         host = sum(step.microseconds for step in profile.host_steps)
         figures.append(("On the host", _time(host), f"{steps}, measured"))
     figures += [_estimate(profile), _arithmetic(profile), _memory(profile)]
-    figures.append(("Peaks", profile.peaks.source if profile.peaks is not None else ABSENT, ""))
+    figures.append(("Peaks", profile.peaks_source, ""))
     return figures
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tvm_ext.hardware.wafer.description import WaferDescription
     from tvm_ext.wafer.kernel_cost import KernelCost
     from tvm_ext.wafer.model_cost import ModelCost
-    from tvm_ext.wafer.placement import Placement
+    from tvm_ext.wafer.placement import Placement, StageCost
 
 # The drawing's own units; the page stretches it to the width it has.
 WIDTH, HEIGHT = 640.0, 372.0
@@ -403,11 +403,11 @@ def region_map(cost: "ModelCost", placement: "Placement") -> RegionMap | None:
     slowest = max(stage.cycles for stage in stages)
     cells = []
     for number, stage in enumerate(stages, start=1):
-        names = [cost.flow.calls[position].kernel for position in stage.calls]
-        more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        first = _first_kernel(cost, stage)
+        more = f" and {len(stage.calls) - 1:,} more" if len(stage.calls) > 1 else ""
         region = stage.region
         label = (
-            f"region {number}: {names[0]}{more}, {region.rows}x{region.columns} PEs, "
+            f"region {number}: {first}{more}, {region.rows}x{region.columns} PEs, "
             f"{stage.cycles:,.0f} cycles"
         )
         level = max(1, round(LEVELS * stage.cycles / slowest)) if slowest else 1
@@ -426,10 +426,16 @@ def _slowest(cost: "ModelCost", placement: "Placement") -> list[SlowRegion]:
     stages = sorted(placement.stages, key=lambda stage: -stage.cycles)[:_LISTED]
     return [
         SlowRegion(
-            cost.flow.calls[stage.calls[0]].kernel,
+            _first_kernel(cost, stage),
             f"{stage.region.rows}x{stage.region.columns}",
             len(stage.calls),
             stage.cycles,
         )
         for stage in stages
     ]
+
+
+def _first_kernel(cost: "ModelCost", stage: "StageCost") -> str:
+    """The ONNX nodes that it computes; the kernel's name where none is known."""
+    call = cost.flow.calls[stage.calls[0]]
+    return " + ".join(call.origins) or call.kernel
