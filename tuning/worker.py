@@ -1,6 +1,7 @@
 """A process that does risky work: it can be timed out, limited in memory, and replaced."""
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import queue
@@ -17,10 +18,14 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar
 
+from tvm_ext.configs.atomic_file import OutputPathError
 from tvm_ext.tuning.worker_process import serve_in_fork
 
 # A new process imports TVM before it can work.
 _START_SECONDS = 120.0
+
+# As the linker says it as well.
+_FULL_DISK = os.strerror(errno.ENOSPC)
 
 
 class WorkerFailure(Exception):
@@ -88,6 +93,8 @@ class Worker:
         ------
         WorkerTimeout, WorkerDied, WorkRaised
             See there. After the first two the next call gets a new process.
+        OutputPathError
+            The disk is full: no other candidate would do better.
         """
         pipe = self._started()
         try:
@@ -103,6 +110,12 @@ class Worker:
             self.stop()
             raise
         if not done:
+            if _FULL_DISK in answer[-1]:
+                raise OutputPathError(
+                    f"cannot write the program of a trial: {_FULL_DISK}; expected folders of "
+                    "records and of temporary files with free space: make room, or choose another "
+                    "with --output"
+                )
             raise WorkRaised(*answer)
         return answer[0]
 

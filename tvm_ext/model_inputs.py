@@ -79,7 +79,9 @@ def shapes_named_apart(
                 name = names.setdefault((wanted, size), own)
                 taken.add(name)
             allowed = spec.ranges[axis] if spec.ranges else None
-            shape.append(name if allowed is None else f"{name}:{allowed}")
+            # What the windows of the model ask for, it asks for again.
+            limited = allowed is not None and allowed.has_end
+            shape.append(f"{name}:{allowed}" if limited else name)
         shapes[spec.name] = shape
     return shapes
 
@@ -150,10 +152,15 @@ def require_fits(spec: TensorSpec, array: Any, sizes: dict[str, int]) -> None:
         )
     for axis, allowed in enumerate(spec.ranges):
         if allowed is not None and shape[axis] not in allowed:
+            found = f"input '{spec.name}' is {describe(array)}"
+            if not allowed.has_end:
+                raise InputError(
+                    f"{found}, expected a size of at least {allowed.low} on axis {axis} "
+                    f"({spec.describe()}), into which the model's windows fit: resize it"
+                )
             raise InputError(
-                f"input '{spec.name}' is {describe(array)}, expected a size from {allowed.low} to "
-                f"{allowed.high} on axis {axis} ({spec.describe()}): resize it or compile for a "
-                "wider range"
+                f"{found}, expected a size from {allowed.low} to {allowed.high} on axis {axis} "
+                f"({spec.describe()}): resize it or compile for a wider range"
             )
     for axis, (size, wanted) in enumerate(zip(shape, spec.shape, strict=True)):
         expected = sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted

@@ -14,18 +14,31 @@ from tvm_ext.errors import InputError
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+# Of an int64.
+LARGEST = (1 << 63) - 1
+
+
 @dataclass(frozen=True)
 class SizeRange:
     """The sizes that a dimension may have in a run, both ends included."""
 
     low: int
-    high: int
+    high: int = LARGEST
 
     def __contains__(self, size: int) -> bool:
         return self.low <= size <= self.high
 
     def __str__(self) -> str:
-        return f"{self.low}:{self.high}"
+        return f"{self.low}:{self.high if self.has_end else ''}"
+
+    @property
+    def has_end(self) -> bool:
+        """Whether somebody said how large a size may be."""
+        return self.high < LARGEST
+
+    def nearest(self, size: int) -> int:
+        """The allowed size that is closest to ``size``."""
+        return max(self.low, min(size, self.high))
 
 
 @dataclass(frozen=True)

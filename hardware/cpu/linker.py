@@ -87,7 +87,9 @@ def _run(compiler: tuple[str, ...], *arguments: str) -> str:
         check=False,
     )
     if result.returncode != 0:
-        lines = result.stderr.strip().splitlines()
+        # collect2 says last that the linker failed, which has said why.
+        said = result.stderr.strip().splitlines()
+        lines = [line for line in said if not line.startswith("collect2:")] or said
         reason = lines[-1] if lines else f"exit status {result.returncode}"
         raise OSError(f"{compiler[0]}: {reason}")
     return result.stdout

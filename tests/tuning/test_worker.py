@@ -1,5 +1,6 @@
 """A worker's process: what it does, how it fails, and that none is left behind."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tvm_ext.configs.atomic_file import OutputPathError
 from tvm_ext.configs.progress import listening, tell
 from tvm_ext.tuning.worker import ForkedWorker, Worker, WorkerDied, WorkerTimeout, WorkRaised
 
@@ -69,6 +71,12 @@ def test_values_come_back_from_one_other_process(worker, jobs):
 
 def test_large_values(worker, jobs):
     assert len(worker.call(jobs.product, b"x" * (1 << 20), 8, timeout=600)) == 8 << 20
+
+
+def test_a_full_disk_is_no_fault_of_the_candidate(worker, jobs):
+    full = f"ld: final link failed: {os.strerror(errno.ENOSPC)}"
+    with pytest.raises(OutputPathError, match="expected folders of records and of temporary files"):
+        worker.call(jobs.refuse, full, timeout=600)
 
 
 def test_an_error_of_the_work_keeps_the_process(worker, jobs):

@@ -1,5 +1,7 @@
 """Sizes of inputs that a run decides: named, within a range, or both."""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -137,3 +139,36 @@ def test_a_feature_map_and_a_table_of_one_name() -> None:
 def test_random_inputs_keep_to_the_range() -> None:
     specs = import_model(blurred("n", 3, "h", "w"), {"x": ["2:3", 3, "4:9", "80:90"]}).inputs
     assert random_inputs(specs)["x"].shape == (2, 3, 9, 80)
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        (["N", 3, "H", "W"], "'N', 3, 'H' (5:), 'W' (3:)"),
+        (["N", 3, "2:64", "W"], "'N', 3, 'H' (5:64), 'W' (3:)"),
+    ],
+)
+def test_images_into_which_no_window_fits(given: list, allowed: str) -> None:
+    """Two rows of a convolution, of which a pool makes one; along the other axis one is enough."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], strides=[2, 1]),
+        node("MaxPool", ["c"], ["y"], kernel_shape=[2, 1], strides=[2, 1]),
+    ]
+    sizes = [value("x", ["N", 3, "H", "W"])]
+    proto = model(nodes, sizes, [value("y", [None] * 4)], w=rand(4, 3, 3, 3))
+    imported = import_model(proto, input_shapes={"x": given})
+    assert imported.inputs[0].describe() == f"x: float32[{allowed}]"
+
+
+def test_a_run_with_an_image_into_which_no_window_fits(tmp_path: Path) -> None:
+    proto = model(
+        [node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2])],
+        [value("x", ["N", 1, "H", "W"])],
+        [value("y", [None] * 4)],
+    )
+    saved = tmp_path / "pool.tvmx"
+    tvm_ext.compile(proto, HOST).save(saved)
+    compiled = tvm_ext.load(saved)
+    assert compiled.run({"x": rand(2, 1, 3, 4)})["y"].shape == (2, 1, 1, 1)
+    with pytest.raises(InputError, match="expected a size of at least 3 on axis 2"):
+        compiled.run({"x": rand(1, 1, 2, 5)})

@@ -214,7 +214,7 @@ def random_inputs(
             if isinstance(size, str):
                 usual = length if axis else DEFAULT_BATCH
                 if allowed is not None:
-                    usual = min(max(usual, allowed.low), allowed.high)
+                    usual = allowed.nearest(usual)
                 size = known.setdefault(size, usual)
             shape.append(size)
         arrays[spec.name] = _draw(spec, tuple(shape), generator)
@@ -396,10 +396,11 @@ def _usual_shape(spec: TensorSpec) -> list[int] | None:
     for axis, (size, allowed) in enumerate(zip(spec.shape, ranges, strict=True)):
         # Of texts, which are integers, and of images the usual size is known.
         is_signal = axis > 0 and rank != 4 and "int" not in spec.dtype
-        if allowed is not None:
+        if allowed is not None and allowed.has_end:
             sizes.append(allowed.low)
         elif isinstance(size, str) and is_signal:
             return None
         else:
-            sizes.append(example_size(size, axis, rank))
+            usual = example_size(size, axis, rank)
+            sizes.append(usual if allowed is None else allowed.nearest(usual))
     return sizes

@@ -223,7 +223,7 @@ def _constants(spec: TensorSpec, label: str, places: Mapping[str, int]) -> Tenso
         rank=str(-1 if spec.shape == _RANK_OF_THE_RUN else len(shape)),
         shape=_array(sizes),
         least=_array([one.low if one else 0 for one in ranges]),
-        most=_array([one.high if one else "INT64_MAX" for one in ranges]),
+        most=_array([one.high if one and one.has_end else "INT64_MAX" for one in ranges]),
     )
 
 

@@ -21,6 +21,7 @@ from tvm_ext.onnx_frontend.signature import (
     name_sizes_of_branches,
     output_specs,
     set_input_shapes,
+    with_room_for_windows,
 )
 from tvm_ext.onnx_frontend.value_sizes import refuse_negative_sizes
 from tvm_ext.onnx_frontend.weights import StoredWeights, put_back
@@ -184,10 +185,11 @@ def import_prepared(
     """As ``import_model``, from what ``prepare_model`` returned."""
     require_supported(prepared.graph)
     mod = import_graph(prepared, name, stored or StoredWeights())
+    allowed = with_room_for_windows(ranges or {}, mod["main"])
     return ImportedModel(
         name=name,
         mod=mod,
-        inputs=input_specs(prepared.graph, mod["main"], ranges or {}),
+        inputs=input_specs(prepared.graph, mod["main"], allowed),
         outputs=output_specs(prepared.graph, mod["main"]),
         onnx_operators=operator_counts(model.graph),
         prepared_operators=operator_counts(prepared.graph),

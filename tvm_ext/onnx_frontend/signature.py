@@ -11,13 +11,18 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 from tvm import relax, tirx
+from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError, ModelError
 from tvm_ext.onnx_frontend.host.values import is_host_type, type_text
 from tvm_ext.onnx_frontend.narrow_types import narrow_type
 from tvm_ext.onnx_frontend.onnx_graph import free_names, names_read
+from tvm_ext.onnx_frontend.sizes.scalar_rules import variables_of
+from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.spans import all_bindings_of
 from tvm_ext.tensor_spec import SizeRange, SymbolicSize, TensorSpec, parse_size
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 
 # Kernels count elements in 32 bits.
 MAX_ELEMENTS = (1 << 31) - 1
@@ -363,6 +368,61 @@ def _refused_type(type_: onnx.TypeProto) -> str:
 def element_dtype(name: str) -> np.dtype:
     """NumPy's type for ONNX's name of an element type: "float" is float32."""
     return onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(name.upper()))
+
+
+# Sizes of images into which the windows of a model fit.
+#
+# Where one does not, TVM's result has no elements; ONNX Runtime refuses a convolution, and lets the
+# only window of a pool hang over.
+
+
+_WINDOWS = frozenset(
+    f"relax.nn.{kind}{n}d" for kind in ("conv", "max_pool", "avg_pool") for n in (1, 2, 3)
+)
+# Sizes that are tried one by one.
+_MOST_TRIED = 1 << 12
+
+
+def with_room_for_windows(
+    ranges: Mapping[str, SizeRange], main: relax.Function
+) -> dict[str, SizeRange]:
+    """``ranges`` without sizes of which a convolution or pool of ``main`` makes nothing.
+
+    Known of windows in ``main`` itself, on axes whose size follows from one symbolic size of an
+    input.
+    """
+    inputs = {str(var.name) for param in main.params for var in variables_of(*_sizes_of(param))}
+    allowed = dict(ranges)
+    for binding in all_bindings_of(main):
+        if operator_name(binding.value) not in _WINDOWS:
+            continue
+        for size in _sizes_of(binding.var)[2:]:
+            variables = variables_of(size)
+            if len(variables) != 1 or isinstance(size, tirx.Var):
+                continue
+            name = str(variables[0].name)
+            known = allowed.get(name, SizeRange(1))
+            least = _least(size, variables[0], known.low)
+            if name in inputs and known.low < least <= known.high:
+                allowed[name] = SizeRange(least, known.high)
+    return allowed
+
+
+def _sizes_of(var: relax.Var) -> list[tirx.Expr]:
+    shape = getattr(var.ty, "shape", None)
+    return list(shape.values) if isinstance(shape, relax.ShapeExpr) else []
+
+
+def _least(size: tirx.Expr, variable: tirx.Var, start: int) -> int:
+    """The first number from ``start`` on for which ``size`` is positive; ``start`` for none."""
+    analyzer = Analyzer()
+    for number in range(start, start + _MOST_TRIED):
+        found = analyzer.simplify(substitute(size, {variable: tirx.const(number, "int64")}))
+        if not isinstance(found, tirx.IntImm):
+            return start
+        if int(found) >= 1:
+            return number
+    return start
 
 
 # Names, dtypes and shapes of a model's inputs and outputs.
