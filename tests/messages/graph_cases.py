@@ -152,7 +152,7 @@ def _(folder):
     compiled(one("Conv", {"x": [1, 3, 2, 2], "w": np.ones((4, 3, 5, 5), np.float32)}))
 
 
-@case("a run whose image is smaller than a window", "do not fit together", "float32[1, 3, 2, 2]")
+@case("a run whose image is smaller than a window", "float32[1, 3, 2, 2]", "at least 5", "axis 2")
 def _(folder):
     made = one("Conv", {"x": ["N", 3, "H", "W"], "w": np.ones((4, 3, 5, 5), np.float32)})
     compiled(made).run({"x": np.ones((1, 3, 2, 2), np.float32)})

@@ -63,7 +63,7 @@ def export_command(
     folder, build = shlex.quote(str(output)), shlex.quote(str(output / "build"))
     # TVM's libraries are those of this Python, which need not be the first on the search path.
     python = f"-DPython_EXECUTABLE={shlex.quote(sys.executable)}"
-    configure = f"cmake -S {folder} -B {build} {python}"
+    configure = f"cmake -S {folder} -B {build} \\\n    {python}"
     steps = (configure, f"cmake --build {build}", f"{build}/example {folder}")
     # The shell joins the lines where they are copied.
     out.print_text("Try it:\n  " + " && \\\n  ".join(steps))
