@@ -23,8 +23,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import s_tir, te, tirx
 
-from tvm_ext.hardware.cpu.description import current_cpu
-from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.cpu.host import cpu_of_tvm_target, host_description
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_vector_math
 
@@ -149,9 +148,7 @@ def kernel(function: Function, length: int, lanes: int, target: tvm.target.Targe
     (loop,) = sch.get_loops(sch.get_sblock("y"))
     _, vector = sch.split(loop, [None, lanes])
     sch.vectorize(vector)
-    with target:
-        machine = current_cpu()
-    features = machine.features if machine else ()
+    features = cpu_of_tvm_target(target).features
     return with_vector_math(sch.mod["main"], features).func.with_attr("global_symbol", "main")
 
 

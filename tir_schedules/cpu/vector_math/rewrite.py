@@ -222,7 +222,7 @@ class _StagedSplit:
     def _product(self, product: tirx.Mul, mutator: StructuralMutator) -> tirx.Expr:
         factors = (product.a, product.b)
         vectors = [self._stage.varies(factor) for factor in factors]
-        if "float" not in str(product.ty) or all(vectors) or not any(vectors):
+        if not _may_be_visited_twice(product) or all(vectors) or not any(vectors):
             return mutator.default_mutate(product)
         return tirx.Mul(
             *(
@@ -233,7 +233,7 @@ class _StagedSplit:
 
     def _cast(self, cast: tirx.Cast, mutator: StructuralMutator) -> tirx.Expr:
         dtype = str(cast.ty)
-        if "float" not in str(cast.value.ty) or ("float" in dtype and dtype != _LEGALISED):
+        if not _may_be_visited_twice(cast) or ("float" in dtype and dtype != _LEGALISED):
             return mutator.default_mutate(cast)
         return tirx.Cast(dtype, self._within(cast.value, mutator, _doubled_by(dtype)))
 
