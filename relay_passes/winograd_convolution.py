@@ -259,7 +259,7 @@ def _row_of(matrix: Matrix, row: Any, terms: list[tirx.Expr]) -> tirx.Expr:
     """Row ``row`` of ``matrix`` times ``terms``; unrolled, the choice of the row is gone."""
     *choices, result = [_combination([float(f) for f in factors], terms) for factors in matrix]
     for index in range(len(choices) - 1, -1, -1):
-        result = tirx.Select(row == index, choices[index], result)
+        result = tirx.if_then_else(row == index, choices[index], result)
     return result
 
 

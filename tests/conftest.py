@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tvm.s_tir import Schedule
 
 from tvm_ext.hardware.cuda.host import driver_state
+from tvm_ext.hardware.tvm_compat import without_type_checks
 
 # What several test folders use; they are no packages.
 sys.path.insert(0, str(Path(__file__).parent / "shared"))
@@ -66,18 +66,12 @@ def _without_lines(frame: FrameType) -> inspect.Traceback:
 inspect.stack = _stack
 
 
-def _without_type_checks(schedule: type) -> None:
-    """TVM compares the arguments of each step of a schedule with their types, at 20 us each.
-
-    ``make test-all`` leaves that in.
-    """
-    for name, method in list(vars(schedule).items()):
-        if hasattr(method, "__wrapped__"):
-            setattr(schedule, name, method.__wrapped__)
-
-
-if not ALL_CASES:
-    _without_type_checks(Schedule)
+def pytest_configure(config: pytest.Config) -> None:
+    """As within ``compile``, for templates that tests ask alone; ``make test-all`` has the checks."""
+    if not ALL_CASES:
+        unchecked = without_type_checks()
+        unchecked.__enter__()
+        config.add_cleanup(lambda: unchecked.__exit__(None, None, None))
 
 
 # Thousands of cases and all modules stay to the end: no need to look at them for garbage.

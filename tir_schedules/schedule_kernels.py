@@ -10,6 +10,7 @@ from tvm_ext.configs.errors import NotApplicable, ScheduleRefusedError, TvmExtEr
 from tvm_ext.configs.progress import tell
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.scope_marks import without_scope_marks
+from tvm_ext.hardware.tvm_compat import without_type_checks
 from tvm_ext.tir_schedules.apply_template import (
     SCHEDULED_ATTRIBUTE,
     ScheduledKernel,
@@ -76,9 +77,10 @@ def schedule_kernels(
         name = str(global_var.name_hint)
         tell(f"kernel {number} of {len(kernels)}")
         unmarked = without_scope_marks(func)
-        functions[global_var], choices[name] = schedule_kernel(
-            unmarked, machine, records, name, stated
-        )
+        with without_type_checks():
+            functions[global_var], choices[name] = schedule_kernel(
+                unmarked, machine, records, name, stated
+            )
     return tvm.IRModule(functions, attrs=mod.attrs), choices
 
 
