@@ -67,7 +67,7 @@ inspect.stack = _stack
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """As within ``compile``, for templates that tests ask alone; ``make test-all`` has the checks."""
+    """As within ``compile``, for templates asked alone; ``make test-all`` has the checks."""
     if not ALL_CASES:
         unchecked = without_type_checks()
         unchecked.__enter__()
