@@ -4,13 +4,8 @@ A TVM release that moves a name breaks this file and its test, and nothing else.
 Those of TVM's ONNX importer are in ``tvm_ext/onnx_frontend/tvm_compat.py``: they bring ``onnx``.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import Lock
-
 from tvm.base import _LOADED_LIBS as loaded_libraries
 from tvm.ir import IRModule
-from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule import TuneContext
 from tvm.s_tir.meta_schedule import _ffi_api as meta_schedule_ffi
 from tvm.s_tir.meta_schedule.logging import get_logger, get_logging_func
@@ -25,7 +20,6 @@ __all__ = [
     "llvm_codegen",
     "loaded_libraries",
     "tune_context",
-    "without_type_checks",
 ]
 
 
@@ -55,34 +49,3 @@ def tune_context(
     )
     meta_schedule_ffi.TuneContextInitialize(context)
     return context
-
-
-# Each step of a schedule as TVM has it, and how many are within ``without_type_checks``.
-_checked: dict[str, Callable[..., object]] = {
-    name: step for name, step in vars(Schedule).items() if hasattr(step, "__wrapped__")
-}
-_unchecked_users = 0
-_switching = Lock()
-
-
-@contextmanager
-def without_type_checks() -> Iterator[None]:
-    """Steps of TVM's schedules take their arguments as they are.
-
-    TVM compares these with the types in the step's signature, at 20 us a step, which is a fifth of
-    the time in which templates schedule a model; what does not fit is refused by its C++ as well.
-    For all threads of the process, as the steps are methods of a class.
-    """
-    global _unchecked_users
-    with _switching:
-        _unchecked_users += 1
-        for name, step in _checked.items():
-            setattr(Schedule, name, getattr(step, "__wrapped__"))  # noqa: B009
-    try:
-        yield
-    finally:
-        with _switching:
-            _unchecked_users -= 1
-            if not _unchecked_users:
-                for name, step in _checked.items():
-                    setattr(Schedule, name, step)

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tvm_ext.hardware.cuda.host import driver_state
-from tvm_ext.hardware.tvm_compat import without_type_checks
+from tvm_ext.tir_schedules.schedule_kernels import without_type_checks
 
 # What several test folders use; they are no packages.
 sys.path.insert(0, str(Path(__file__).parent / "shared"))

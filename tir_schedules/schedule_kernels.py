@@ -1,7 +1,9 @@
 """Chooses a schedule for every kernel of a module: the first template that takes it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from threading import Lock
 
 import tvm
 from tvm import s_tir, tirx
@@ -10,7 +12,6 @@ from tvm_ext.configs.errors import NotApplicable, ScheduleRefusedError, TvmExtEr
 from tvm_ext.configs.progress import tell
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.scope_marks import without_scope_marks
-from tvm_ext.hardware.tvm_compat import without_type_checks
 from tvm_ext.tir_schedules.apply_template import (
     SCHEDULED_ATTRIBUTE,
     ScheduledKernel,
@@ -251,3 +252,34 @@ def _by_fallback(
         f"a kernel of the model ({name}) cannot run on a GPU: {reason}; expected loops "
         "over tensors: compile for a CPU (--target cpu)"
     )
+
+
+# Each step of a schedule as TVM has it, and how many are within ``without_type_checks``.
+_checked: dict[str, Callable[..., object]] = {
+    name: step for name, step in vars(s_tir.Schedule).items() if hasattr(step, "__wrapped__")
+}
+_unchecked_users = 0
+_switching = Lock()
+
+
+@contextmanager
+def without_type_checks() -> Iterator[None]:
+    """Steps of TVM's schedules take their arguments as they are.
+
+    TVM compares these with the types in the step's signature, at 20 us a step, which is a fifth of
+    the time in which templates schedule a model; what does not fit is refused by its C++ as well.
+    For all threads of the process, as the steps are methods of a class.
+    """
+    global _unchecked_users
+    with _switching:
+        _unchecked_users += 1
+        for name, step in _checked.items():
+            setattr(s_tir.Schedule, name, getattr(step, "__wrapped__"))  # noqa: B009
+    try:
+        yield
+    finally:
+        with _switching:
+            _unchecked_users -= 1
+            if not _unchecked_users:
+                for name, step in _checked.items():
+                    setattr(s_tir.Schedule, name, step)

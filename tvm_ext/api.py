@@ -305,6 +305,7 @@ def _compiled(
             bool(record_folders(records)),
         )
     report.phases = phases.records
+    report.kernels_from_cache = context.kernels_from_cache
     report.passes = runner.records
     report.memory = replace(
         context.memory.without_bounds(),

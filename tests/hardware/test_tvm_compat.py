@@ -1,7 +1,6 @@
 """Every name of the compatibility modules exists in the installed TVM."""
 
 import pytest
-from tvm.s_tir import Schedule
 
 from tvm_ext.hardware import tvm_compat
 from tvm_ext.onnx_frontend import tvm_compat as onnx_compat
@@ -17,15 +16,3 @@ def test_name_is_there(module, name):
 
 def test_llvm_answers():
     assert "x86_64" in {str(name) for name in tvm_compat.llvm_codegen.llvm_get_targets()}
-
-
-def test_steps_of_schedules_are_checked_again_behind_the_last_block_without():
-    def checked() -> bool:
-        return hasattr(Schedule.split, "__wrapped__")
-
-    before = checked()
-    with tvm_compat.without_type_checks():
-        with tvm_compat.without_type_checks():
-            assert not checked()
-        assert not checked()
-    assert checked() == before

@@ -17,6 +17,7 @@ from tvm_ext.tir_schedules.schedule_kernels import (
     ScheduleChoice,
     schedule_kernel,
     schedule_kernels,
+    without_type_checks,
 )
 
 op = relax.op
@@ -156,3 +157,15 @@ def test_gpu_rules(func: object, schedule: str) -> None:
     assert (choice.schedule, choice.source) == (schedule, source)
     assert "thread" in [loop.kind for loop in loops_of(found)]
     assert "threadIdx.x" in found.script()
+
+
+def test_steps_of_schedules_are_checked_again_behind_the_last_block_without():
+    def checked() -> bool:
+        return hasattr(s_tir.Schedule.split, "__wrapped__")
+
+    before = checked()
+    with without_type_checks():
+        with without_type_checks():
+            assert not checked()
+        assert not checked()
+    assert checked() == before

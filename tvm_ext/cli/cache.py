@@ -1,4 +1,4 @@
-"""``tvm-ext cache``: the programs that compilations left for later ones."""
+"""``tvm-ext cache``: the programs and kernels that compilations left for later ones."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ def show_command(json_output: options.Json = False) -> None:
     from tvm_ext.cli import output as out
 
     cache = _cache()
-    found = cache.entries() if cache is not None else []
+    found = [*cache.entries(), *cache.objects()] if cache is not None else []
     if json_output:
         out.print_json(_as_json(cache, found))
     elif cache is None:
@@ -44,7 +44,7 @@ def show_command(json_output: options.Json = False) -> None:
 
 @app.command("clear", epilog="Example: tvm-ext cache clear")
 def clear_command(json_output: options.Json = False) -> None:
-    """Delete all programs in the cache; models are compiled anew then."""
+    """Delete all programs and kernels in the cache; models are compiled anew then."""
     from tvm_ext.cli import output as out
 
     cache = _cache()
@@ -57,7 +57,7 @@ def clear_command(json_output: options.Json = False) -> None:
 
 @app.command("verify", epilog="Example: tvm-ext cache verify")
 def verify_command(json_output: options.Json = False) -> None:
-    """Read every program whole and delete what is damaged; exit code 1 where something was."""
+    """Read every entry whole and delete what is damaged; exit code 1 where something was."""
     from tvm_ext.cli import output as out
 
     cache = _cache()
@@ -68,7 +68,7 @@ def verify_command(json_output: options.Json = False) -> None:
     elif cache is None:
         out.print_text(_OFF)
     else:
-        whole = f"{_counted(cache.entries())}: whole."
+        whole = f"{_counted([*cache.entries(), *cache.objects()])}: whole."
         out.print_text(f"Deleted {_counted(damaged)}, damaged. {whole}" if damaged else whole)
     if damaged:
         raise typer.Exit(1)
@@ -81,15 +81,19 @@ def _cache() -> "ProgramCache | None":
 
 
 def _counted(entries: "Sequence[CacheEntry]") -> str:
-    from tvm_ext.report.units import format_bytes
+    from tvm_ext.report.units import format_bytes, format_count
 
-    what = "program" if len(entries) == 1 else "programs"
-    return f"{len(entries):,} {what} ({format_bytes(sum(entry.size for entry in entries))})"
+    kernels = sum(entry.is_kernel for entry in entries)
+    counts = format_count(len(entries) - kernels, "program")
+    if kernels:
+        counts += f" and {format_count(kernels, 'kernel')}"
+    return f"{counts} ({format_bytes(sum(entry.size for entry in entries))})"
 
 
 def _as_json(cache: "ProgramCache | None", entries: "Sequence[CacheEntry]") -> dict[str, object]:
     described = []
-    for entry in entries:
+    kernels = [entry for entry in entries if entry.is_kernel]
+    for entry in (entry for entry in entries if not entry.is_kernel):
         manifest = entry.manifest()
         described.append(
             {
@@ -102,23 +106,33 @@ def _as_json(cache: "ProgramCache | None", entries: "Sequence[CacheEntry]") -> d
         )
     folder = str(cache.folder) if cache is not None else None
     limit = cache.limit_bytes if cache is not None else None
-    return {"folder": folder, "limit_bytes": limit, "programs": described}
+    return {
+        "folder": folder,
+        "limit_bytes": limit,
+        "programs": described,
+        "kernels": {"count": len(kernels), "bytes": sum(entry.size for entry in kernels)},
+    }
 
 
 def _table(cache: "ProgramCache", entries: "Sequence[CacheEntry]") -> "Table":
     from rich.text import Text
 
     from tvm_ext.report.terminal_tables import FlexibleTable, ShortName
-    from tvm_ext.report.units import ABSENT, format_bytes, plain
+    from tvm_ext.report.units import ABSENT, format_bytes, format_count, plain
 
     title = f"Programs in {plain(str(cache.folder))}, at most {format_bytes(cache.limit_bytes)}"
     table = FlexibleTable(title, "~Model", "Target", ">Size", "Last used")
-    for entry in entries:
+    kernels = [entry for entry in entries if entry.is_kernel]
+    for entry in (entry for entry in entries if not entry.is_kernel):
         manifest = entry.manifest()
         name, target = (manifest.model_name, manifest.target.name) if manifest else (ABSENT, ABSENT)
         used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
         table.add_row(ShortName(name), Text(plain(target)), format_bytes(entry.size), used)
+    if kernels:
+        what = f"code of {format_count(len(kernels), 'kernel')}, for models that are compiled anew"
+        table.add_row(Text(what), "", format_bytes(sum(entry.size for entry in kernels)), "")
     table.add_section()
     total = format_bytes(sum(entry.size for entry in entries))
-    table.add_row(Text(f"{len(entries):,} in all"), "", total, "")
+    programs = len(entries) - len(kernels)
+    table.add_row(Text(f"{programs:,} in all"), "", total, "")
     return table

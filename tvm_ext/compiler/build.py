@@ -2,6 +2,10 @@
 and makes the program.
 """
 
+import hashlib
+import json
+import platform
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -15,6 +19,8 @@ from tvm import relax, tirx
 from tvm.relax import vm_build
 
 from tvm_ext.compiler.backend import programs_of
+from tvm_ext.compiler.compile_context import current_compilation
+from tvm_ext.compiler.program_cache import ProgramCache, code_versions, program_cache
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, BuildError
 from tvm_ext.hardware.cpu.system import usable_cores
@@ -73,13 +79,16 @@ def _executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecuta
     """
     builder = relax.ExecBuilder()
     functions = dict(vm_build._vmcodegen(builder, mod, "bytecode").functions.items())
-    objects: list[tvm_ffi.Module] = []
+    objects: Sequence[tvm_ffi.Module] = ()
     if target.kind.name == "llvm" and len(functions) < 2 * _KERNELS_PER_OBJECT:
         entries = _entries(mod)
         both = tvm.IRModule({**functions, **entries}, attrs=mod.attrs)
         functions = dict(vm_build._vmcodegen(builder, both, "compiled").functions.items())
     elif target.kind.name == "llvm":
-        objects, functions = _kernel_objects(functions, mod.attrs, target), {}
+        made = _kernel_objects(functions, mod.attrs, target)
+        objects, functions = made.modules, {}
+        if (compilation := current_compilation()) is not None:
+            compilation.kernels_from_cache = made.from_cache
     rest = tvm.IRModule(functions, attrs=mod.attrs)
     # What passes that offload to other libraries (BYOC) leave.
     attrs = dict(mod.attrs.items()) if mod.attrs else {}
@@ -88,54 +97,164 @@ def _executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecuta
     return vm_build._vmlink(builder, target, rest, lowering_pipeline(target), libraries, constants)
 
 
-# Code for the kernels of a CPU, in objects that threads make side by side.
+# Objects with the code of a CPU's kernels, which threads make side by side, or which an earlier
+# compilation left in the cache.
 
 # Setting up LLVM for an object takes as long as code for a small kernel.
 _KERNELS_PER_OBJECT = 4
 _MOST_OBJECTS = 16
 
-_Functions: TypeAlias = dict[tvm.ir.GlobalVar, tirx.PrimFunc]
+# What TVM puts in front of a kernel's name in an object.
+_PREFIX = "__tvm_ffi_"
+
+_Functions: TypeAlias = Mapping[tvm.ir.GlobalVar, tirx.PrimFunc]
+
+
+@dataclass(frozen=True)
+class _KernelObjects:
+    """Objects with the code of kernels, and how many of these the cache had."""
+
+    modules: Sequence[tvm_ffi.Module]
+    from_cache: int = 0
 
 
 def _kernel_objects(
     functions: _Functions, attrs: tvm.ir.Attrs | None, target: tvm.target.Target
-) -> list[tvm_ffi.Module]:
-    """Objects with all of ``functions``, of which there are enough for two."""
-    count = min(len(functions) // _KERNELS_PER_OBJECT, _MOST_OBJECTS)
-    # The largest first, so that none of them is left to the end.
-    largest = sorted(functions, key=lambda var: (-_size(functions[var]), str(var.name_hint)))
-    groups = [{var: functions[var] for var in largest[start::count]} for start in range(count)]
-    pool = ThreadPoolExecutor(usable_cores(), "tvm-ext-code")
-    try:
-        made = {
-            pool.submit(_object, tvm.IRModule(group, attrs=attrs), target): len(group)
-            for group in groups
-        }
-        done = 0
-        for one in as_completed(made):
-            one.result()
-            done += made[one]
-            tell(f"code for {done} of {len(functions)} kernels")
-        return [one.result() for one in made]
-    finally:
-        pool.shutdown(cancel_futures=True)
+) -> _KernelObjects:
+    """Objects with all of ``functions``."""
+    cache = _cache(attrs)
+    if cache is not None:
+        return _by_cache(functions, target, cache)
+    count = max(min(len(functions) // _KERNELS_PER_OBJECT, _MOST_OBJECTS), 1)
+    ordered = _largest_first(functions)
+    groups = [{var: functions[var] for var in ordered[start::count]} for start in range(count)]
+    codes = _side_by_side([tvm.IRModule(group, attrs=attrs) for group in groups], target)
+    symbols = [[_symbol(func) for func in group.values()] for group in groups]
+    return _KernelObjects([_loaded(*one) for one in zip(codes, symbols, strict=True)])
+
+
+def _largest_first(functions: _Functions) -> list[tvm.ir.GlobalVar]:
+    """So that none of the largest is left to the end."""
+    return sorted(functions, key=lambda var: (-_size(functions[var]), str(var.name_hint)))
 
 
 def _size(func: tirx.PrimFunc) -> int:
     return len(nodes(func.body, tvm.ir.TensorLoad, tirx.BufferStore, tirx.For))
 
 
-def _object(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm_ffi.Module:
-    """An object file as TVM links it; for one thread, which has no context of the others."""
+def _symbol(func: tirx.PrimFunc) -> str:
+    return str(func.attrs["global_symbol"])
+
+
+def _side_by_side(modules: Sequence[tvm.IRModule], target: tvm.target.Target) -> list[bytes]:
+    """The object of each of ``modules``, made on all cores."""
+    total = sum(len(mod.functions) for mod in modules)
+    pool = ThreadPoolExecutor(usable_cores(), "tvm-ext-code")
+    try:
+        made = {pool.submit(_object, mod, target): len(mod.functions) for mod in modules}
+        done = 0
+        for one in as_completed(made):
+            one.result()
+            done += made[one]
+            tell(f"code for {done} of {total} kernels")
+        return [one.result() for one in made]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _object(kernels: tvm.IRModule, target: tvm.target.Target) -> bytes:
+    """An object file with ``kernels``; for a thread, which has no context of the others."""
     with (
         tvm.transform.PassContext(opt_level=3, config=pass_options(target)),
         tempfile.TemporaryDirectory(prefix="tvmx-") as folder,
     ):
-        made = tirx.build(kernels, target, lowering_pipeline(target))
-        path = str(Path(folder) / "kernels.o")
-        made.write_to_file(path)
-        names = [str(func.attrs["global_symbol"]) for func in kernels.functions.values()]
-        return tvm.runtime.load_static_library(path, names)
+        path = Path(folder) / "kernels.o"
+        tirx.build(kernels, target, lowering_pipeline(target)).write_to_file(str(path))
+        return path.read_bytes()
+
+
+def _loaded(code: bytes, names: Sequence[str]) -> tvm_ffi.Module:
+    """What goes to the linker, as TVM keeps it."""
+    with tempfile.TemporaryDirectory(prefix="tvmx-") as folder:
+        path = Path(folder) / "kernels.o"
+        path.write_bytes(code)
+        return tvm.runtime.load_static_library(str(path), list(names))
+
+
+# With the cache each kernel has an object of its own, in which its name is made from what it
+# computes, so that models share it. A script for the linker adds the names that the program uses.
+
+
+def _cache(attrs: tvm.ir.Attrs | None) -> ProgramCache | None:
+    """The cache; None where the target alone does not decide about code and names."""
+    # A system library has prefixes in its names, and scripts are for linkers of ELF files.
+    if platform.system() != "Linux" or (attrs is not None and "system_lib_prefix" in attrs):
+        return None
+    return program_cache()
+
+
+def _by_cache(
+    functions: _Functions, target: tvm.target.Target, cache: ProgramCache
+) -> _KernelObjects:
+    ordered = _largest_first(functions)
+    keys = {var: _key(functions[var], target) for var in ordered}
+    # Kernels that compute the same have one object.
+    owners = {key: var for var, key in reversed(keys.items())}
+    names = {
+        key: f"{_without_numbers(_symbol(functions[var]))}_{key[:_DIGITS_IN_NAME]}"
+        for key, var in owners.items()
+    }
+    codes = {key: cache.find_object(key) for key in keys.values()}
+    missing = [key for key, code in codes.items() if code is None]
+    named = [_named(functions[owners[key]], names[key]) for key in missing]
+    made = dict(zip(missing, _side_by_side(named, target), strict=True))
+    cache.keep_objects(made)
+    modules = [_loaded(made.get(key) or code or b"", [names[key]]) for key, code in codes.items()]
+    symbols = {_symbol(functions[var]): names[key] for var, key in keys.items()}
+    modules.append(_loaded(_linker_script(symbols), list(symbols)))
+    return _KernelObjects(modules, sum(key not in made for key in keys.values()))
+
+
+_DIGITS_IN_NAME = 16
+
+
+def _key(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
+    """A key for all that decides about a kernel's code: hexadecimal digits.
+
+    The hash that TVM makes of a function says nothing of names, and 64 bits are enough for chance;
+    the number of its statements is beside it.
+    """
+    facts = {
+        "kernel": tvm_ffi.structural_hash(func.without_attr("global_symbol")),
+        "size": _size(func),
+        "name": _without_numbers(_symbol(func)),
+        "target": target.export(),
+        "options": pass_options(target),
+        "made by": code_versions(),
+    }
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_numbers(name: str) -> str:
+    """What profilers show: the kernel's name without the numbers that tell its likes apart."""
+    return re.sub(r"\d+(?=_|$)", "", name)
+
+
+def _named(func: tirx.PrimFunc, name: str) -> tvm.IRModule:
+    return tvm.IRModule({tvm.ir.GlobalVar(name): func.with_attr("global_symbol", name)})
+
+
+def _linker_script(symbols: Mapping[str, str]) -> bytes:
+    """Gives what is named by a value of ``symbols`` the name that is its key as well.
+
+    A file that is no object is read as a script: "Implicit Linker Scripts" in the manual of GNU ld.
+    """
+    lines = [f"{_PREFIX}{name} = {_PREFIX}{other};" for name, other in symbols.items()]
+    return "\n".join([*lines, ""]).encode()
+
+
+# The rest of the program.
 
 
 def _entries(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, relax.Function]:

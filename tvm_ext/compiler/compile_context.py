@@ -33,6 +33,8 @@ class CompileContext:
         How each kernel was scheduled, by its name: ScheduleKernels writes it.
     memory : MemoryRecord
         Memory of one run: ShareStorage writes it.
+    kernels_from_cache : int
+        Kernels whose code an earlier compilation left: the build writes it.
     """
 
     machine: MachineDescription
@@ -41,6 +43,7 @@ class CompileContext:
     ranges: Mapping[str, SizeRange] = field(default_factory=dict)
     choices: dict[str, ScheduleChoice] = field(default_factory=dict)
     memory: MemoryRecord = field(default_factory=MemoryRecord)
+    kernels_from_cache: int = 0
 
 
 _current: ContextVar[CompileContext | None] = ContextVar("compile_context", default=None)

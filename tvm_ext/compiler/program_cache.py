@@ -1,17 +1,18 @@
-"""Compiled models kept on disk, by everything that they were compiled from.
+"""Compiled models, and the code of single kernels, kept on disk by all that they were made from.
 
-An entry is a saved model under the name of its key. It is written whole or not at all, checked
-whole before it is used, and lies in a folder that nobody else may write to: where anything is wrong
-with it, or with the folder, the model is compiled as if there were no cache.
+An entry is a saved model or an object file under the name of its key. It is written whole or not at
+all, checked whole before it is used, and lies in a folder that nobody else may write to: where
+anything is wrong with it, or with the folder, the model is compiled as if there were no cache.
 """
 
 import functools
 import hashlib
 import json
 import os
+import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,9 @@ SWITCH, FOLDER, LIMIT = "TVM_EXT_CACHE", "TVM_EXT_CACHE_DIR", "TVM_EXT_CACHE_GIB
 _DEFAULT_GIBIBYTES = 4.0
 
 _PACKAGE = __name__.partition(".")[0]
-_ENDING, _TEMPORARY = ".tvmx", ".tmp"
+_ENDING, _OBJECT_ENDING, _TEMPORARY = ".tvmx", ".o", ".tmp"
+# In front of a kernel's object: of its key and of the object.
+_DIGEST_BYTES = hashlib.sha256().digest_size
 # A model that leaves room for fewer like it is not kept.
 _LEAST_MODELS = 4
 # An unfinished file of this age was left by a process that was killed.
@@ -57,7 +60,7 @@ _STALE_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A compiled model in the cache.
+    """A compiled model, or an object with the code of a kernel, in the cache.
 
     Attributes
     ----------
@@ -73,6 +76,11 @@ class CacheEntry:
     size: int
     used: float
 
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it is an object with the code of a kernel, and no model."""
+        return self.path.suffix == _OBJECT_ENDING
+
     def manifest(self) -> Manifest | None:
         """What the file says of the model; None where it cannot be read."""
         try:
@@ -84,6 +92,8 @@ class CacheEntry:
 
 def _is_whole(path: Path) -> bool:
     """Whether a file is what was written, of whatever format."""
+    if path.suffix == _OBJECT_ENDING:
+        return _whole_object(path) is not None
     try:
         with path.open("rb") as file:
             seal = read_seal(file)
@@ -92,8 +102,22 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
+def _whole_object(path: Path) -> bytes | None:
+    """The object in a file; None where it is not what was written under this name."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+    return code if digest == _object_digest(path.stem, code) else None
+
+
+def _object_digest(key: str, code: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + code).digest()
+
+
 class ProgramCache:
-    """A folder of compiled models.
+    """A folder of compiled models, and of objects with the code of a kernel each.
 
     Many processes may use one at a time: entries appear whole, and one that is deleted while it is
     in use stays in use.
@@ -137,30 +161,71 @@ class ProgramCache:
                 model.save(self._path(key))
                 self._evict()
 
-    def entries(self) -> list[CacheEntry]:
-        """All entries, the one that was used last first."""
+    def find_object(self, key: str) -> bytes | None:
+        """The object under ``key``; None where there is none that is whole and ours."""
+        path = self._path(key, _OBJECT_ENDING)
+        if not path.is_file() or not self.is_private():
+            return None
+        code = _whole_object(path)
+        if code is None:
+            _deleted(path)
+        with suppress(OSError):
+            os.utime(path)
+        return code
+
+    def keep_objects(self, codes: Mapping[str, bytes]) -> None:
+        """Writes objects by their keys, as far as they can be written."""
+        if not codes:
+            return
+        with suppress(OSError):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.is_private():
+                for key, code in codes.items():
+                    self._write(key, _object_digest(key, code) + code)
+                self._evict()
+
+    def _write(self, key: str, content: bytes) -> None:
+        """Under its name whole, or not at all; what a power cut leaves of it is no whole object."""
+        with tempfile.NamedTemporaryFile(
+            dir=self.folder, suffix=_TEMPORARY, delete=False
+        ) as temporary:
+            path = Path(temporary.name)
+            try:
+                temporary.write(content)
+                temporary.flush()
+                path.replace(self._path(key, _OBJECT_ENDING))
+            except OSError:
+                _deleted(path)
+                raise
+
+    def entries(self, ending: str = _ENDING) -> list[CacheEntry]:
+        """The programs, the one that was used last first."""
         found = []
-        for path, status in self._files(_ENDING):
+        for path, status in self._files(ending):
             found.append(CacheEntry(path, status.st_size, status.st_mtime))
-        return sorted(found, key=lambda entry: (-entry.used, entry.path.name))
+        return _last_used_first(found)
+
+    def objects(self) -> list[CacheEntry]:
+        """The kernels, the one that was used last first."""
+        return self.entries(_OBJECT_ENDING)
 
     def clear(self) -> list[CacheEntry]:
-        """Deletes all entries; returns them."""
-        return [entry for entry in self.entries() if _deleted(entry.path)]
+        """Deletes all programs and kernels; returns them."""
+        return [entry for entry in (*self.entries(), *self.objects()) if _deleted(entry.path)]
 
     def delete_damaged(self) -> list[CacheEntry]:
         """Reads all entries whole, and deletes those that are not as they were written."""
         damaged = []
-        entries = self.entries()
+        entries = [*self.entries(), *self.objects()]
         for number, entry in enumerate(entries, start=1):
-            tell(f"program {number} of {len(entries)}")
+            tell(f"entry {number} of {len(entries)}")
             # Another process may delete it in the meantime.
             if not _is_whole(entry.path) and _deleted(entry.path):
                 damaged.append(entry)
         return damaged
 
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}{_ENDING}"
+    def _path(self, key: str, ending: str = _ENDING) -> Path:
+        return self.folder / f"{key}{ending}"
 
     def is_private(self) -> bool:
         """Whether the folder is there and nobody else may put a program into it."""
@@ -182,13 +247,17 @@ class ProgramCache:
     def _evict(self) -> None:
         """Deletes what was used longest ago until the rest may stay, and unfinished files."""
         total = 0
-        for entry in self.entries():
+        for entry in _last_used_first([*self.entries(), *self.objects()]):
             total += entry.size
             if total > self.limit_bytes:
                 _deleted(entry.path)
         for path, status in self._files(_TEMPORARY):
             if time.time() - status.st_mtime > _STALE_SECONDS:
                 _deleted(path)
+
+
+def _last_used_first(entries: Iterable[CacheEntry]) -> list[CacheEntry]:
+    return sorted(entries, key=lambda entry: (-entry.used, entry.path.name))
 
 
 def _deleted(path: Path) -> bool:
@@ -247,8 +316,7 @@ def program_key(
         facts: dict[str, Any] = {
             "model": model_digest(model),
             "records": list(map(_digest_of_folder, record_folders(records))),
-            "versions": _versions(),
-            "sources": _SOURCES,
+            **code_versions(),
             "machine": [type(machine).__name__, machine.model_dump(mode="json")],
             "opt_level": pipeline.opt_level,
             "require_records": require_records,
@@ -288,6 +356,11 @@ def _is_all_ours(machine: MachineDescription, pipeline: Pipeline) -> bool:
     return all(entry.source in ("built-in", "tvm") for entry in entries) and all(
         cls.__module__.partition(".")[0] == _PACKAGE for cls in classes
     )
+
+
+def code_versions() -> dict[str, Any]:
+    """Of all that makes code: this package's own files, and others' packages by their versions."""
+    return {"versions": _versions(), "sources": _SOURCES}
 
 
 @functools.cache

@@ -118,7 +118,8 @@ class CompileReport(RenderedReport):
 
     ``target`` holds JSON values only. ``inputs`` and ``outputs`` are one line of text a tensor.
     ``device`` is there for GPUs only, ``host`` for models with steps that the host computes.
-    Phases and passes are in the order in which they ran.
+    ``kernels_from_cache`` counts the kernels whose code an earlier compilation left. Phases and
+    passes are in the order in which they ran.
     """
 
     model: str
@@ -135,6 +136,7 @@ class CompileReport(RenderedReport):
     warnings: list[str] = field(default_factory=list)
     device: DeviceRecord | None = None
     host: list[HostRecord] = field(default_factory=list)
+    kernels_from_cache: int = 0
 
     @property
     def model_name(self) -> str:

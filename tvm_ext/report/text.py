@@ -86,7 +86,10 @@ def _key_figures(report: "CompileReport") -> Table:
 
 def _compile_time(report: "CompileReport") -> str:
     figure = format_seconds(report.total_seconds)
-    return f"{figure}  (from the cache)" if report.is_from_cache else figure
+    if report.is_from_cache:
+        return f"{figure}  (from the cache)"
+    found = report.kernels_from_cache
+    return f"{figure}  (code for {found:,} kernels from the cache)" if found else figure
 
 
 def _change(before: int, after: int) -> str:

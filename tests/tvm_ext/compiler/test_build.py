@@ -37,7 +37,7 @@ def objects(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     found: list[list[str]] = []
     make = build._object
 
-    def noted(kernels: tvm.IRModule, target: tvm.target.Target) -> object:
+    def noted(kernels: tvm.IRModule, target: tvm.target.Target) -> bytes:
         found.append([str(var.name_hint) for var in kernels.functions])
         return make(kernels, target)
 

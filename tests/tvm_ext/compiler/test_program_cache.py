@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
+from small_models import model, rand, value
 
 import tvm_ext
 from tvm_ext.compiler import program_cache as program_cache_module
@@ -260,6 +262,74 @@ def test_a_damaged_program_is_compiled_anew(tmp_path, folder, place):
     assert tvm_ext.compile(path).report.is_from_cache
 
 
+def chain(*operators: str) -> onnx.ModelProto:
+    """Products, each of a width of its own, with an operator behind each."""
+    weights, nodes, before = {}, [], "x"
+    for place, operator in enumerate(operators):
+        weights[f"w{place}"] = rand(8 + place, 9 + place, seed=place)
+        nodes += [
+            helper.make_node("MatMul", [before, f"w{place}"], [f"sum{place}"]),
+            helper.make_node(operator, [f"sum{place}"], [f"y{place}"]),
+        ]
+        before = f"y{place}"
+    return model(nodes, [value("x", [2, 8])], [value(before, None)], **weights)
+
+
+OPERATORS = ("Softmax", "Exp", "Sigmoid", "Tanh", "Neg", "Abs", "Sigmoid", "Tanh")
+
+
+def check_chain(proto: onnx.ModelProto) -> tvm_ext.CompiledModel:
+    """The compiled model, whose numbers are ONNX Runtime's."""
+    made = tvm_ext.compile(proto, opt_level="O1")
+    x = {"x": rand(2, 8)}
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    np.testing.assert_allclose(
+        next(iter(made.run(x).values())), session.run(None, x)[0], rtol=1e-4, atol=1e-6
+    )
+    return made
+
+
+def test_a_model_that_changed_in_one_layer_has_the_code_of_the_others(folder):
+    first = check_chain(chain(*OPERATORS))
+    assert first.report.kernels_from_cache == 0
+    kernels = len(first.report.kernels)
+    changed = check_chain(chain("Relu", *OPERATORS[1:]))
+    assert kernels - 3 <= changed.report.kernels_from_cache < kernels
+    said = f"code for {changed.report.kernels_from_cache} kernels from the cache"
+    assert said in changed.report.to_text()
+
+
+def test_kernels_of_one_name_are_told_apart_by_what_they_compute(folder):
+    check_chain(chain(*OPERATORS))
+    other = check_chain(chain(*OPERATORS[::-1]))
+    assert other.report.kernels_from_cache < len(other.report.kernels)
+
+
+@pytest.mark.parametrize("place", [0, 40, -1])
+def test_a_damaged_kernel_is_made_anew(folder, place):
+    proto = chain(*OPERATORS)
+    kernels = len(check_chain(proto).report.kernels)
+    for path in folder.glob("*.tvmx"):
+        path.unlink()
+    damaged, swapped, taken, *_ = sorted(folder.glob("*.o"))
+    content = bytearray(damaged.read_bytes())
+    content[place] ^= 1
+    damaged.write_bytes(content)
+    # Whole, and another kernel's.
+    swapped.write_bytes(taken.read_bytes())
+    assert check_chain(proto).report.kernels_from_cache == kernels - 2
+    assert program_cache().delete_damaged() == []
+
+
+def test_kernels_count_for_the_limit_of_the_cache(folder, monkeypatch):
+    check_chain(chain(*OPERATORS))
+    cache = ProgramCache(folder, 30_000)
+    cache.keep_objects({"0" * 64: b"object"})
+    left = [*cache.entries(), *cache.objects()]
+    assert sum(entry.size for entry in left) <= 30_000
+    assert cache.find_object("0" * 64) == b"object"
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system has no such permissions")
 def test_a_folder_that_others_may_write_to_is_not_used(tmp_path, folder):
     path = written(tmp_path / "m.onnx")
@@ -307,15 +377,15 @@ def test_unfinished_files_are_deleted_after_a_while(tmp_path, folder):
 
 
 def test_variables(monkeypatch):
-    for value in ("off", "OFF", "0"):
-        monkeypatch.setenv(SWITCH, value)
+    for switch in ("off", "OFF", "0"):
+        monkeypatch.setenv(SWITCH, switch)
         assert program_cache() is None
     monkeypatch.delenv(SWITCH)
     monkeypatch.setenv(LIMIT, "0.5")
     assert program_cache().limit_bytes == 2**29
-    for value in ("much", "inf", "nan"):
-        monkeypatch.setenv(LIMIT, value)
-        with pytest.raises(ConfigError, match=f"TVM_EXT_CACHE_GIB is '{value}'; expected a number"):
+    for limit in ("much", "inf", "nan"):
+        monkeypatch.setenv(LIMIT, limit)
+        with pytest.raises(ConfigError, match=f"TVM_EXT_CACHE_GIB is '{limit}'; expected a number"):
             program_cache()
     monkeypatch.delenv(LIMIT)
     monkeypatch.delenv(FOLDER)

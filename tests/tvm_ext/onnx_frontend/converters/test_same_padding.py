@@ -8,7 +8,7 @@ import onnx
 import pytest
 from combinations import pairwise
 from one_model import in_one_model, program, run_model
-from operator_models import by_runtime
+from operator_models import by_runtime, check_operator
 from small_models import model, node, rand, value
 
 from tvm_ext.onnx_frontend import import_model
@@ -140,3 +140,12 @@ def test_regions_of_an_image_of_symbolic_sizes() -> None:
     batches = np.zeros(3, np.int64)
     feeds = [{"x": rand(1, 2, *sides), "regions": regions, "batches": batches} for sides in SIDES]
     compiled_once(proto, feeds)
+
+
+@in_one_model
+@pytest.mark.parametrize("attributes", [{}, {"auto_pad": "SAME_UPPER"}])
+def test_transposed_convolution_to_a_given_size(attributes: dict) -> None:
+    arrays = {"x": rand(1, 2, 4, 5), "w": rand(2, 3, 3, 3)}
+    check_operator(
+        "ConvTranspose", arrays, strides=[3, 2], output_shape=[11, 9], tolerance=1e-4, **attributes
+    )
