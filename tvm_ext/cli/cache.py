@@ -129,7 +129,7 @@ def _table(cache: "ProgramCache", entries: "Sequence[CacheEntry]") -> "Table":
         used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
         table.add_row(ShortName(name), Text(plain(target)), format_bytes(entry.size), used)
     if kernels:
-        what = f"code of {format_count(len(kernels), 'kernel')}, for models that are compiled anew"
+        what = f"code of {format_count(len(kernels), 'kernel')}"
         table.add_row(Text(what), "", format_bytes(sum(entry.size for entry in kernels)), "")
     table.add_section()
     total = format_bytes(sum(entry.size for entry in entries))

@@ -75,6 +75,7 @@ class ErrorGroup(TyperGroup):
                 _print_error(_usage_message(error))
                 code = BAD_INPUT
             except (KeyboardInterrupt, typer.Abort):
+                _set_timer(0)
                 code = INTERRUPTED
             except OSError as error:
                 # Only the group's own help gets here.
@@ -109,6 +110,7 @@ class ErrorGroup(TyperGroup):
         except Exception as error:  # noqa: BLE001
             # An interrupt inside of a pass comes back from TVM as an error of that pass.
             if _interrupts:
+                _set_timer(0)
                 raise typer.Exit(INTERRUPTED) from None
             raise _failed(error, debug) from None
         return result
@@ -156,18 +158,40 @@ def debug_first(arguments: Sequence[str]) -> list[str]:
     return [*debug, *rest, *given[end:]]
 
 
+# Python drops a KeyboardInterrupt that it raises while an object is deleted, and TVM one in some of
+# its callbacks: then the program goes on as if nobody had asked it to end.
+_SECONDS_UNTIL_AGAIN = 0.5
+
+
 def remember_interrupts() -> None:
     """Notes each Ctrl-C, on top of the KeyboardInterrupt that Python raises for it.
 
-    A signal that the caller of this process chose to ignore stays ignored.
+    One that was dropped comes again. A signal that the caller of this process chose to ignore stays
+    ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _on_interrupt)
+        if hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, _come_again)
 
 
 def _on_interrupt(number: int, frame: FrameType | None) -> None:
     _interrupts.append(number)
+    _set_timer(_SECONDS_UNTIL_AGAIN)
     signal.default_int_handler(number, frame)
+
+
+def _come_again(number: int, frame: FrameType | None) -> None:
+    """An interrupt that nothing handles at the moment comes again; a session of tuning notes it."""
+    if isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit):
+        _set_timer(_SECONDS_UNTIL_AGAIN)
+    else:
+        signal.raise_signal(signal.SIGINT)
+
+
+def _set_timer(seconds: float) -> None:
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def discard_stdout() -> None:
@@ -299,6 +323,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     finally:
+        _set_timer(0)
         _flush()
         # The process ends, and its memory with it: nothing of it need be looked through.
         gc.freeze()

@@ -131,3 +131,34 @@ def test_an_interrupt_inside_of_a_pass_is_130(abs_model_path, tmp_path):
     assert process.returncode == 130
     assert (stdout, stderr) == ("", "")
     assert not (tmp_path / "out.tvmx").exists()
+
+
+DROPPED = """
+import os, signal, time
+from tvm_ext.cli.main import remember_interrupts
+
+class Deleted:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        # Here it is raised, and dropped with "Exception ignored in".
+        sum(range(1000))
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+remember_interrupts()
+Deleted()
+print("it was dropped", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    # One that is being handled does not come again.
+    time.sleep(1.5)
+    print("it came again")
+"""
+
+
+def test_an_interrupt_that_python_drops_comes_again() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.stdout == "it was dropped\nit came again\n"
+    assert "KeyboardInterrupt" in done.stderr
