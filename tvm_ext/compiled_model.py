@@ -83,7 +83,7 @@ class CompiledModel:
         threads: int,
         report: CompileReport,
     ) -> None:
-        self._program = ProgramModule(program)
+        self._program = ProgramModule(program, report.memory.weights_bytes)
         self._target = target
         self._threads = min(threads, usable_cores())
         self._threads_own = threading.local()

@@ -5,10 +5,12 @@ The weights pass through LLVM as one constant, so linking is quick: about a seco
 
 import contextlib
 import ctypes
+import errno
 import functools
 import io
 import mmap
 import os
+import shutil
 import struct
 import sys
 import tempfile
@@ -40,13 +42,19 @@ _POOLED_ALLOCATOR = 2
 _WEIGHTS_AND_PROGRAM = "__tvm_ffi__library_bin"
 
 
-def export_library_bytes(executable: Any) -> bytes:
+# For the code of a program, beside its weights.
+_ROOM_FOR_CODE = 4 << 20
+
+
+def export_library_bytes(executable: Any, weights_bytes: int = 0) -> bytes:
     """Link a compiled program into a shared library.
 
     Parameters
     ----------
     executable : tvm.relax.VMExecutable
         Result of ``tvm.compile`` or ``relax.build``. Neither network nor GPU is needed.
+    weights_bytes : int
+        What its constants take.
 
     Returns
     -------
@@ -65,6 +73,9 @@ def export_library_bytes(executable: Any) -> bytes:
     linker = Linker(find_compiler())
     try:
         with tempfile.TemporaryDirectory(prefix="tvmx-") as folder:
+            # On a full disk, LLVM ends the process.
+            if shutil.disk_usage(folder).free < 2 * weights_bytes + _ROOM_FOR_CODE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             output = Path(folder) / "model.so"
             executable.export_library(str(output), fcompile=linker, workspace_dir=folder)
             return output.read_bytes()
@@ -246,8 +257,11 @@ class ProgramModule:
     constant into the executable that it runs, and TVM warns of each when such a one is saved.
     """
 
-    def __init__(self, program: "relax.VMExecutable | bytes | LibraryFile") -> None:
+    def __init__(
+        self, program: "relax.VMExecutable | bytes | LibraryFile", weights_bytes: int = 0
+    ) -> None:
         self._program = program
+        self._weights_bytes = weights_bytes
         self._lock = threading.Lock()
         self._module: tvm_ffi.Module | None = None
 
@@ -272,7 +286,7 @@ class ProgramModule:
 
     def _linked(self) -> bytes | LibraryFile:
         if not isinstance(self._program, bytes | LibraryFile):
-            self._program = export_library_bytes(self._program)
+            self._program = export_library_bytes(self._program, self._weights_bytes)
         return self._program
 
 

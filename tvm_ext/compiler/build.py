@@ -4,11 +4,13 @@ and makes the program.
 
 import hashlib
 import json
+import os
 import platform
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -55,7 +57,8 @@ def build(
     Raises
     ------
     BuildError
-        Code generation fails: the tool chain lacks something, or a kernel breaks a limit.
+        Code generation fails: the tool chain lacks something, a kernel breaks a limit, or the
+        temporary folder is full.
     """
     kernels = sum(isinstance(func, tirx.PrimFunc) for func in mod.functions.values())
     tell(f"code for {kernels} kernels")
@@ -66,6 +69,11 @@ def build(
             # Beside the device code of the kernels that call it.
             built.mod.imports[0].import_module(module)
         return built
+    except OSError as error:
+        raise BuildError(
+            f"the code of kernels cannot be written ({error.strerror or error}); expected room in "
+            "the temporary folder: set TMPDIR to a folder with free space"
+        ) from error
     except BUILD_ERRORS as error:
         raise BuildError(_no_code(mod, target, origins or {}), defect=True) from error
 
@@ -166,19 +174,34 @@ def _object(kernels: tvm.IRModule, target: tvm.target.Target) -> bytes:
     """An object file with ``kernels``; for a thread, which has no context of the others."""
     with (
         tvm.transform.PassContext(opt_level=3, config=pass_options(target)),
-        tempfile.TemporaryDirectory(prefix="tvmx-") as folder,
+        _file_in_memory() as path,
     ):
-        path = Path(folder) / "kernels.o"
-        tirx.build(kernels, target, lowering_pipeline(target)).write_to_file(str(path))
+        tirx.build(kernels, target, lowering_pipeline(target)).write_to_file(str(path), "o")
         return path.read_bytes()
 
 
 def _loaded(code: bytes, names: Sequence[str]) -> tvm_ffi.Module:
     """What goes to the linker, as TVM keeps it."""
-    with tempfile.TemporaryDirectory(prefix="tvmx-") as folder:
-        path = Path(folder) / "kernels.o"
+    with _file_in_memory() as path:
         path.write_bytes(code)
         return tvm.runtime.load_static_library(str(path), list(names))
+
+
+@contextmanager
+def _file_in_memory() -> Iterator[Path]:
+    """A file for what TVM writes and reads by its path only; on a disk where there is no other.
+
+    On a full disk, LLVM ends the process.
+    """
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryDirectory(prefix="tvmx-") as folder:
+            yield Path(folder) / "kernels.o"
+        return
+    descriptor = os.memfd_create("kernels.o")
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 # With the cache each kernel has an object of its own, in which its name is made from what it
@@ -186,9 +209,10 @@ def _loaded(code: bytes, names: Sequence[str]) -> tvm_ffi.Module:
 
 
 def _cache(attrs: tvm.ir.Attrs | None) -> ProgramCache | None:
-    """The cache; None where the target alone does not decide about code and names."""
+    """The cache; None where what a key says does not decide about code and names."""
     # A system library has prefixes in its names, and scripts are for linkers of ELF files.
-    if platform.system() != "Linux" or (attrs is not None and "system_lib_prefix" in attrs):
+    has_prefix = attrs is not None and "system_lib_prefix" in attrs
+    if platform.system() != "Linux" or has_prefix or code_versions() is None:
         return None
     return program_cache()
 
@@ -209,7 +233,9 @@ def _by_cache(
     named = [_named(functions[owners[key]], names[key]) for key in missing]
     made = dict(zip(missing, _side_by_side(named, target), strict=True))
     cache.keep_objects(made)
-    modules = [_loaded(made.get(key) or code or b"", [names[key]]) for key, code in codes.items()]
+    modules = [
+        _loaded(made[key] if code is None else code, [names[key]]) for key, code in codes.items()
+    ]
     symbols = {_symbol(functions[var]): names[key] for var, key in keys.items()}
     modules.append(_loaded(_linker_script(symbols), list(symbols)))
     return _KernelObjects(modules, sum(key not in made for key in keys.values()))

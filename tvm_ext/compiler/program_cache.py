@@ -305,7 +305,8 @@ def program_key(
     a CPU that this one is not, what does not come with the package takes part (a pass, an option of
     one, a template, a cost model), or the caller has set something in TVM's context of passes.
     """
-    if not _runs_here(machine) or not _is_all_ours(machine, pipeline) or _SOURCES is None:
+    versions = code_versions()
+    if not _runs_here(machine) or not _is_all_ours(machine, pipeline) or versions is None:
         return None
     around = tvm.transform.PassContext.current()
     if around.instruments or around.disabled_pass or around.required_pass or len(around.config):
@@ -316,7 +317,7 @@ def program_key(
         facts: dict[str, Any] = {
             "model": model_digest(model),
             "records": list(map(_digest_of_folder, record_folders(records))),
-            **code_versions(),
+            **versions,
             "machine": [type(machine).__name__, machine.model_dump(mode="json")],
             "opt_level": pipeline.opt_level,
             "require_records": require_records,
@@ -358,9 +359,12 @@ def _is_all_ours(machine: MachineDescription, pipeline: Pipeline) -> bool:
     )
 
 
-def code_versions() -> dict[str, Any]:
-    """Of all that makes code: this package's own files, and others' packages by their versions."""
-    return {"versions": _versions(), "sources": _SOURCES}
+def code_versions() -> dict[str, Any] | None:
+    """Of all that makes code: this package's own files, and others' packages by their versions.
+
+    None where a file cannot be read.
+    """
+    return None if _SOURCES is None else {"versions": _versions(), "sources": _SOURCES}
 
 
 @functools.cache

@@ -195,3 +195,8 @@ def test_failing_compiler_is_one_line(monkeypatch, tmp_path, program):
     with pytest.raises(ArtifactError, match="ld: cannot find x") as caught:
         export_library_bytes(program)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_room_for_the_weights_is_refused_before_anything_is_written(program):
+    with pytest.raises(ArtifactError, match=r"No space left on device; expected .*TMPDIR"):
+        export_library_bytes(program, weights_bytes=1 << 60)
