@@ -33,8 +33,10 @@ def check_writable(path: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path) -> Iterator[BinaryIO]:
+def replacing(path: str | Path, is_durable: bool = True) -> Iterator[BinaryIO]:
     """An open temporary file that takes the place of ``path`` if the block succeeds.
+
+    Unless ``is_durable``, a power cut soon after may leave less of it than was written.
 
     Raises
     ------
@@ -45,10 +47,12 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     with _temporary_sibling(path, final) as (file, temporary):
         yield file
         file.flush()
-        os.fsync(file.fileno())
+        if is_durable:
+            os.fsync(file.fileno())
         file.close()
         os.replace(temporary, final)
-    _sync_folder(final.parent)
+    if is_durable:
+        _sync_folder(final.parent)
 
 
 def write_text(path: str | Path, text: str) -> None:

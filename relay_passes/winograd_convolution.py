@@ -257,6 +257,7 @@ class WinogradForm:
 
 def _row_of(matrix: Matrix, row: Any, terms: list[tirx.Expr]) -> tirx.Expr:
     """Row ``row`` of ``matrix`` times ``terms``; unrolled, the choice of the row is gone."""
+    # No Select: its condition becomes a vector, and TVM folds none of those.
     *choices, result = [_combination([float(f) for f in factors], terms) for factors in matrix]
     for index in range(len(choices) - 1, -1, -1):
         result = tirx.if_then_else(row == index, choices[index], result)

@@ -74,11 +74,11 @@ def schedule_kernels(
     functions = dict(mod.functions.items())
     choices: dict[str, ScheduleChoice] = {}
     kernels = [(v, f) for v, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)]
-    for number, (global_var, func) in enumerate(kernels, start=1):
-        name = str(global_var.name_hint)
-        tell(f"kernel {number} of {len(kernels)}")
-        unmarked = without_scope_marks(func)
-        with without_type_checks():
+    with without_type_checks():
+        for number, (global_var, func) in enumerate(kernels, start=1):
+            name = str(global_var.name_hint)
+            tell(f"kernel {number} of {len(kernels)}")
+            unmarked = without_scope_marks(func)
             functions[global_var], choices[name] = schedule_kernel(
                 unmarked, machine, records, name, stated
             )

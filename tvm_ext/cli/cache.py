@@ -26,7 +26,7 @@ def show_command(json_output: options.Json = False) -> None:
     from tvm_ext.cli import output as out
 
     cache = _cache()
-    found = [*cache.entries(), *cache.objects()] if cache is not None else []
+    found = cache.entries() if cache is not None else []
     if json_output:
         out.print_json(_as_json(cache, found))
     elif cache is None:
@@ -68,7 +68,7 @@ def verify_command(json_output: options.Json = False) -> None:
     elif cache is None:
         out.print_text(_OFF)
     else:
-        whole = f"{_counted([*cache.entries(), *cache.objects()])}: whole."
+        whole = f"{_counted(cache.entries())}: whole."
         out.print_text(f"Deleted {_counted(damaged)}, damaged. {whole}" if damaged else whole)
     if damaged:
         raise typer.Exit(1)

@@ -221,7 +221,12 @@ def _by_cache(
     functions: _Functions, target: tvm.target.Target, cache: ProgramCache
 ) -> _KernelObjects:
     ordered = _largest_first(functions)
-    keys = {var: _key(functions[var], target) for var in ordered}
+    for_all = {
+        "target": target.export(),
+        "options": pass_options(target),
+        "made by": code_versions(),
+    }
+    keys = {var: _key(functions[var], for_all) for var in ordered}
     # Kernels that compute the same have one object.
     owners = {key: var for var, key in reversed(keys.items())}
     names = {
@@ -244,8 +249,10 @@ def _by_cache(
 _DIGITS_IN_NAME = 16
 
 
-def _key(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
+def _key(func: tirx.PrimFunc, for_all: Mapping[str, object]) -> str:
     """A key for all that decides about a kernel's code: hexadecimal digits.
+
+    ``for_all`` is what decides about that of each kernel of a program.
 
     The hash that TVM makes of a function says nothing of names, and 64 bits are enough for chance;
     the number of its statements is beside it.
@@ -254,9 +261,7 @@ def _key(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
         "kernel": tvm_ffi.structural_hash(func.without_attr("global_symbol")),
         "size": _size(func),
         "name": _without_numbers(_symbol(func)),
-        "target": target.export(),
-        "options": pass_options(target),
-        "made by": code_versions(),
+        **for_all,
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -9,10 +9,9 @@ import functools
 import hashlib
 import json
 import os
-import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.compiler.backend import no_gibibytes, programs_of, target_record
 from tvm_ext.compiler.stages import ModelSource
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders
+from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ConfigError, TvmExtError
 from tvm_ext.hardware.cost_model import cost_model
@@ -169,6 +169,7 @@ class ProgramCache:
         code = _whole_object(path)
         if code is None:
             _deleted(path)
+            return None
         with suppress(OSError):
             os.utime(path)
         return code
@@ -177,46 +178,30 @@ class ProgramCache:
         """Writes objects by their keys, as far as they can be written."""
         if not codes:
             return
-        with suppress(OSError):
+        with suppress(TvmExtError, OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.is_private():
                 for key, code in codes.items():
-                    self._write(key, _object_digest(key, code) + code)
+                    # What a power cut leaves of one is no whole object.
+                    with replacing(self._path(key, _OBJECT_ENDING), is_durable=False) as file:
+                        file.write(_object_digest(key, code) + code)
                 self._evict()
 
-    def _write(self, key: str, content: bytes) -> None:
-        """Under its name whole, or not at all; what a power cut leaves of it is no whole object."""
-        with tempfile.NamedTemporaryFile(
-            dir=self.folder, suffix=_TEMPORARY, delete=False
-        ) as temporary:
-            path = Path(temporary.name)
-            try:
-                temporary.write(content)
-                temporary.flush()
-                path.replace(self._path(key, _OBJECT_ENDING))
-            except OSError:
-                _deleted(path)
-                raise
-
-    def entries(self, ending: str = _ENDING) -> list[CacheEntry]:
-        """The programs, the one that was used last first."""
+    def entries(self) -> list[CacheEntry]:
+        """All programs and kernels, the one that was used last first."""
         found = []
-        for path, status in self._files(ending):
+        for path, status in self._files(_ENDING, _OBJECT_ENDING):
             found.append(CacheEntry(path, status.st_size, status.st_mtime))
-        return _last_used_first(found)
-
-    def objects(self) -> list[CacheEntry]:
-        """The kernels, the one that was used last first."""
-        return self.entries(_OBJECT_ENDING)
+        return sorted(found, key=lambda entry: (-entry.used, entry.path.name))
 
     def clear(self) -> list[CacheEntry]:
-        """Deletes all programs and kernels; returns them."""
-        return [entry for entry in (*self.entries(), *self.objects()) if _deleted(entry.path)]
+        """Deletes all entries; returns them."""
+        return [entry for entry in self.entries() if _deleted(entry.path)]
 
     def delete_damaged(self) -> list[CacheEntry]:
         """Reads all entries whole, and deletes those that are not as they were written."""
         damaged = []
-        entries = [*self.entries(), *self.objects()]
+        entries = self.entries()
         for number, entry in enumerate(entries, start=1):
             tell(f"entry {number} of {len(entries)}")
             # Another process may delete it in the meantime.
@@ -237,27 +222,23 @@ class ProgramCache:
             return False
         return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
-    def _files(self, ending: str) -> Iterator[tuple[Path, os.stat_result]]:
+    def _files(self, *endings: str) -> Iterator[tuple[Path, os.stat_result]]:
         with suppress(OSError):
             for path in self.folder.iterdir():
-                if path.suffix == ending:
+                if path.suffix in endings:
                     with suppress(OSError):
                         yield path, path.stat()
 
     def _evict(self) -> None:
         """Deletes what was used longest ago until the rest may stay, and unfinished files."""
         total = 0
-        for entry in _last_used_first([*self.entries(), *self.objects()]):
+        for entry in self.entries():
             total += entry.size
             if total > self.limit_bytes:
                 _deleted(entry.path)
         for path, status in self._files(_TEMPORARY):
             if time.time() - status.st_mtime > _STALE_SECONDS:
                 _deleted(path)
-
-
-def _last_used_first(entries: Iterable[CacheEntry]) -> list[CacheEntry]:
-    return sorted(entries, key=lambda entry: (-entry.used, entry.path.name))
 
 
 def _deleted(path: Path) -> bool:
