@@ -57,6 +57,7 @@ from tvm_ext.tir_schedules.schedule_kernels import TEMPLATE_FAILED, ScheduleChoi
 TargetSource: TypeAlias = "str | Path | tvm.target.Target | MachineDescription"
 
 
+@tvm_ext.without_garbage_collection()
 def compile(
     model: ModelSource,
     target: TargetSource = "cpu",
@@ -259,6 +260,7 @@ def _compiled_for(
     return compiled
 
 
+@tvm_ext.without_garbage_collection()
 def _compiled_anew(
     model: ModelSource,
     request: _Request,
