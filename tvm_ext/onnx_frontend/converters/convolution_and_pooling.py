@@ -102,6 +102,28 @@ def padded_to_a_window(data: relax.Expr, attr: dict, kernel: Sequence[int], opse
     return {**{name: attr[name] for name in attr if name != "auto_pad"}, "pads": pads}
 
 
+def without_taps_outside(data: relax.Expr, attr: dict, kernel: Sequence[int]) -> dict:
+    """The attributes of a pool whose only window along an axis reads that axis, and no padding.
+
+    A window larger than any image (``AvgPool2d(640, ceil_mode=True)``) would take all of its taps
+    one by one. Padding that a mean counts stays.
+    """
+    count, ceil = len(kernel), bool(attr.get("ceil_mode", 0))
+    strides, dilations = (attr.get(name, [1] * count) for name in ("strides", "dilations"))
+    pads, widths = list(attr.get("pads", [0] * 2 * count)), list(kernel)
+    explicit = text(attr, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    if not explicit or (attr.get("count_include_pad", 0) and any(pads)):
+        return attr
+    for k, size in enumerate(sizes_of(data)[2:]):
+        if not isinstance(size, int) or not 0 < size <= widths[k] - pads[k] or dilations[k] != 1:
+            continue
+        around = pads[k], pads[k + count]
+        if _windows(size, around, strides[k], widths[k], ceil) == 1:
+            widths[k], pads[k], pads[k + count] = size, 0, 0
+    kept = {name: attr[name] for name in attr if name != "auto_pad"}
+    return {**kept, "kernel_shape": widths, "pads": pads}
+
+
 def _does_not_fit(width: int, axis: int, size: int) -> str:
     return f"its window of {width} does not fit in axis {axis} of size {size}"
 
@@ -120,6 +142,8 @@ class _Windows(OnnxOpConverter):
             kernel = attr.get("kernel_shape") or sizes_of(inputs[1])[2:]
             if cls.pools:
                 attr = padded_to_a_window(inputs[0], attr, kernel, opset)
+                attr = without_taps_outside(inputs[0], attr, kernel)
+                kernel = attr["kernel_shape"]
             data, kept = cls._padded_input(bb, inputs[0], attr, kernel)
             given = type(inputs)([data, *list(inputs)[1:]])
             result = plain(bb, given, kept, params)

@@ -81,6 +81,37 @@ def test_windows_that_an_image_does_not_fill(
     check_operator(operator, {"x": rand(1, 2, *size)}, outputs, opset=18, **attributes)
 
 
+@pytest.mark.parametrize(
+    ("operator", "counting"),
+    [
+        ("AveragePool", {}),
+        ("AveragePool", {"count_include_pad": 1}),
+        ("LpPool", {}),
+        ("MaxPool", {}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("size", "attributes"),
+    [
+        ((2, 3), {"kernel_shape": [640, 640], "strides": [640, 640]}),
+        ((2, 9), {"kernel_shape": [64, 4], "strides": [64, 2]}),
+        ((2, 9), {"kernel_shape": [64, 4], "strides": [64, 2], "pads": [3, 1, 0, 0]}),
+    ],
+)
+def test_windows_larger_than_the_image(
+    operator: str, counting: dict, size: tuple[int, int], attributes: dict
+) -> None:
+    given = {**attributes, **counting}
+    made, inputs = operator_model(operator, {"x": rand(1, 2, *size)}, ceil_mode=1, **given)
+    compiled = tvm_ext.compile(made)
+    np.testing.assert_allclose(
+        compiled.run(inputs)["y0"], run_reference(made, inputs)["y0"], rtol=1e-6
+    )
+    # Windows of the given sizes take 2,500 operations and more; padding that is counted stays.
+    if not (counting and "pads" in attributes):
+        assert sum(kernel.flops or 0 for kernel in compiled.report.kernels) <= 400
+
+
 def test_an_image_too_small_for_any_window() -> None:
     with pytest.raises(ModelError, match=r"its window of 3 does not fit in axis 2 of size 1"):
         check_operator(
