@@ -1,9 +1,11 @@
-"""The one place that imports TVM names which are private or have moved between releases.
+"""The one place for TVM names which are private or have moved between releases, and for marks that
+TVM leaves in kernels.
 
 A TVM release that moves a name breaks this file and its test, and nothing else. One name a line.
 Those of TVM's ONNX importer are in ``tvm_ext/onnx_frontend/tvm_compat.py``: they bring ``onnx``.
 """
 
+from tvm import tirx
 from tvm.base import _LOADED_LIBS as loaded_libraries
 from tvm.ir import IRModule
 from tvm.s_tir.meta_schedule import TuneContext
@@ -14,13 +16,19 @@ from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 from tvm.support.nvcc import tvm_callback_cuda_compile as compile_cuda_by_tvm
 from tvm.target import Target
 from tvm.target import codegen as llvm_codegen
+from tvm_ffi import structural_map
 
 __all__ = [
     "compile_cuda_by_tvm",
     "llvm_codegen",
     "loaded_libraries",
     "tune_context",
+    "without_scope_marks",
 ]
+
+# Groups statements while TVM builds a kernel (ScatterND, ScatterElements, NonMaxSuppression); means
+# nothing afterwards, and code generation warns of it.
+_SCOPE_MARK = "pragma_scope"
 
 
 def tune_context(
@@ -49,3 +57,13 @@ def tune_context(
     )
     meta_schedule_ffi.TuneContextInitialize(context)
     return context
+
+
+def without_scope_marks(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` without the marks that TVM's IR builder leaves; itself when it has none."""
+    body = structural_map(func.body, (tirx.AttrStmt, _inside))
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _inside(stmt: tirx.AttrStmt) -> tirx.Stmt:
+    return stmt.body if stmt.attr_key == _SCOPE_MARK else stmt

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.hardware.scope_marks import without_scope_marks
+from tvm_ext.hardware.tvm_compat import without_scope_marks
 from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.relay_passes.expressions import constant_value, static_extents
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied

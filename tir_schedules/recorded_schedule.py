@@ -11,7 +11,7 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.configs.former_names import TEMPLATES as FORMER_NAMES
 from tvm_ext.hardware.machine import MachineDescription
-from tvm_ext.hardware.scope_marks import without_scope_marks
+from tvm_ext.hardware.tvm_compat import without_scope_marks
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.apply_template import (
     ScheduledKernel,

@@ -11,7 +11,7 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable, ScheduleRefusedError, TvmExtError
 from tvm_ext.configs.progress import tell
 from tvm_ext.hardware.machine import MachineDescription
-from tvm_ext.hardware.scope_marks import without_scope_marks
+from tvm_ext.hardware.tvm_compat import without_scope_marks
 from tvm_ext.tir_schedules.apply_template import (
     SCHEDULED_ATTRIBUTE,
     ScheduledKernel,

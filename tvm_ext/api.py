@@ -16,10 +16,16 @@ from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.compiler.backend import default_limit, programs_of, require_memory, target_record
 from tvm_ext.compiler.build import build_program
-from tvm_ext.compiler.compile_context import compiling
+from tvm_ext.compiler.compile_context import CompileContext, compiling
 from tvm_ext.compiler.graph_analysis import may_divide_by_zero, operator_counts, sizes_from_data
 from tvm_ext.compiler.kernel_records import kernel_records, largest_result, work_of_call
 from tvm_ext.compiler.program_cache import program_cache, program_key
+from tvm_ext.compiler.specialize import (
+    Specialization,
+    specialized_kernels,
+    specialized_shapes,
+    with_specialized,
+)
 from tvm_ext.compiler.stages import (
     LoweredModel,
     ModelSource,
@@ -30,7 +36,7 @@ from tvm_ext.compiler.stages import (
     schedule_module,
 )
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders, require_hits
-from tvm_ext.errors import REPORT_IT, DefectWarning
+from tvm_ext.errors import REPORT_IT, DefectWarning, InputError
 from tvm_ext.hardware.cost_model import Work, cost_model
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.hardware.machine import MachineDescription
@@ -50,6 +56,7 @@ from tvm_ext.report.records import (
     DeviceRecord,
     GraphRecord,
     PhaseRecord,
+    specialized_name,
 )
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.tir_schedules.schedule_kernels import TEMPLATE_FAILED, ScheduleChoice
@@ -72,6 +79,7 @@ def compile(
     tf32: bool = False,
     pipeline: PipelineSource | None = None,
     threads: int | None = None,
+    specialize: Sequence[Specialization] = (),
 ) -> CompiledModel:
     """Compiles an ONNX model, or a module of TVM.
 
@@ -110,6 +118,11 @@ def compile(
         For a CPU: how many threads to plan for and to run with, in the place of one for each core
         of the target. Fewer run where the process may use fewer cores: by its affinity, the CPU
         quota of its container, ``TVM_NUM_THREADS`` or ``OMP_NUM_THREADS``.
+    specialize : sequence of mappings, optional
+        For a CPU: sizes for which the model has programs of their own beside that for any sizes,
+        as frozen models have: ``[{"N": 1}, {"x": [8, 3, 224, 224]}]`` names dimensions or inputs.
+        A run takes the first that fits its inputs. Weights of equal values are there once; the
+        compilation takes as much longer as there are sizes.
 
     Returns
     -------
@@ -125,6 +138,11 @@ def compile(
     machine = program_target(target)
     machine = machine.with_tf32() if tf32 else machine
     machine = machine if threads is None else machine.with_threads(threads)
+    if specialize and programs_of(machine).device != "cpu":
+        raise InputError(
+            f"specialize: target '{machine.name}' is no CPU; expected a CPU: leave specialize out, "
+            "or compile the model for each of the sizes"
+        )
     passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
     require_schedules(passes, machine)
     set_up = PhaseRecord(SET_UP, time.perf_counter() - begun)
@@ -134,6 +152,7 @@ def compile(
         Path(dump_ir) if dump_ir is not None else None,
         records,
         require_records,
+        tuple(specialize),
     )
     compiled = _from_cache(model, request, input_shapes)
     compiled.report.phases = [set_up, *compiled.report.phases]
@@ -149,6 +168,7 @@ class _Request:
     dump_ir: Path | None
     records: RecordsSource
     require_records: bool
+    specialize: tuple[Specialization, ...] = ()
 
 
 def _warmed_up(compiled: CompiledModel) -> CompiledModel:
@@ -182,13 +202,14 @@ def _from_cache(
         input_shapes,
         request.records,
         request.require_records,
+        request.specialize,
     )
     with phases.timed(FROM_CACHE):
         key = present_key()
         found = cache.find(key) if key is not None else None
     if found is not None:
         found.report.phases = phases.records
-        found.compile_again = partial(_compiled_anew, model, request)
+        found.compile_again = _again(model, request)
         if any(kernel.flops is None for kernel in found.report.kernels):
             found.work_of_call = _WorkFromModel(
                 model, request, input_shapes, lambda: present_key() == key
@@ -244,19 +265,24 @@ def _compiled_for(
 ) -> CompiledModel:
     phases = Phases()
     if isinstance(model, tvm.IRModule):
-        compiled = _compiled(model, request, phases, input_shapes)
-        compiled.compile_again = partial(_compiled_anew, model, request)
+        compiled = _compiled(model, request, phases, model, input_shapes)
+        compiled.compile_again = _again(model, request)
         return compiled
     with phases.timed("import"):
         ready = prepare_model(model, input_shapes)
         partition = partition_graph(ready.prepared, ready.model.graph)
     if partition is None:
-        compiled = _compiled(ready, request, phases)
+        compiled = _compiled(ready, request, phases, model, input_shapes)
     else:
+        if request.specialize:
+            raise InputError(
+                f"specialize: {ready.name} has steps that the host computes; expected a model that "
+                "is one program: leave specialize out"
+            )
         parts = [_compiled(part_of(ready, part), request) for part in partition.parts]
         level = request.pipeline.opt_level
         compiled = with_host_steps(ready, partition, parts, request.machine, level, phases)
-    compiled.compile_again = partial(_compiled_anew, model, request)
+    compiled.compile_again = _again(model, request)
     return compiled
 
 
@@ -270,16 +296,32 @@ def _compiled_anew(
     return _warmed_up(_compiled_for(model, request, input_shapes))
 
 
-def _compiled(
-    model: PreparedModel | tvm.IRModule,
+def _again(
+    model: ModelSource, request: _Request
+) -> Callable[[dict[str, list[int | str]]], CompiledModel]:
+    """Compiles the model for other shapes."""
+    return partial(_compiled_anew, model, replace(request, specialize=()))
+
+
+@dataclass
+class _Planned:
+    """A program ahead of its code."""
+
+    lowered: LoweredModel
+    scheduled: tvm.IRModule
+    mod: tvm.IRModule
+    context: CompileContext
+    runner: PassRunner
+
+
+def _planned(
+    model: ModelSource,
     request: _Request,
-    phases: Phases | None = None,
+    phases: Phases,
     input_shapes: Mapping[str, Sequence[int | str]] | None = None,
-) -> CompiledModel:
-    """One program for all of a prepared model or a Relax module."""
+) -> _Planned:
     machine, pipeline, records = request.machine, request.pipeline, request.records
     runner = PassRunner(request.dump_ir)
-    phases = phases or Phases()
     with compiling(machine) as context:
         lowered = lower_model(model, input_shapes, pipeline, runner, phases)
         context.ranges = lowered.imported.ranges
@@ -287,52 +329,80 @@ def _compiled(
         _warn_of_defects(context.choices, lowered)
         if request.require_records:
             require_hits(context.choices, lowered.kernels, lowered.calls)
-        planned = plan_module(scheduled, pipeline, runner, phases)
+        mod = plan_module(scheduled, pipeline, runner, phases)
         require_memory(
             context.memory,
             lowered.imported.name,
             default_limit(machine),
             lambda: largest_result(lowered.kernels, lowered.calls),
         )
-        with phases.timed(CODE):
-            program = build_program(
-                planned, context.target, machine, lowered.kernels, context.choices, lowered.calls
-            )
-        report = _report(lowered, pipeline.opt_level, machine)
-        report.kernels = kernel_records(
-            lowered.kernels,
-            lowered.calls,
-            program.choices,
-            cost_model(machine),
-            bool(record_folders(records)),
+    return _Planned(lowered, scheduled, mod, context, runner)
+
+
+def _compiled(
+    model: PreparedModel | tvm.IRModule,
+    request: _Request,
+    phases: Phases | None = None,
+    source: "ModelSource | None" = None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
+) -> CompiledModel:
+    """One program for all of a prepared model or a Relax module.
+
+    ``source`` is what it was prepared from, for its specialised programs.
+    """
+    machine = request.machine
+    phases = phases or Phases()
+    first = _planned(model, request, phases, input_shapes)
+    given = specialized_shapes(first.lowered.imported.inputs, request.specialize)
+    every = [{**(input_shapes or {}), **shapes} for shapes in given]
+    extra = Phases()
+    others = [_planned(source or model, request, extra, shapes) for shapes in every]
+    if others:
+        phases.records.append(PhaseRecord("specialize", sum(one.seconds for one in extra.records)))
+    with compiling(machine) as context, phases.timed(CODE):
+        program = build_program(
+            with_specialized(first.mod, [other.mod for other in others]),
+            context.target,
+            machine,
+            first.lowered.kernels,
+            first.context.choices,
+            first.lowered.calls,
         )
+    first.context.choices = program.choices
+    report = _report(first, request)
+    report.specialized = [_report(one, request, n) for n, one in enumerate(others, 1)]
     report.phases = phases.records
     report.kernels_from_cache = context.kernels_from_cache
-    report.passes = runner.records
-    report.memory = replace(
-        context.memory.without_bounds(),
-        copied_outputs=_copied_outputs(scheduled, lowered.imported.outputs, runner),
-        out_params=_out_params(planned, lowered.imported.outputs, runner),
-    )
     report.device = _with_graph_refusal(program.device, report)
-    problems = [str(problem) for problem in context.records.problems] if context.records else []
-    report.warnings = [*lowered.imported.warnings, *_warnings(report), *problems]
+    imported = [one.lowered.imported for one in (first, *others)]
     model_to_run = CompiledModel(
         program=program.executable,
-        inputs=lowered.imported.inputs,
-        outputs=lowered.imported.outputs,
+        inputs=imported[0].inputs,
+        outputs=imported[0].outputs,
         target=target_record(machine),
         threads=programs_of(machine).threads(machine),
         report=report,
+        specialized=[(one.inputs, one.outputs) for one in imported[1:]],
     )
-    symbolic = [record.name for record in report.kernels if record.flops is None]
-    if symbolic:
-        # Without the program around them, whose weights would stay in memory.
-        functions = {name: lowered.kernels[name] for name in symbolic}
-        model_to_run.work_of_call = partial(work_of_call, functions)
+    parts = (model_to_run, *model_to_run.specialized)
+    for number, (part, one) in enumerate(zip(parts, (first, *others), strict=True)):
+        part.work_of_call = _work_of_call(part.report, one.lowered, number)
     with phases.timed("link"):
         model_to_run.link()
     return model_to_run
+
+
+def _work_of_call(
+    report: CompileReport, lowered: LoweredModel, number: int
+) -> Callable[..., Work | None] | None:
+    """Counts what kernels do whose sizes a run decides, without the program around them.
+
+    Its weights would stay in memory.
+    """
+    symbolic = {record.name for record in report.kernels if record.flops is None}
+    names = {specialized_name(call.kernel, number): call.kernel for call in lowered.calls}
+    functions = {name: lowered.kernels[names[name]] for name in symbolic}
+    return partial(work_of_call, functions) if functions else None
 
 
 def _copied_outputs(
@@ -378,17 +448,36 @@ def _warn_of_defects(choices: Mapping[str, ScheduleChoice], lowered: LoweredMode
         warnings.warn(warning, stacklevel=3)
 
 
-def _report(lowered: LoweredModel, opt_level: str, machine: MachineDescription) -> CompileReport:
-    imported = lowered.imported
-    return CompileReport(
+def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileReport:
+    """The report of a program, or of the specialised program ``number``, ahead of its code."""
+    lowered, context, runner = planned.lowered, planned.context, planned.runner
+    imported, machine = lowered.imported, request.machine
+    report = CompileReport(
         model=imported.name,
-        opt_level=opt_level,
+        opt_level=request.pipeline.opt_level,
         target=machine.model_dump(mode="json"),
         versions=VersionsRecord.installed().model_dump(),
         inputs=[spec.describe() for spec in imported.inputs],
         outputs=[spec.describe() for spec in imported.outputs],
         graph=_graph_record(lowered),
     )
+    records = kernel_records(
+        lowered.kernels,
+        lowered.calls,
+        context.choices,
+        cost_model(machine),
+        bool(record_folders(request.records)),
+    )
+    report.kernels = specialized_kernels(records, number)
+    report.passes = runner.records
+    report.memory = replace(
+        context.memory.without_bounds(),
+        copied_outputs=_copied_outputs(planned.scheduled, imported.outputs, runner),
+        out_params=_out_params(planned.mod, imported.outputs, runner),
+    )
+    problems = [str(problem) for problem in context.records.problems] if context.records else []
+    report.warnings = [*imported.warnings, *_warnings(report), *problems]
+    return report
 
 
 def _with_graph_refusal(device: DeviceRecord | None, report: CompileReport) -> DeviceRecord | None:

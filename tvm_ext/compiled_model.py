@@ -13,7 +13,7 @@ import tvm_ffi
 
 from tvm_ext.artifact import LoadedArtifact, TargetRecord, write_artifact
 from tvm_ext.artifact.library import LibraryFile, ProgramModule
-from tvm_ext.artifact.manifest import host_architecture
+from tvm_ext.artifact.manifest import SpecializedRecord, host_architecture
 from tvm_ext.check.inputs import zeros_to_run
 from tvm_ext.configs.atomic_file import check_new_folder, check_writable
 from tvm_ext.errors import ArtifactError, InputError, RunError, TargetError, TvmExtError
@@ -32,13 +32,19 @@ from tvm_ext.model_inputs import (
     ContradictingSizesError,
     ContradictingSizesWarning,
     check_inputs,
+    fit_shapes,
     release,
     require_no_device,
     shapes_named_apart,
 )
 from tvm_ext.program_call import ProgramCall, memory_tensor, to_array
 from tvm_ext.report.compile_report import CompileReport
-from tvm_ext.report.records import WITH_OUT_PARAMS, KernelCall, as_machine_code
+from tvm_ext.report.records import (
+    WITH_OUT_PARAMS,
+    KernelCall,
+    as_machine_code,
+    specialized_name,
+)
 from tvm_ext.report.units import format_bytes
 from tvm_ext.run_errors import TVM_ERRORS, failing_node, register_failed_branch, run_error
 from tvm_ext.tensor_spec import TensorSpec
@@ -51,6 +57,9 @@ if TYPE_CHECKING:
     from tvm_ext.report.profile import Profile
     from tvm_ext.runner import Runner
 
+
+# For how many shapes of inputs it is known which program runs.
+_CHOICES_KEPT = 1 << 12
 
 # A program is run twice ahead of its first run if the first of them takes less.
 _QUICK_SECONDS = 0.02
@@ -65,6 +74,9 @@ class CompiledModel:
         Names (as in the ONNX model), dtypes and shapes.
     report : CompileReport
         What the compiler did: passes, refusals, kernels, schedules, memory.
+    specialized : tuple[CompiledModel, ...]
+        The same model for exact sizes (``compile(specialize=...)``), in parts of this program: a
+        run takes the first that fits its inputs.
     """
 
     # Compiles the model again for other shapes of inputs; None for a program from a file.
@@ -76,14 +88,20 @@ class CompiledModel:
 
     def __init__(
         self,
-        program: "relax.VMExecutable | bytes | LibraryFile",
+        program: "relax.VMExecutable | bytes | LibraryFile | ProgramModule",
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         target: TargetRecord,
         threads: int,
         report: CompileReport,
+        specialized: Sequence[tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]] = (),
+        number: int = 0,
     ) -> None:
-        self._program = ProgramModule(program, report.memory.weights_bytes)
+        weights = [one.memory.weights_bytes for one in (report, *report.specialized)]
+        if not isinstance(program, ProgramModule):
+            program = ProgramModule(program, sum(weights))
+        self._program = program
+        self._number = number
         self._target = target
         self._threads = min(threads, usable_cores())
         self._threads_own = threading.local()
@@ -99,6 +117,14 @@ class CompiledModel:
         names = report.memory.out_params
         self._out_params = [self._output_names.index(name) for name in names]
         self._gpu = self._cuda_program() if target.kind == "cuda" else None
+        # The inputs and outputs of each of these are in ``specialized``.
+        self.specialized = tuple(
+            CompiledModel(self._program, *specs, target, threads, one, number=place)
+            for place, (specs, one) in enumerate(
+                zip(specialized, report.specialized, strict=True), 1
+            )
+        )
+        self._chosen: dict[tuple[Any, ...], CompiledModel] = {}
 
     def run(
         self,
@@ -156,6 +182,8 @@ class CompiledModel:
         if threads is not None:
             with running_on(self._checked_threads(threads)):
                 return self.run(inputs, out=out, on_device=on_device)
+        if self.specialized and (chosen := self.chosen_for(inputs)) is not self:
+            return chosen.run(inputs, out=out, on_device=on_device)
         try:
             if out is not None:
                 return self._results_in(inputs, out, on_device)
@@ -163,6 +191,21 @@ class CompiledModel:
         except ContradictingSizesError as contradiction:
             with self._taken_apart(inputs, contradiction) as apart:
                 return apart.run(inputs, out=out, on_device=on_device)
+
+    def chosen_for(self, inputs: Mapping[str, Any]) -> "CompiledModel":
+        """The first of ``specialized`` for the sizes of these inputs; the model itself for none."""
+        if not isinstance(inputs, Mapping):
+            return self
+        shapes = tuple([getattr(inputs.get(name), "shape", None) for name in self._input_names])
+        try:
+            return self._chosen[shapes]
+        except (KeyError, TypeError):
+            fitting = (one for one in self.specialized if fit_shapes(one.inputs, shapes))
+            chosen = next(fitting, self)
+        if len(self._chosen) < _CHOICES_KEPT:
+            with suppress(TypeError):
+                self._chosen[shapes] = chosen
+        return chosen
 
     def _results_in(
         self, inputs: Mapping[str, Any], out: Mapping[str, Any], on_device: bool | None
@@ -251,6 +294,8 @@ class CompiledModel:
                 "arrays can be bound to a program on a CPU, and this model is for a GPU or has "
                 "steps on the host; expected another model: use run"
             )
+        if (chosen := self.chosen_for(inputs)) is not self:
+            return chosen.io_binding(inputs, out)
         sizes: dict[str, int] = {}
         arrays = check_inputs(self.inputs, inputs, sizes=sizes)
         bound = dict(zip(self._input_names, arrays, strict=True))
@@ -301,7 +346,7 @@ class CompiledModel:
             return [found[name] for name in outputs]
 
         in_order = list(inputs) == self._input_names and list(outputs) == self._output_names
-        if self._gpu is not None or self._narrow_outputs or not in_order:
+        if self._gpu is not None or self._narrow_outputs or self.specialized or not in_order:
             return by_name
 
         def in_their_order(values: Sequence[Any]) -> Sequence[Any]:
@@ -339,6 +384,8 @@ class CompiledModel:
         InputError, TargetError, RunError
             As for ``run``; TargetError also for ``measure_peaks`` of a GPU.
         """
+        if (chosen := self.chosen_for(inputs)) is not self:
+            return chosen.profile(inputs, repeat, measure_peaks=measure_peaks)
         # Models of machines, which runs do without, bring TVM's compiler.
         from tvm_ext.profiling import ProfiledMachine
 
@@ -377,7 +424,7 @@ class CompiledModel:
         tensors = self._made().filled(arrays)
         thread_pool.use_threads(self._threads)
         try:
-            return profile_run(machine, tensors, names, repeat)
+            return profile_run(machine, tensors, names, repeat, function=self._function("main"))
         except TVM_ERRORS as error:
             raise self._run_error(error, tensors) from error
 
@@ -400,6 +447,10 @@ class CompiledModel:
             inputs=self.inputs,
             outputs=self.outputs,
             target=self._target,
+            specialized=[
+                SpecializedRecord(inputs=one.inputs, outputs=one.outputs)
+                for one in self.specialized
+            ],
         )
 
     def export_library(
@@ -486,6 +537,8 @@ class CompiledModel:
         zeros of usual sizes (see ``zeros_to_run``); programs that may take a quarter of a second
         or more, and those that ``link`` leaves as they are, do not run. Returns whether it ran.
         """
+        for one in self.specialized:
+            one.warm_up()
         zeros = zeros_to_run(self.inputs, self.report) if self._runs_here() else None
         if zeros is None:
             return False
@@ -530,15 +583,21 @@ class CompiledModel:
         if made is None:
             machine = self._new_machine()
             made = ProgramCall(
-                _fastest(machine, "main"),
+                _fastest(machine, self._function("main")),
                 len(self.outputs),
                 self._threads,
                 self._run_error,
                 in_place=self.report.memory.copied_outputs is not None,
-                with_out_params=(_fastest(machine, WITH_OUT_PARAMS) if self._out_params else None),
+                with_out_params=(
+                    _fastest(machine, self._function(WITH_OUT_PARAMS)) if self._out_params else None
+                ),
             )
             self._threads_own.made = made
         return made
+
+    def _function(self, name: str) -> str:
+        """What a function of the program for any sizes is called in this one."""
+        return specialized_name(name, self._number)
 
     def _new_machine(self) -> tvm_ffi.Module:
         self._require_this_machine()
@@ -550,7 +609,8 @@ class CompiledModel:
         if isinstance(error, RunError):
             return error
         arrays = [to_array(tensor) for tensor in tensors]
-        node = failing_node(self._new_machine(), tensors, self.kernel_calls())
+        machine, main = self._new_machine(), self._function("main")
+        node = failing_node(machine, main, tensors, self.kernel_calls())
         return run_error(error, self.inputs, arrays, node)
 
     def _cuda_program(self) -> "CudaProgram":
@@ -618,9 +678,11 @@ class CompiledModel:
             target=manifest.target,
             threads=int(report.target.get("cores", 1)),
             report=report,
+            specialized=[(one.inputs, one.outputs) for one in manifest.specialized],
         )
         if threads is not None:
-            loaded._threads = loaded._checked_threads(threads)
+            for one in (loaded, *loaded.specialized):
+                one._threads = one._checked_threads(threads)
         loaded.link()
         loaded.warm_up()
         return loaded

@@ -139,6 +139,16 @@ def check_inputs(
     return arrays
 
 
+def fit_shapes(specs: Sequence[TensorSpec], shapes: Sequence[Sequence[int] | None]) -> bool:
+    """Whether arrays of these shapes have the known sizes of ``specs``."""
+    return all(
+        shape is not None
+        and len(shape) == len(spec.shape)
+        and all(isinstance(own, str) or own == n for own, n in zip(spec.shape, shape, strict=True))
+        for spec, shape in zip(specs, shapes, strict=True)
+    )
+
+
 def require_fits(spec: TensorSpec, array: Any, sizes: dict[str, int]) -> None:
     """Checks the shape of an array or tensor; raises InputError.
 

@@ -110,13 +110,14 @@ def profile_run(
     repeat: int,
     watched: relax.VirtualMachine | None = None,
     sync: Callable[[], object] | None = None,
+    function: str = "main",
 ) -> MeasuredRun:
     """Runs the program without and with the hook, which stays in; takes medians call by call.
 
     The hook goes into ``watched``, a machine with the same program, where that is given. ``sync``
     waits for a device, whose calls return before their work is done. The first run does not count.
     """
-    main = machine["main"]
+    main = machine[function]
     wait = sync or (lambda: None)
     tell("measuring runs")
     main(*tensors)
@@ -129,14 +130,14 @@ def profile_run(
         whole.append(time.perf_counter() - begun)
     if watched is not None:
         # Its first run sets up memory and code, as that of the other did.
-        watched["main"](*tensors)
+        watched[function](*tensors)
     hooked = watched or machine
     tell("measuring kernels")
     runs = []
     for _ in range(max(1, repeat)):
         watch = _Stopwatch(kernels, sync)
         hooked["set_instrument"](watch)
-        main = hooked["main"]
+        main = hooked[function]
         watch.started = time.perf_counter()
         main(*tensors)
         wait()

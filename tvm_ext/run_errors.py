@@ -65,7 +65,7 @@ def run_error(
 
 
 def failing_node(
-    machine: tvm_ffi.Module, tensors: Sequence[Any], calls: Sequence[KernelCall]
+    machine: tvm_ffi.Module, function: str, tensors: Sequence[Any], calls: Sequence[KernelCall]
 ) -> str:
     """The nodes of the last kernel that a run calls before it fails; empty for none.
 
@@ -73,6 +73,8 @@ def failing_node(
     ----------
     machine : tvm_ffi.Module
         A virtual machine for this run alone: a hook cannot be taken out again.
+    function : str
+        Which of its functions runs.
     tensors : sequence
         Its inputs.
     calls : sequence of KernelCall
@@ -92,7 +94,7 @@ def failing_node(
 
     machine["set_instrument"](note)
     try:
-        machine["main"](*tensors)
+        machine[function](*tensors)
     except Exception:  # noqa: BLE001
         # It fails again, and where was noted.
         if last:

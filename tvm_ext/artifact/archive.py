@@ -30,6 +30,7 @@ from tvm_ext.artifact.manifest import (
     REPORT_MEMBER,
     Manifest,
     PartRecord,
+    SpecializedRecord,
     TargetRecord,
     VersionsRecord,
     host_architecture,
@@ -105,6 +106,7 @@ def write_artifact(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     target: TargetRecord,
+    specialized: Sequence[SpecializedRecord] = (),
     created: datetime | None = None,
 ) -> None:
     """Save a compiled model as one file.
@@ -121,6 +123,8 @@ def write_artifact(
         The report of the compilation.
     model_name, inputs, outputs, target
         For the manifest; inputs and outputs in the order of the program's parameters and results.
+    specialized : sequence of SpecializedRecord
+        Inputs and outputs of the programs for exact sizes.
     created : datetime | None
         Moment to name in the manifest, with a time zone; now if None.
 
@@ -144,6 +148,7 @@ def write_artifact(
             outputs=tuple(outputs),
             target=target,
             parts={name: PartRecord.of(content) for name, content in parts.items()},
+            specialized=tuple(specialized),
         ).model_dump_json(indent=2, warnings="error")
         # What cannot be read back must not be saved.
         Manifest.model_validate_json(manifest_json)

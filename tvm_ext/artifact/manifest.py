@@ -108,6 +108,13 @@ class PartRecord(_Record):
         return cls(sha256=digest.hexdigest(), size=size)
 
 
+class SpecializedRecord(_Record):
+    """Inputs and outputs of a program for exact sizes beside that for any."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
 class Manifest(_Record):
     """Everything about a saved model but its code, weights and report."""
 
@@ -120,6 +127,7 @@ class Manifest(_Record):
     outputs: tuple[TensorSpec, ...]
     target: TargetRecord
     parts: dict[str, PartRecord]
+    specialized: tuple[SpecializedRecord, ...] = ()
 
     def expected_members(self) -> tuple[str, ...]:
         """The members that a file of this format has beside the manifest, in order."""

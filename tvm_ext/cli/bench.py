@@ -60,6 +60,7 @@ def bench_command(
     ] = None,
     target: options.Target = None,
     input_shape: options.InputShapes = None,
+    specialize: options.Specialize = None,
     opt_level: options.OptLevel = None,
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
@@ -81,6 +82,7 @@ def bench_command(
         records=records,
         require_records=require_records,
         pipeline=pipeline,
+        specialize=specialize,
     )
     if not duration > 0:
         raise InputError(f"--duration is {duration}; expected more than 0 seconds")

@@ -23,6 +23,7 @@ def compile_command(
     ] = None,
     target: options.Target = None,
     input_shape: options.InputShapes = None,
+    specialize: options.Specialize = None,
     opt_level: options.OptLevel = None,
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
@@ -61,6 +62,7 @@ def compile_command(
         require_records,
         tf32,
         pipeline,
+        specialize,
     )
     if dry_run:
         from tvm_ext.cli.tables import print_operators

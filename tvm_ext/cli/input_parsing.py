@@ -60,22 +60,27 @@ def _parse_sizes(text: str, sizes: str) -> tuple[int | str, ...]:
     return tuple(found)
 
 
-def parse_dimension_sizes(texts: Iterable[str]) -> dict[str, int]:
+def parse_dimension_sizes(texts: Iterable[str], option: str = "--size") -> dict[str, int]:
     """``["N=4"]`` to ``{"N": 4}``; raises InputError for another form or a repeated name."""
     sizes: dict[str, int] = {}
     for text in texts:
         name, equals, size = text.rpartition("=")
         if not (equals and name and size.isascii() and size.isdecimal() and int(size) > 0):
             raise InputError(
-                f"--size {text!r} is not DIM=N with a positive integer; expected for example N=4: "
-                "write it so"
+                f"{option} {text!r} is not DIM=N with a positive integer; expected for example "
+                "N=4: write it so"
             )
         if name in sizes:
             raise InputError(
-                f"--size was given twice for dimension '{name}'; expected one: drop the other"
+                f"{option} was given twice for dimension '{name}'; expected one: drop the other"
             )
         sizes[name] = int(size)
     return sizes
+
+
+def parse_specializations(texts: Iterable[str]) -> tuple[dict[str, int], ...]:
+    """``["N=8,L=64"]`` to ``({"N": 8, "L": 64},)``; raises InputError for another form."""
+    return tuple(parse_dimension_sizes(text.split(","), "--specialize") for text in texts)
 
 
 def parse_pass_config(texts: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import tvm_ext
-from tvm_ext.cli.input_parsing import Fill, parse_input_shapes, parse_pass_config
+from tvm_ext.cli.input_parsing import (
+    Fill,
+    parse_input_shapes,
+    parse_pass_config,
+    parse_specializations,
+)
 from tvm_ext.cli.stderr_lines import progress_line
 from tvm_ext.errors import InputError
 
@@ -45,6 +50,16 @@ InputShapes = Annotated[
         rich_help_panel=_COMPILE,
         help="An input's sizes: x=1,3,224,224 freezes them, x=N,3,224:640,224:640 leaves some to "
         "each run, within ranges where given; repeatable.",
+    ),
+]
+Specialize = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--specialize",
+        metavar="DIM=N,...",
+        rich_help_panel=_COMPILE,
+        help="Add a program for exact sizes of dynamic dimensions, which inputs of these run; "
+        "repeatable.",
     ),
 ]
 OptLevel = Annotated[
@@ -173,7 +188,7 @@ class CompileOptions:
         As for ``tvm_ext.compile``.
     threads : int, optional
         Threads to compile for and run with, instead of one for each core of the target.
-    records, require_records, tf32, pipeline
+    records, require_records, tf32, pipeline, specialize
         As for ``tvm_ext.compile``.
     """
 
@@ -188,6 +203,7 @@ class CompileOptions:
     require_records: bool = False
     tf32: bool = False
     pipeline: Path | None = None
+    specialize: tuple[Mapping[str, int], ...] = ()
 
     @classmethod
     def parsed(
@@ -203,6 +219,7 @@ class CompileOptions:
         require_records: bool = False,
         tf32: bool = False,
         pipeline: Path | None = None,
+        specialize: Sequence[str] | None = None,
     ) -> "CompileOptions":
         """From the texts of the command line; raises InputError for one of another form."""
         return cls(
@@ -217,6 +234,7 @@ class CompileOptions:
             require_records=require_records,
             tf32=tf32,
             pipeline=pipeline,
+            specialize=parse_specializations(specialize or ()),
         )
 
     def machine(self) -> "MachineDescription":
@@ -254,6 +272,7 @@ class CompileOptions:
                 records=self.records,
                 require_records=self.require_records,
                 tf32=self.tf32,
+                specialize=self.specialize,
                 **self.keywords(),
             )
 
@@ -286,6 +305,7 @@ class CompileOptions:
             "--require-records": self.require_records,
             "--tf32": self.tf32,
             "--pipeline": self.pipeline is not None,
+            "--specialize": self.specialize,
         }
         names = ", ".join(name for name, present in given.items() if present)
         if names:

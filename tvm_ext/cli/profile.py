@@ -47,6 +47,7 @@ def profile_command(
     ] = None,
     target: options.Target = None,
     input_shape: options.InputShapes = None,
+    specialize: options.Specialize = None,
     opt_level: options.OptLevel = None,
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
@@ -69,6 +70,7 @@ def profile_command(
         records=records,
         require_records=require_records,
         pipeline=pipeline,
+        specialize=specialize,
     )
     from tvm_ext.cli import output as out
 

@@ -41,6 +41,7 @@ def run_command(
     ] = 0,
     target: options.Target = None,
     input_shape: options.InputShapes = None,
+    specialize: options.Specialize = None,
     opt_level: options.OptLevel = None,
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
@@ -62,6 +63,7 @@ def run_command(
         records=records,
         require_records=require_records,
         pipeline=pipeline,
+        specialize=specialize,
     )
     from tvm_ext.cli import output as out
 

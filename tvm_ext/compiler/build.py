@@ -33,7 +33,7 @@ from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.passes import registry
 from tvm_ext.relay_passes.cuda_graphs import captured_kernels, launches_only, without_capture
 from tvm_ext.relay_passes.spans import bindings_of, relax_functions
-from tvm_ext.report.records import WITH_OUT_PARAMS, DeviceRecord, KernelCall, as_machine_code
+from tvm_ext.report.records import DeviceRecord, KernelCall, as_machine_code, runs_a_model
 from tvm_ext.tensor_spec import listed
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.backend import scheduling_of
@@ -295,7 +295,7 @@ def _entries(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, relax.Function]:
     """
     programs = {str(var.name_hint): func for var, func in relax_functions(mod).items()}
     values = [binding.value for func in programs.values() for binding in bindings_of(func)]
-    if programs.keys() - {"main", WITH_OUT_PARAMS} or any(isinstance(v, relax.If) for v in values):
+    if not all(map(runs_a_model, programs)) or any(isinstance(v, relax.If) for v in values):
         return {}
     return {
         tvm.ir.GlobalVar(as_machine_code(name)): func.with_attr(

@@ -30,6 +30,7 @@ from tvm_ext.artifact.manifest import (
 )
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.compiler.backend import no_gibibytes, programs_of, target_record
+from tvm_ext.compiler.specialize import Specialization
 from tvm_ext.compiler.stages import ModelSource
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders
 from tvm_ext.configs.atomic_file import replacing
@@ -279,6 +280,7 @@ def program_key(
     input_shapes: Mapping[str, Sequence[int | str]] | None,
     records: RecordsSource,
     require_records: bool = False,
+    specialize: Sequence[Specialization] = (),
 ) -> str | None:
     """A key for all that decides what a compilation makes: hexadecimal digits.
 
@@ -308,6 +310,7 @@ def program_key(
                 for step in getattr(pipeline, stage)
             ],
             "shapes": sorted((name, list(map(repr, sizes))) for name, sizes in shapes.items()),
+            "specialize": [sorted((n, repr(v)) for n, v in one.items()) for one in specialize],
             "environment": [item for item in environment if item[0] not in (SWITCH, FOLDER, LIMIT)],
         }
         text = json.dumps(facts, sort_keys=True)

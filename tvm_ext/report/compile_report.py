@@ -119,7 +119,8 @@ class CompileReport(RenderedReport):
     ``target`` holds JSON values only. ``inputs`` and ``outputs`` are one line of text a tensor.
     ``device`` is there for GPUs only, ``host`` for models with steps that the host computes.
     ``kernels_from_cache`` counts the kernels whose code an earlier compilation left. Phases and
-    passes are in the order in which they ran.
+    passes are in the order in which they ran. ``specialized`` are the reports of the programs for
+    exact sizes, whose phases are among those here.
     """
 
     model: str
@@ -137,6 +138,7 @@ class CompileReport(RenderedReport):
     device: DeviceRecord | None = None
     host: list[HostRecord] = field(default_factory=list)
     kernels_from_cache: int = 0
+    specialized: list["CompileReport"] = field(default_factory=list)
 
     @property
     def model_name(self) -> str:
@@ -192,6 +194,15 @@ class CompileReport(RenderedReport):
         return f"{hits} of {len(self.kernels)} kernels" + (f", {missed} missed" if missed else "")
 
     @property
+    def specialized_figure(self) -> str:
+        """For which exact sizes there are programs, empty for none."""
+        sizes = [
+            ", ".join(text for text in one.inputs if text not in self.inputs)
+            for one in self.specialized
+        ]
+        return listed(sizes)
+
+    @property
     def kernel_calls(self) -> int:
         """Kernel calls of one run."""
         return sum(kernel.calls for kernel in self.kernels)
@@ -221,6 +232,9 @@ class CompileReport(RenderedReport):
             del values["device"]
         if not self.host:
             del values["host"]
+        values["specialized"] = [one.to_dict() for one in self.specialized]
+        if not self.specialized:
+            del values["specialized"]
         for record in values["passes"]:
             if record["after"] is None:
                 del record["after"]

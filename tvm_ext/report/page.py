@@ -189,6 +189,7 @@ def tiles(report: "CompileReport") -> list[KeyFigure]:
         KeyFigure("Weights", format_bytes(report.memory.weights_bytes), "constants of the program"),
         _pass_tile(report),
         _time_tile(report),
+        *_specialized_tiles(report),
         *_device_tiles(report),
     ]
 
@@ -236,6 +237,11 @@ def _device_tiles(report: "CompileReport") -> list[KeyFigure]:
     ]
 
 
+def _specialized_tiles(report: "CompileReport") -> list[KeyFigure]:
+    count = len(report.specialized)
+    return [KeyFigure("Exact sizes", f"{count}", report.specialized_figure)] if count else []
+
+
 def _pass_tile(report: "CompileReport") -> KeyFigure:
     if not report.passes:
         return KeyFigure("Rewrites applied", ABSENT, "no pass was recorded")
@@ -255,6 +261,8 @@ def _time_tile(report: "CompileReport") -> KeyFigure:
     note = f"{slowest.name} takes {format_percent(slowest.seconds / total)}"
     if report.is_from_cache:
         note = "from the cache"
+    elif report.kernels_from_cache:
+        note += f"; code for {report.kernels_from_cache:,} kernels from the cache"
     return KeyFigure("Compile time", format_seconds(total), note)
 
 

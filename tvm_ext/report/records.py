@@ -3,6 +3,7 @@
 Records hold no TVM objects, only JSON values.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -232,6 +233,18 @@ class KernelRecord:
 
 # The program's function that takes memory for its results behind its inputs.
 WITH_OUT_PARAMS = "main_with_out_params"
+
+_SPECIALIZED = re.compile(r"_specialized_\d+$")
+
+
+def specialized_name(name: str, number: int) -> str:
+    """What a function of the specialised program ``number`` is called; 0 is that for any sizes."""
+    return f"{name}_specialized_{number}" if number else name
+
+
+def runs_a_model(name: str) -> bool:
+    """Whether a program's function is what a run calls."""
+    return _SPECIALIZED.sub("", name) in ("main", WITH_OUT_PARAMS)
 
 
 def as_machine_code(name: str) -> str:

@@ -70,6 +70,7 @@ def _key_figures(report: "CompileReport") -> Table:
     return facts_table(
         {
             "Compile time": _compile_time(report),
+            "Exact sizes": plain(report.specialized_figure),
             "ONNX nodes": _change(*nodes),
             "Relax calls": _change(*calls),
             "Kernel calls": _kernel_figure(report),

@@ -7,7 +7,7 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.scope_marks import without_scope_marks
+from tvm_ext.hardware.tvm_compat import without_scope_marks
 from tvm_ext.hardware.wafer.description import WaferDescription, WaferLimitError
 from tvm_ext.hardware.wafer.program import WaferProgram
 from tvm_ext.hardware.wafer.program_cost import WaferCost, program_cost
