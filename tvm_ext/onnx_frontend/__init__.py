@@ -9,6 +9,7 @@ import onnx
 import tvm
 
 from tvm_ext.errors import ModelError
+from tvm_ext.onnx_frontend.control_flow import CONTROL_FLOW
 from tvm_ext.onnx_frontend.host.partition import partition_graph
 from tvm_ext.onnx_frontend.importer import import_graph
 from tvm_ext.onnx_frontend.load import load_with_weights
@@ -184,8 +185,8 @@ def import_prepared(
 ) -> ImportedModel:
     """As ``import_model``, from what ``prepare_model`` returned."""
     require_supported(prepared.graph)
-    mod = import_graph(prepared, name, stored or StoredWeights())
-    allowed = with_room_for_windows(ranges or {}, mod["main"])
+    mod, allowed = _imported(model, prepared, name, stored or StoredWeights(), ranges or {})
+    allowed = with_room_for_windows(allowed, mod["main"])
     return ImportedModel(
         name=name,
         mod=mod,
@@ -196,6 +197,33 @@ def import_prepared(
         ranges=dict(ranges or {}),
         warnings=warnings,
     )
+
+
+def _imported(
+    model: onnx.ModelProto,
+    prepared: onnx.ModelProto,
+    name: str,
+    stored: StoredWeights,
+    ranges: Mapping[str, SizeRange],
+) -> tuple[tvm.IRModule, Mapping[str, SizeRange]]:
+    """The module of a model, and the sizes for which it holds.
+
+    A model whose operators run up to a size only is imported again for these: what is cut to a
+    length then has that length, and nothing broadcasts. A branch need not run, and what a part of
+    a model is given is no input of it.
+    """
+    given = [
+        [value.name for value in model_inputs(graph)] for graph in (prepared.graph, model.graph)
+    ]
+    nodes = prepared.graph.node
+    runs_all = given[0] == given[1] and not any(node.op_type in CONTROL_FLOW for node in nodes)
+    mod, largest = import_graph(prepared, name, stored, ranges)
+    known = {dimension: ranges.get(dimension, SizeRange(1)) for dimension in largest}
+    found = {n: SizeRange(one.low, largest[n]) for n, one in known.items() if largest[n] >= one.low}
+    if found and runs_all:
+        ranges = {**ranges, **found}
+        mod, _ = import_graph(prepared, name, stored, ranges)
+    return mod, ranges
 
 
 def model_name(source: str | Path | onnx.ModelProto, model: onnx.ModelProto) -> str:

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +30,7 @@ from tvm_ext.onnx_frontend.diagnostics import NodeFailed, conversion_error, plac
 from tvm_ext.onnx_frontend.ir_edits import written_iterations
 from tvm_ext.onnx_frontend.onnx_graph import names_read, operator_key, opset_of, split_key
 from tvm_ext.onnx_frontend.sizes import SizeValues, computed_from_sizes
-from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of
+from tvm_ext.onnx_frontend.sizes.scalar_rules import SizeLimits, analyzer_of, within
 from tvm_ext.onnx_frontend.sizes.size_values import INTEGERS
 from tvm_ext.onnx_frontend.tvm_compat import ONNXGraphImporter, onnx_input
 from tvm_ext.onnx_frontend.weights import StoredWeights
@@ -42,6 +42,7 @@ from tvm_ext.relay_passes.spans import (
     with_functions,
     write_origins,
 )
+from tvm_ext.tensor_spec import SizeRange
 
 # Sizes whose expressions have become long, as symbolic dimensions that the run binds.
 #
@@ -183,11 +184,16 @@ def _is_read(value: relax.Expr | None) -> bool:
 
 
 def import_graph(
-    model: onnx.ModelProto, label: str, stored: StoredWeights | None = None
-) -> tvm.IRModule:
+    model: onnx.ModelProto,
+    label: str,
+    stored: StoredWeights | None = None,
+    ranges: Mapping[str, SizeRange] | None = None,
+) -> tuple[tvm.IRModule, dict[str, int]]:
     """The Relax module of a prepared model; every binding carries the node it came from.
 
-    ``stored`` reads the weights that the model holds without values.
+    ``stored`` reads the weights that the model holds without values. The module holds for sizes
+    within ``ranges``. With it come the largest sizes with which every operator can run, as far as
+    smaller ones than these ranges allow were found, by dimension.
 
     Raises
     ------
@@ -198,7 +204,8 @@ def import_graph(
     parts = {name: getattr(model.graph, name) for name in ("initializer", "input", "output")}
     # The importer warns; what matters is in the error we raise. Python's filters of warnings, like
     # TVM's stack of builders, are the process's.
-    with BUILDER_LOCK, warnings.catch_warnings():
+    importer.ranges = ranges or {}
+    with BUILDER_LOCK, warnings.catch_warnings(), within(importer.limits):
         warnings.simplefilter("ignore")
         try:
             mod = importer.from_onnx(SimpleNamespace(**parts, node=()), opset_of(model, ""))
@@ -220,7 +227,8 @@ def import_graph(
     mod = write_origins(
         without_unused_functions(mod), {var: (node,) for var, node in importer.node_of.items()}
     )
-    return with_plain_casts(tvm.transform.Sequential([PropagateSpans()])(mod))
+    mod = with_plain_casts(tvm.transform.Sequential([PropagateSpans()])(mod))
+    return mod, importer.largest_sizes()
 
 
 def _given(bb: relax.BlockBuilder, key: str, inputs: Any) -> Any:
@@ -244,7 +252,32 @@ class _OriginImporter(ONNXGraphImporter):
         self.model = model
         self.stored = stored
         self.node_of: dict[relax.Var, str] = {}
+        self.ranges: Mapping[str, SizeRange] = {}
+        self.limits = SizeLimits()
+        self._dimensions: dict[tirx.Var, str] = {}
         self._long_sizes = LongSizes()
+
+    def _parse_graph_input(self, graph: Any) -> None:
+        super()._parse_graph_input(graph)
+        self._dimensions = {
+            size: str(size.name)
+            for given in self._inputs.values()
+            for size in (sizes_of(given) if isinstance(given.ty, relax.TensorType) else ())
+            if isinstance(size, tirx.Var)
+        }
+        self.limits.known = {
+            size: self.ranges[name]
+            for size, name in self._dimensions.items()
+            if name in self.ranges
+        }
+
+    def largest_sizes(self) -> dict[str, int]:
+        """Those of dimensions of inputs, by name, that are below what their ranges allow."""
+        return {
+            name: self.limits.largest[size]
+            for size, name in self._dimensions.items()
+            if size in self.limits.largest
+        }
 
     def end_blocks(self) -> None:
         """Ends what an error left open; TVM would print a warning of it."""

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import relax, te, tirx
-from tvm.sym import Analyzer
 
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.runtime_sizes import computed_dimensions, wide
+from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of, note_equal
 from tvm_ext.onnx_frontend.sizes.size_values import vector
 
 # Tensors whose sizes the run checks before anything reads them.
@@ -30,6 +30,8 @@ def of_sizes(bb: relax.BlockBuilder, data: relax.Expr, sizes: Sequence[Size]) ->
     if not isinstance(data, relax.Var):
         data = bb.emit(data)
     pairs = list(zip(sizes_of(data), sizes, strict=True))
+    for pair in pairs:
+        note_equal(*pair)
     if any(isinstance(new, tirx.Var) and not equal_sizes(old, new) for old, new in pairs):
         data = _copied(bb, data, pairs)
         sizes = [
@@ -102,7 +104,7 @@ def with_as_many_elements(
     """
     sizes = sizes_of(data)
     have, need = (functools.reduce(operator.mul, listed, 1) for listed in (sizes, wanted))
-    if (isinstance(have, int) and isinstance(need, int)) or Analyzer().can_prove_equal(have, need):
+    if (isinstance(have, int) and isinstance(need, int)) or equal_sizes(have, need):
         return data
     if not sizes:
         return data
@@ -119,7 +121,7 @@ def equal_sizes(first: Size, second: Size) -> bool:
     """Whether two sizes are known to be the same in every run."""
     if isinstance(first, int) and isinstance(second, int):
         return first == second
-    return bool(Analyzer().can_prove_equal(first, second))
+    return bool(analyzer_of(first, second).can_prove_equal(first, second))
 
 
 # Sizes of an operand that follow from the weights it meets.
@@ -373,6 +375,10 @@ def _common(column: list[Size]) -> Any:
         raise FormError(f"it combines sizes {known[0]} and {known[1]}, expected equal ones or 1")
     if len(column) < 2:
         return column[0] if column else 1
+    for first, second in itertools.combinations(column, 2):
+        # The smaller of a size and a number is 1 where that size is, so neither broadcasts.
+        if not any(isinstance(side, int) for side in (first, second)):
+            note_equal(first, second)
     # All others must then be equal to this one, which a cast checks.
     return column[0] if all(_is_never_one(size) for size in column) else None
 
@@ -506,4 +512,4 @@ def _is_symbolic(value: relax.Expr) -> bool:
 def _is_never_one(size: Size) -> bool:
     if isinstance(size, int):
         return size != 1
-    return bool(Analyzer().can_prove(size != 1))
+    return bool(analyzer_of(size).can_prove(size != 1))

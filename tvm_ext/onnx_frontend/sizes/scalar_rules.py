@@ -6,7 +6,10 @@ around, integer division cuts off, floats round. A rule gives None for what no e
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from tvm import tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.onnx_frontend.sizes.size_values import FLOATS, INTEGERS, Element
+from tvm_ext.tensor_spec import SizeRange
 
 # What one size of a tensor is taken to be at most: with twice as many elements of a byte no kernel
 # could count them.
@@ -23,12 +27,58 @@ LARGEST_SIZE = 1 << 30
 _EXACT = {"float32": 1 << 24, "float64": 1 << 53}
 
 
+@dataclass
+class SizeLimits:
+    """What an import knows of symbolic sizes, and what it finds out.
+
+    Attributes
+    ----------
+    known : dict of variable to SizeRange
+        The sizes that dimensions of inputs can have.
+    largest : dict of variable to int
+        The largest size of a dimension with which every operator of the model can run.
+    """
+
+    known: dict[tirx.Var, SizeRange] = field(default_factory=dict)
+    largest: dict[tirx.Var, int] = field(default_factory=dict)
+
+
+_limits: ContextVar[SizeLimits | None] = ContextVar("size_limits", default=None)
+
+
+@contextmanager
+def within(limits: SizeLimits) -> Iterator[SizeLimits]:
+    """What rules say as long as it lasts holds for sizes within ``limits``."""
+    token = _limits.set(limits)
+    try:
+        yield limits
+    finally:
+        _limits.reset(token)
+
+
+def note_equal(first: Any, second: Any) -> None:
+    """Two sizes are equal in every run without an error: ``n`` and ``min(n, 512)``, so n <= 512.
+
+    So it is where tables of positions and causal masks, which end somewhere, are cut to a length.
+    """
+    limits = _limits.get()
+    for variable, other in ((first, second), (second, first)):
+        if limits is None or not isinstance(variable, tirx.Var) or not isinstance(other, tirx.Min):
+            continue
+        sides = (other.a, other.b)
+        most = [int(side) for side in sides if isinstance(side, tirx.IntImm)]
+        if most and any(variable.same_as(side) for side in sides):
+            limits.largest[variable] = min(limits.largest.get(variable, LARGEST_SIZE), most[0])
+
+
 def analyzer_of(*values: Any) -> Analyzer:
     """An analyzer that knows what sizes can be."""
-    analyzer = Analyzer()
+    analyzer, limits = Analyzer(), _limits.get()
+    anything = SizeRange(0, LARGEST_SIZE)
     for variable in variables_of(*values):
+        sizes = limits.known.get(variable, anything) if limits is not None else anything
         bound = analyzer.const_int_bound(variable)
-        analyzer.update(variable, type(bound)(0, LARGEST_SIZE))
+        analyzer.update(variable, type(bound)(sizes.low, min(sizes.high, LARGEST_SIZE)))
     return analyzer
 
 
