@@ -83,6 +83,7 @@ class CompiledModel:
     compile_again: Callable[[dict[str, list[int | str]]], "CompiledModel"] | None = None
     # Counts what a kernel does whose sizes a run decides; None for a program from a file.
     work_of_call: "WorkOfCall | None" = None
+    specialized: "tuple[CompiledModel, ...]" = ()
     _has_program = True
     _named_apart: "CompiledModel | None" = None
 
@@ -194,7 +195,7 @@ class CompiledModel:
 
     def chosen_for(self, inputs: Mapping[str, Any]) -> "CompiledModel":
         """The first of ``specialized`` for the sizes of these inputs; the model itself for none."""
-        if not isinstance(inputs, Mapping):
+        if not self.specialized or not isinstance(inputs, Mapping):
             return self
         shapes = tuple([getattr(inputs.get(name), "shape", None) for name in self._input_names])
         try:

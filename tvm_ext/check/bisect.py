@@ -23,7 +23,7 @@ from tvm_ext.configs.progress import part_of
 from tvm_ext.errors import TvmExtError
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.onnx_frontend import ImportedModel, import_prepared, prepare_model
-from tvm_ext.onnx_frontend.expose import (
+from tvm_ext.onnx_frontend.submodel import (
     value_precision,
     with_types,
 )

@@ -20,8 +20,8 @@ from tvm_ext.check.tolerance import compare, plain_arrays, worst
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.progress import tell
 from tvm_ext.hosted_model import HostedModel
-from tvm_ext.onnx_frontend.expose import value_precision, with_types
 from tvm_ext.onnx_frontend.load import load_model
+from tvm_ext.onnx_frontend.submodel import value_precision, with_types
 from tvm_ext.passes.pipeline import PipelineSource
 
 

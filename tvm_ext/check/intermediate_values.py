@@ -16,12 +16,14 @@ from tvm_ext.check.tolerance import OutputDifference, compare, plain_arrays, wor
 from tvm_ext.configs.progress import part_of
 from tvm_ext.errors import ReferenceUnavailableError, own_words
 from tvm_ext.onnx_frontend import SizedModel, read_model
-from tvm_ext.onnx_frontend.expose import (
+from tvm_ext.onnx_frontend.submodel import (
+    Submodels,
     exposable_values,
+    nodes_behind,
     runtime_values,
+    typed_model,
     value_precision,
 )
-from tvm_ext.onnx_frontend.submodel import Submodels, nodes_behind, typed_model
 from tvm_ext.onnx_frontend.weights import write_model
 
 Values = Mapping[str, Any]

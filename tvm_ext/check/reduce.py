@@ -32,11 +32,16 @@ from tvm_ext.errors import (
     TvmExtError,
 )
 from tvm_ext.onnx_frontend import read_model
-from tvm_ext.onnx_frontend.expose import with_types
 from tvm_ext.onnx_frontend.host.values import value_spec
 from tvm_ext.onnx_frontend.onnx_graph import nodes_within, operator_key
 from tvm_ext.onnx_frontend.signature import model_inputs
-from tvm_ext.onnx_frontend.submodel import Submodel, Submodels, nodes_behind, typed_model
+from tvm_ext.onnx_frontend.submodel import (
+    Submodel,
+    Submodels,
+    nodes_behind,
+    typed_model,
+    with_types,
+)
 from tvm_ext.onnx_frontend.weights import StoredWeights, write_model
 from tvm_ext.tuning.worker import ForkedWorker, WorkerFailure, WorkerTimeout, WorkRaised
 

@@ -186,7 +186,6 @@ def import_prepared(
     """As ``import_model``, from what ``prepare_model`` returned."""
     require_supported(prepared.graph)
     mod, allowed = _imported(model, prepared, name, stored or StoredWeights(), ranges or {})
-    allowed = with_room_for_windows(allowed, mod["main"])
     return ImportedModel(
         name=name,
         mod=mod,
@@ -208,22 +207,26 @@ def _imported(
 ) -> tuple[tvm.IRModule, Mapping[str, SizeRange]]:
     """The module of a model, and the sizes for which it holds.
 
-    A model whose operators run up to a size only is imported again for these: what is cut to a
-    length then has that length, and nothing broadcasts. A branch need not run, and what a part of
-    a model is given is no input of it.
+    A model whose operators run with some sizes only is imported again for these: what is cut to a
+    length then has that length, an image has pixels, and nothing broadcasts. A branch need not
+    run, and what a part of a model is given is no input of it.
     """
     given = [
         [value.name for value in model_inputs(graph)] for graph in (prepared.graph, model.graph)
     ]
     nodes = prepared.graph.node
     runs_all = given[0] == given[1] and not any(node.op_type in CONTROL_FLOW for node in nodes)
-    mod, largest = import_graph(prepared, name, stored, ranges)
-    known = {dimension: ranges.get(dimension, SizeRange(1)) for dimension in largest}
-    found = {n: SizeRange(one.low, largest[n]) for n, one in known.items() if largest[n] >= one.low}
-    if found and runs_all:
-        ranges = {**ranges, **found}
-        mod, _ = import_graph(prepared, name, stored, ranges)
-    return mod, ranges
+    imported = import_graph(prepared, name, stored, ranges)
+    allowed = with_room_for_windows(ranges, imported.mod["main"])
+    for dimension, most in imported.largest.items():
+        least = allowed.get(dimension, SizeRange(0)).low
+        if runs_all and least <= most:
+            allowed[dimension] = SizeRange(least, most)
+    if imported.is_unclear and allowed != ranges:
+        return import_graph(prepared, name, stored, allowed).mod, allowed
+    # That there are any pixels is nothing to say.
+    said = {n: one for n, one in allowed.items() if n in ranges or one != SizeRange(1)}
+    return imported.mod, said
 
 
 def model_name(source: str | Path | onnx.ModelProto, model: onnx.ModelProto) -> str:

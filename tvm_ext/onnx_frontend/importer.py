@@ -4,7 +4,7 @@ import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import tvm
@@ -30,6 +30,7 @@ from tvm_ext.onnx_frontend.diagnostics import NodeFailed, conversion_error, plac
 from tvm_ext.onnx_frontend.ir_edits import written_iterations
 from tvm_ext.onnx_frontend.onnx_graph import names_read, operator_key, opset_of, split_key
 from tvm_ext.onnx_frontend.sizes import SizeValues, computed_from_sizes
+from tvm_ext.onnx_frontend.sizes.quasi_affine import shortened
 from tvm_ext.onnx_frontend.sizes.scalar_rules import SizeLimits, analyzer_of, within
 from tvm_ext.onnx_frontend.sizes.size_values import INTEGERS
 from tvm_ext.onnx_frontend.tvm_compat import ONNXGraphImporter, onnx_input
@@ -93,7 +94,7 @@ class LongSizes:
         return self._short(bb, above) - self._short(bb, below)
 
     def _short(self, bb: relax.BlockBuilder, size: tirx.Expr) -> tirx.Expr:
-        size = analyzer_of(size).simplify(size)
+        size = shortened(analyzer_of(size).simplify(size))
         if not _is_long(size):
             return size
         key = tvm_ffi.StructuralKey(size)
@@ -183,17 +184,34 @@ def _is_read(value: relax.Expr | None) -> bool:
     return isinstance(value, relax.Call) and value.op == tvm.ir.Op.get(_READ)
 
 
+class ImportedGraph(NamedTuple):
+    """A graph in Relax.
+
+    Attributes
+    ----------
+    mod : tvm.IRModule
+        Every binding carries the node it came from.
+    largest : dict of str to int
+        The largest sizes of dimensions of inputs with which every operator can run, where these
+        are below what is allowed.
+    is_unclear : bool
+        Whether there are sizes of which only the run can tell whether they agree.
+    """
+
+    mod: tvm.IRModule
+    largest: dict[str, int]
+    is_unclear: bool
+
+
 def import_graph(
     model: onnx.ModelProto,
     label: str,
     stored: StoredWeights | None = None,
     ranges: Mapping[str, SizeRange] | None = None,
-) -> tuple[tvm.IRModule, dict[str, int]]:
-    """The Relax module of a prepared model; every binding carries the node it came from.
+) -> ImportedGraph:
+    """A prepared model as a Relax module that holds for sizes within ``ranges``.
 
-    ``stored`` reads the weights that the model holds without values. The module holds for sizes
-    within ``ranges``. With it come the largest sizes with which every operator can run, as far as
-    smaller ones than these ranges allow were found, by dimension.
+    ``stored`` reads the weights that the model holds without values.
 
     Raises
     ------
@@ -228,7 +246,7 @@ def import_graph(
         without_unused_functions(mod), {var: (node,) for var, node in importer.node_of.items()}
     )
     mod = with_plain_casts(tvm.transform.Sequential([PropagateSpans()])(mod))
-    return mod, importer.largest_sizes()
+    return ImportedGraph(mod, importer.largest_sizes(), importer.limits.is_unclear)
 
 
 def _given(bb: relax.BlockBuilder, key: str, inputs: Any) -> Any:

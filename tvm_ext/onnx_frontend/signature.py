@@ -401,7 +401,7 @@ def with_room_for_windows(
             if len(variables) != 1 or isinstance(size, tirx.Var):
                 continue
             name = str(variables[0].name)
-            known = allowed.get(name, SizeRange(1))
+            known = allowed.get(name, SizeRange(0))
             least = _least(size, variables[0], known.low)
             if name in inputs and known.low < least <= known.high:
                 allowed[name] = SizeRange(least, known.high)

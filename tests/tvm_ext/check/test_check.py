@@ -12,7 +12,7 @@ import tvm_ext
 from tvm_ext.check.check import check_compiled, check_model
 from tvm_ext.check.reference import ReferenceSession, quantises, run_reference
 from tvm_ext.errors import InputError, ReferenceUnavailableError
-from tvm_ext.onnx_frontend.expose import exposable_values, value_precision, with_types
+from tvm_ext.onnx_frontend.submodel import exposable_values, value_precision, with_types
 
 
 def model(batch="N", weight=2.0, opset=17) -> onnx.ModelProto:

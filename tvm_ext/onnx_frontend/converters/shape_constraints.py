@@ -17,7 +17,8 @@ from tvm import relax, te, tirx
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.runtime_sizes import computed_dimensions, wide
-from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of, note_equal
+from tvm_ext.onnx_frontend.sizes.quasi_affine import equal_products
+from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of, note_equal, note_unclear
 from tvm_ext.onnx_frontend.sizes.size_values import vector
 
 # Tensors whose sizes the run checks before anything reads them.
@@ -75,6 +76,7 @@ def _checked_copy(
 
     The check defines a size that the copy reads, so that no pass takes it for unused.
     """
+    note_unclear()
 
     def first_and_flag(flag: te.Tensor, first: Any) -> te.Tensor:
         return vector([wide(first), flag[0]], name="checked")
@@ -104,7 +106,8 @@ def with_as_many_elements(
     """
     sizes = sizes_of(data)
     have, need = (functools.reduce(operator.mul, listed, 1) for listed in (sizes, wanted))
-    if (isinstance(have, int) and isinstance(need, int)) or equal_sizes(have, need):
+    known = isinstance(have, int) and isinstance(need, int)
+    if known or equal_products(sizes, wanted) or equal_sizes(have, need):
         return data
     if not sizes:
         return data
@@ -121,7 +124,8 @@ def equal_sizes(first: Size, second: Size) -> bool:
     """Whether two sizes are known to be the same in every run."""
     if isinstance(first, int) and isinstance(second, int):
         return first == second
-    return bool(analyzer_of(first, second).can_prove_equal(first, second))
+    proved = analyzer_of(first, second).can_prove_equal(first, second)
+    return bool(proved) or equal_products([first], [second])
 
 
 # Sizes of an operand that follow from the weights it meets.
@@ -298,6 +302,7 @@ def broadcast_sizes(bb: relax.BlockBuilder, shapes: Sequence[Sequence[Size]]) ->
     unclear = [axis for axis in range(rank) if common[axis] is None]
     if not unclear:
         return common
+    note_unclear()
     counts = [len(columns[axis]) for axis in unclear]
 
     def kernel(sizes: list[Any]) -> te.Tensor:

@@ -37,10 +37,13 @@ class SizeLimits:
         The sizes that dimensions of inputs can have.
     largest : dict of variable to int
         The largest size of a dimension with which every operator of the model can run.
+    is_unclear : bool
+        Whether there are sizes of which only the run can tell whether they agree.
     """
 
     known: dict[tirx.Var, SizeRange] = field(default_factory=dict)
     largest: dict[tirx.Var, int] = field(default_factory=dict)
+    is_unclear: bool = False
 
 
 _limits: ContextVar[SizeLimits | None] = ContextVar("size_limits", default=None)
@@ -67,8 +70,16 @@ def note_equal(first: Any, second: Any) -> None:
             continue
         sides = (other.a, other.b)
         most = [int(side) for side in sides if isinstance(side, tirx.IntImm)]
-        if most and any(variable.same_as(side) for side in sides):
+        # One row would broadcast.
+        if most and most[0] > 1 and any(variable.same_as(side) for side in sides):
             limits.largest[variable] = min(limits.largest.get(variable, LARGEST_SIZE), most[0])
+
+
+def note_unclear() -> None:
+    """There are sizes of which only the run can tell whether they agree."""
+    limits = _limits.get()
+    if limits is not None:
+        limits.is_unclear = True
 
 
 def analyzer_of(*values: Any) -> Analyzer:

@@ -1,0 +1,115 @@
+"""Lengths up to which a model's tables go: found, said, and taken for granted by kernels."""
+
+import numpy as np
+import onnx
+import pytest
+from operator_models import by_runtime
+from small_models import model, node, rand, value
+from unoptimised import HOST
+
+import tvm_ext
+from tvm_ext.errors import InputError
+
+INT64 = onnx.TensorProto.INT64
+
+
+def with_positions(nodes: list, cut: str = "positions") -> list:
+    """Nodes that cut a table to the length of ``x``, then ``nodes``."""
+    return [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "one"], ["length"]),
+        node("Slice", ["table", "zero", "length", "one"], [cut]),
+        *nodes,
+    ]
+
+
+def made(nodes: list, rows: int = 12) -> onnx.ModelProto:
+    return model(
+        with_positions(nodes),
+        [value("x", ["N", "L", 4])],
+        [value("y", ["N", None, 4])],
+        table=rand(1, rows, 4),
+        zero=np.array([0]),
+        one=np.array([1]),
+    )
+
+
+def test_a_table_of_positions_limits_the_length() -> None:
+    proto = made([node("Add", ["x", "positions"], ["s"]), node("Relu", ["s"], ["y"])])
+    compiled = tvm_ext.compile(proto, HOST)
+    assert compiled.inputs[0].describe() == "x: float32['N', 'L' (0:12), 4]"
+    # Nothing broadcasts, and storage is not planned for the longest: nobody asked for that.
+    assert len(compiled.kernel_calls()) == 1
+    assert compiled.report.memory.dynamic
+    for batch, length in ((1, 1), (3, 7), (2, 12), (2, 0)):
+        feeds = {"x": rand(batch, length, 4)}
+        (wanted,) = by_runtime(proto, feeds)
+        np.testing.assert_allclose(compiled.run(feeds)["y"], wanted, rtol=1e-6)
+    with pytest.raises(InputError, match="expected a size from 0 to 12 on axis 1"):
+        compiled.run({"x": rand(1, 13, 4)})
+
+
+def test_a_table_of_one_row_limits_nothing() -> None:
+    """One row broadcasts, and so does a length of one against a longer table."""
+    proto = made([node("Add", ["x", "positions"], ["y"])], rows=1)
+    compiled = tvm_ext.compile(proto, HOST)
+    for length in (1, 5):
+        feeds = {"x": rand(2, length, 4)}
+        (wanted,) = by_runtime(proto, feeds)
+        np.testing.assert_allclose(compiled.run(feeds)["y"], wanted, rtol=1e-6)
+
+
+def test_a_given_range_stays_where_it_is_narrower() -> None:
+    proto = made([node("Add", ["x", "positions"], ["y"])])
+    compiled = tvm_ext.compile(proto, HOST, input_shapes={"x": ["N", "L:2:5", 4]})
+    assert compiled.inputs[0].describe() == "x: float32['N', 'L' (2:5), 4]"
+    assert len(compiled.kernel_calls()) == 1
+
+
+def test_a_branch_that_need_not_run_limits_nothing() -> None:
+    branches = {
+        name: onnx.helper.make_graph(nodes, name, [], [value(f"{name}_y", None)])
+        for name, nodes in {
+            "then": [node("Add", ["x", "positions"], ["then_y"])],
+            "else": [node("Neg", ["x"], ["else_y"])],
+        }.items()
+    }
+    choice = node("If", ["flag"], ["y"], then_branch=branches["then"], else_branch=branches["else"])
+    proto = made([choice])
+    proto.graph.input.append(value("flag", [], onnx.TensorProto.BOOL))
+    compiled = tvm_ext.compile(proto, HOST)
+    feeds = {"x": rand(1, 20, 4), "flag": np.array(False)}
+    np.testing.assert_array_equal(compiled.run(feeds)["y"], -feeds["x"])
+
+
+def test_an_image_with_pixels_has_a_known_number_of_patches() -> None:
+    """Exporters divide by cutting off, which is rounding down where there is a pixel."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], strides=[4, 4], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        node("Shape", ["x"], ["shape"]),
+        node("Slice", ["shape", "two", "four"], ["size"]),
+        node("Sub", ["size", "ones"], ["less"]),
+        node("Div", ["less", "fours"], ["steps"]),
+        node("Add", ["steps", "ones"], ["patches"]),
+        node("ReduceProd", ["patches"], ["count"], keepdims=1),
+        node("Concat", ["head", "count"], ["target"], axis=0),
+        node("Reshape", ["c", "target"], ["r"]),
+        node("Relu", ["r"], ["y"]),
+    ]
+    proto = model(
+        nodes,
+        [value("x", ["N", 3, "H", "W"])],
+        [value("y", [None] * 3)],
+        w=rand(8, 3, 3, 3),
+        two=np.array([2]),
+        four=np.array([4]),
+        ones=np.array([1, 1]),
+        fours=np.array([4, 4]),
+        head=np.array([0, 8]),
+    )
+    compiled = tvm_ext.compile(proto, HOST)
+    assert not [call.kernel for call in compiled.kernel_calls() if "agreed" in call.kernel]
+    for size in ((9, 16), (1, 5)):
+        feeds = {"x": rand(2, 3, *size)}
+        (wanted,) = by_runtime(proto, feeds)
+        np.testing.assert_allclose(compiled.run(feeds)["y"], wanted, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,95 @@
+"""Sizes behind strides, paddings and windows: equal ones are found to be, and no others."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tvm import tirx
+
+from tvm_ext.onnx_frontend.sizes.quasi_affine import equal_products, shortened
+
+N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
+UP_TO_FOUR = tirx.floordiv(N, 2) + tirx.floormod(tirx.floordiv(tirx.floormod(N, 8), 2) * 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("size", "short"),
+    [
+        (UP_TO_FOUR, "(n + 6) // 8 * 4"),
+        (tirx.floordiv(N - 3, 4) + 1, "(n + 1) // 4"),
+        (tirx.floordiv(tirx.floordiv(N - 1, 2), 2) + 1, "(n + 3) // 4"),
+        (tirx.floordiv(N, 2) * 2, "n // 2 * 2"),
+        (tirx.floormod(N, 7), "n % 7"),
+        (N * 3 + 2, "n * 3 + 2"),
+        (tirx.min(N, 512), "T.min(n, 512)"),
+    ],
+)
+def test_short_forms(size: tirx.Expr, short: str) -> None:
+    assert str(shortened(size)).replace("T.int64(", "").replace(")", "") == short.replace(")", "")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "equal"),
+    [
+        ([M, UP_TO_FOUR, 16], [M, tirx.floordiv(UP_TO_FOUR, 4), 64], True),
+        ([UP_TO_FOUR * M], [M, UP_TO_FOUR], True),
+        ([N * 2, M], [N, M * 2], True),
+        ([N, N], [N * N], True),
+        ([], [1], True),
+        ([N, 0], [M, 0], False),
+        ([N], [M], False),
+        ([tirx.floordiv(N, 2)], [tirx.floordiv(N + 1, 2)], False),
+        ([N * 2], [N], False),
+        ([N, N], [N, 4], False),
+        ([tirx.min(N, 4)], [tirx.min(N, 4)], False),
+        # The period of the first is above the limit.
+        ([tirx.floordiv(N, 1 << 13)], [tirx.floordiv(N, 1 << 13)], False),
+    ],
+)
+def test_products(first: list, second: list, equal: bool) -> None:
+    assert equal_products(first, second) == equal
+    assert equal_products(second, first) == equal
+
+
+def sizes() -> st.SearchStrategy[Any]:
+    """Pairs of an expression of ``n`` and its values for the first sizes."""
+    some = np.arange(1500)
+
+    def more(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        number = st.integers(1, 5)
+        return st.one_of(
+            st.tuples(inner, inner).map(lambda p: (p[0][0] + p[1][0], p[0][1] + p[1][1])),
+            st.tuples(inner, number).map(lambda p: (p[0][0] * p[1], p[0][1] * p[1])),
+            st.tuples(inner, number).map(lambda p: (p[0][0] - p[1], p[0][1] - p[1])),
+            st.tuples(inner, number).map(lambda p: (tirx.floordiv(p[0][0], p[1]), p[0][1] // p[1])),
+            st.tuples(inner, number).map(lambda p: (tirx.floormod(p[0][0], p[1]), p[0][1] % p[1])),
+        )
+
+    return st.recursive(st.just((N, some)), more, max_leaves=5)
+
+
+def values_of(size: tirx.Expr) -> list[int]:
+    function = {
+        tirx.Add: np.add,
+        tirx.Sub: np.subtract,
+        tirx.Mul: np.multiply,
+        tirx.FloorDiv: np.floor_divide,
+        tirx.FloorMod: np.mod,
+    }
+    if isinstance(size, tirx.Var):
+        return np.arange(1500)
+    if isinstance(size, tirx.IntImm):
+        return np.full(1500, int(size))
+    return function[type(size)](values_of(size.a), values_of(size.b))
+
+
+@given(sizes(), sizes())
+def test_what_is_said_to_be_equal_is(first: Any, second: Any) -> None:
+    (a, values), (b, others) = first, second
+    assert np.array_equal(values_of(shortened(a)), values)
+    if equal_products([a], [b]):
+        assert np.array_equal(values, others)
+    assert equal_products([a, b], [b, a])
+    assert equal_products([a], [a + 1]) is False
