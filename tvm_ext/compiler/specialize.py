@@ -111,7 +111,9 @@ def _shapes(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> dict[str,
     def size(own: int | str, allowed: SizeRange | None) -> int | str:
         if isinstance(own, int) or own in sizes:
             return own if isinstance(own, int) else sizes[own]
-        return "?" if allowed is None else f"?:{allowed}"
+        # What follows from the model alone is found again.
+        was_given = allowed is not None and allowed.low > 0 and allowed.has_end
+        return f"?:{allowed}" if was_given else "?"
 
     return {
         spec.name: [

@@ -111,6 +111,37 @@ def test_a_module_of_tvm_is_specialised() -> None:
     np.testing.assert_array_equal(compiled.run(given)["output"], np.maximum(given["x"], 0))
 
 
+def test_sizes_that_stay_open_keep_their_ranges() -> None:
+    """Given ones, and those that follow from a convolution and from a table."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], kernel_shape=[3]),
+        node("Shape", ["t"], ["s"]),
+        node("Gather", ["s", "one"], ["length"]),
+        node("Slice", ["table", "zero", "length", "zero"], ["cut"]),
+        node("Add", ["t", "cut"], ["y"]),
+    ]
+    made = model(
+        nodes,
+        [value("x", ["N", 2, "W"]), value("t", ["N", "L"])],
+        [value("c", None), value("y", None)],
+        w=rand(2, 2, 3),
+        table=rand(9),
+        zero=np.array([0]),
+        one=np.array([1]),
+    )
+    shapes = {"x": ["N:1:8", 2, "W"], "t": ["N:1:8", "L"]}
+    compiled = tvm_ext.compile(made, input_shapes=shapes, specialize=[{"N": 2}, {"W": 5}])
+    described = [[spec.describe() for spec in one.inputs] for one in compiled.specialized]
+    assert described == [
+        ["x: float32[2, 2, 'W' (3:)]", "t: float32[2, 'L' (0:9)]"],
+        ["x: float32['N' (1:8), 2, 5]", "t: float32['N' (1:8), 'L' (0:9)]"],
+    ]
+    feeds = {"x": rand(3, 2, 5), "t": rand(3, 9)}
+    assert compiled.chosen_for(feeds) is compiled.specialized[1]
+    for found, wanted in zip(compiled.run(feeds).values(), by_runtime(made, feeds), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("specialize", "message"),
     [
