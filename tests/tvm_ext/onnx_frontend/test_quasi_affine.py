@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm import tirx
+from tvm.sym import Analyzer
 
+from tvm_ext.onnx_frontend.converters.shape_constraints import inferred_size
 from tvm_ext.onnx_frontend.sizes.quasi_affine import equal_products, shortened
 
 N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
@@ -51,6 +53,25 @@ def test_short_forms(size: tirx.Expr, short: str) -> None:
 def test_products(first: list, second: list, equal: bool) -> None:
     assert equal_products(first, second) == equal
     assert equal_products(second, first) == equal
+
+
+@pytest.mark.parametrize(
+    ("sizes", "others", "left"),
+    [
+        ([M, tirx.floordiv(N - 5, 8) * 16 + 16, 2], [16, tirx.floordiv(N - 5, 8) + 1], "m * 2"),
+        ([M, 2, N + M, 16], [16, M + N], "m * 2"),
+        ([M * N, 8], [N, 8], "m"),
+        ([N, 8], [N, 4], "2"),
+        ([N, 8], [N, 3], "None"),
+        ([N, 8], [M], "None"),
+        ([N, 8], [0], "None"),
+        ([N * 2], [4], "None"),
+    ],
+)
+def test_what_is_left_beside_known_sizes(sizes: list, others: list, left: str) -> None:
+    found = inferred_size(sizes, others)
+    plain = str(Analyzer().simplify(found) if isinstance(found, tirx.Mul) else found)
+    assert plain.replace("T.int64(", "").replace(")", "") == left
 
 
 def sizes() -> st.SearchStrategy[Any]:

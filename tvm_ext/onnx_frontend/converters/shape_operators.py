@@ -34,6 +34,7 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
 )
 from tvm_ext.onnx_frontend.converters.shape_constraints import (
     broadcast_sizes,
+    inferred_size,
     of_sizes,
     with_as_many_elements,
 )
@@ -116,7 +117,10 @@ class Reshape(OnnxOpConverter):
                 known = [sizes[i] if _is(s, 0) else s for i, s in enumerate(known)]
             if any(_is(s, 0) for s in known) and any(_is(s, -1) for s in known):
                 raise FormError("its shape has a size of 0 beside one to be inferred")
-            if not any(_is(s, -1) for s in known):
+            others = [s for s in known if not _is(s, -1)]
+            if len(others) == len(known) - 1 and (left := inferred_size(sizes, others)) is not None:
+                known = [left if _is(s, -1) else s for s in known]
+            elif len(others) == len(known):
                 data = with_as_many_elements(bb, data, known)
             is_empty = any(_is(s, 0) for s in known)
             return relax.op.reshape(data, relax.ShapeExpr(known) if is_empty else known)

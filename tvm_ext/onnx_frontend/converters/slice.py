@@ -28,6 +28,7 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
 from tvm_ext.onnx_frontend.converters.shape_constraints import equal_sizes
 from tvm_ext.onnx_frontend.sizes import SizeValues
 from tvm_ext.onnx_frontend.sizes.scalar_rules import (
+    LARGEST_SIZE,
     add,
     analyzer_of,
     divide,
@@ -144,6 +145,8 @@ def _places(start: Size, end: Size, step: int, size: Size) -> tuple[Size, Size]:
     """
     least, most = (0, size) if step > 0 else (-1, subtract(size, 1, "int64"))
     first = maximum(_from_front(start, size), 0, "int64")
+    if step > 0 and isinstance(end, int) and end >= LARGEST_SIZE:
+        return minimum(first, most, "int64"), size
     last = maximum(_from_front(end, size), least, "int64")
     return minimum(first, most, "int64"), minimum(last, most, "int64")
 

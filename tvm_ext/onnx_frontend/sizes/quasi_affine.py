@@ -124,6 +124,22 @@ def _products(
     return product(first), product(second)
 
 
+def multiple(size: Any, other: Any) -> int | None:
+    """How many times ``other`` the size always is; None where no number is known."""
+    if not isinstance(size, int | tirx.IntImm) and Analyzer().can_prove_equal(size, other):
+        return 1
+    function, unit = _of(size), _of(other)
+    if function is None or unit is None:
+        return None
+    places = np.arange(unit.period + 1, dtype=np.int64)
+    a, b = function.values(places), unit.values(places)
+    first = next((n for n in places if b[n]), None)
+    if first is None or a[first] % b[first]:
+        return None
+    times = int(a[first] // b[first])
+    return times if times > 0 and equal_products([size], [times, other]) else None
+
+
 def shortened(size: tirx.Expr) -> tirx.Expr:
     """``(n + a) // b * c + d`` for a size that is always equal to one such; else itself.
 
