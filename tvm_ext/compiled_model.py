@@ -183,9 +183,9 @@ class CompiledModel:
         if threads is not None:
             with running_on(self._checked_threads(threads)):
                 return self.run(inputs, out=out, on_device=on_device)
-        if self.specialized and (chosen := self.chosen_for(inputs)) is not self:
-            return chosen.run(inputs, out=out, on_device=on_device)
         try:
+            if self.specialized and (chosen := self.chosen_for(inputs)) is not self:
+                return chosen.run(inputs, out=out, on_device=on_device)
             if out is not None:
                 return self._results_in(inputs, out, on_device)
             return self._results(inputs, on_device)

@@ -149,7 +149,9 @@ def write_artifact(
             target=target,
             parts={name: PartRecord.of(content) for name, content in parts.items()},
             specialized=tuple(specialized),
-        ).model_dump_json(indent=2, warnings="error")
+        ).model_dump_json(
+            indent=2, warnings="error", exclude=None if specialized else {"specialized"}
+        )
         # What cannot be read back must not be saved.
         Manifest.model_validate_json(manifest_json)
     except ValidationError as error:

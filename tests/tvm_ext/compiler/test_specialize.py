@@ -95,6 +95,18 @@ def test_a_run_that_fails_says_where() -> None:
     assert compiled.chosen_for(feeds) is compiled.specialized[0]
 
 
+def test_sizes_of_one_name_that_differ_are_compiled_anew() -> None:
+    """As without programs for exact sizes."""
+    nodes = [node("Shape", ["x"], ["s"]), node("Concat", ["s", "t"], ["y"], axis=0)]
+    inputs = [value("x", ["N", "L"]), value("z", ["L"])]
+    nodes[1:1] = [node("Shape", ["z"], ["t"])]
+    made = model(nodes, inputs, [value("y", [3], onnx.TensorProto.INT64)])
+    compiled = tvm_ext.compile(made, specialize=[{"N": 2}])
+    with pytest.warns(match="compiled once more"):
+        found = compiled.run({"x": rand(2, 3), "z": rand(4)})
+    assert found["y"].tolist() == [2, 3, 4]
+
+
 def test_a_module_of_tvm_is_specialised() -> None:
     from tvm.script import ir as I
     from tvm.script import relax as R
