@@ -218,11 +218,10 @@ def import_graph(
     ModelError
         A converter fails; the message names the node.
     """
-    importer = _OriginImporter(model, stored or StoredWeights())
+    importer = _OriginImporter(model, stored or StoredWeights(), ranges or {})
     parts = {name: getattr(model.graph, name) for name in ("initializer", "input", "output")}
     # The importer warns; what matters is in the error we raise. Python's filters of warnings, like
     # TVM's stack of builders, are the process's.
-    importer.ranges = ranges or {}
     with BUILDER_LOCK, warnings.catch_warnings(), within(importer.limits):
         warnings.simplefilter("ignore")
         try:
@@ -265,12 +264,14 @@ class _OriginImporter(ONNXGraphImporter):
 
     _nodes: dict[str, Any]
 
-    def __init__(self, model: onnx.ModelProto, stored: StoredWeights) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, stored: StoredWeights, ranges: Mapping[str, SizeRange]
+    ) -> None:
         super().__init__(shape_dict={}, dtype_dict="float32", sanitize=True)
         self.model = model
         self.stored = stored
         self.node_of: dict[relax.Var, str] = {}
-        self.ranges: Mapping[str, SizeRange] = {}
+        self._ranges = ranges
         self.limits = SizeLimits()
         self._dimensions: dict[tirx.Var, str] = {}
         self._long_sizes = LongSizes()
@@ -284,9 +285,9 @@ class _OriginImporter(ONNXGraphImporter):
             if isinstance(size, tirx.Var)
         }
         self.limits.known = {
-            size: self.ranges[name]
+            size: self._ranges[name]
             for size, name in self._dimensions.items()
-            if name in self.ranges
+            if name in self._ranges
         }
 
     def largest_sizes(self) -> dict[str, int]:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.onnx_frontend.converters.shape_constraints import inferred_size
-from tvm_ext.onnx_frontend.sizes.quasi_affine import equal_products, shortened
+from tvm_ext.onnx_frontend.sizes.quasi_affine import equal_products, inferred_size, shortened
 
 N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
 UP_TO_FOUR = tirx.floordiv(N, 2) + tirx.floormod(tirx.floordiv(tirx.floormod(N, 8), 2) * 3, 4)
@@ -91,7 +90,7 @@ def sizes() -> st.SearchStrategy[Any]:
     return st.recursive(st.just((N, some)), more, max_leaves=5)
 
 
-def values_of(size: tirx.Expr) -> list[int]:
+def values_of(size: tirx.Expr) -> np.ndarray:
     function = {
         tirx.Add: np.add,
         tirx.Sub: np.subtract,

@@ -8,7 +8,6 @@ one operand as the other has, beyond its end. Here the run checks that they agre
 
 import functools
 import itertools
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from tvm import relax, te, tirx
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.runtime_sizes import computed_dimensions, wide
-from tvm_ext.onnx_frontend.sizes.quasi_affine import equal_products, multiple
+from tvm_ext.onnx_frontend.sizes.quasi_affine import equal_products
 from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of, note_equal, note_unclear
 from tvm_ext.onnx_frontend.sizes.size_values import vector
 
@@ -107,8 +106,7 @@ def with_as_many_elements(
     """
     sizes = sizes_of(data)
     have, need = (functools.reduce(operator.mul, listed, 1) for listed in (sizes, wanted))
-    known = isinstance(have, int) and isinstance(need, int)
-    if known or equal_products(sizes, wanted) or equal_sizes(have, need):
+    if (isinstance(have, int) and isinstance(need, int)) or equal_sizes(have, need):
         return data
     if not sizes:
         return data
@@ -119,38 +117,6 @@ def with_as_many_elements(
 
     flag = bb.emit_te(agreed, sizes, wanted, primfunc_name_hint="agreed")
     return _checked_copy(bb, data, sizes, flag)
-
-
-def inferred_size(sizes: Sequence[Size], others: Sequence[Size]) -> Size | None:
-    """What is left of as many elements beside ``others``: the -1 of a Reshape.
-
-    None where it is known as a quotient only: TVM does not see that ``n * m * 8 // (m * 8)`` is n.
-    """
-    left = list(itertools.chain(*map(_factors_of, sizes)))
-    number = 1
-    for factor in itertools.chain(*map(_factors_of, others)):
-        if isinstance(factor, int):
-            number *= factor
-            continue
-        times = [None if isinstance(one, int) else multiple(one, factor) for one in left]
-        place = next((i for i, count in enumerate(times) if count is not None), None)
-        if place is None:
-            return None
-        left[place] = times[place] or 1
-    known = math.prod(one for one in left if isinstance(one, int))
-    if number == 0 or known % number:
-        return None
-    return functools.reduce(
-        operator.mul, (one for one in left if not isinstance(one, int)), known // number
-    )
-
-
-def _factors_of(size: Size) -> list[Size]:
-    if isinstance(size, int | tirx.IntImm):
-        return [int(size)]
-    if isinstance(size, tirx.Mul):
-        return [*_factors_of(size.a), *_factors_of(size.b)]
-    return [size]
 
 
 def equal_sizes(first: Size, second: Size) -> bool:

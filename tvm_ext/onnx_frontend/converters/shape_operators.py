@@ -34,11 +34,11 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
 )
 from tvm_ext.onnx_frontend.converters.shape_constraints import (
     broadcast_sizes,
-    inferred_size,
     of_sizes,
     with_as_many_elements,
 )
 from tvm_ext.onnx_frontend.sizes import SizeValues
+from tvm_ext.onnx_frontend.sizes.quasi_affine import inferred_size
 from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of
 from tvm_ext.onnx_frontend.sizes.size_values import FLOATS
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_type_name

@@ -92,16 +92,23 @@ def equal_products(first: Iterable[Any], second: Iterable[Any]) -> bool:
 
 def _by_variable(sizes: Iterable[Any]) -> dict[tirx.Var | None, list[_QuasiAffine]] | None:
     found: dict[tirx.Var | None, list[_QuasiAffine]] = {None: []}
-    waiting = list(sizes)
+    for factor in _factors(sizes):
+        one = _of(factor)
+        if one is None:
+            return None
+        found.setdefault(one.variable, []).append(one)
+    return found
+
+
+def _factors(sizes: Iterable[Any]) -> list[Any]:
+    """What the sizes are products of, numbers as Python's."""
+    found, waiting = [], list(sizes)[::-1]
     while waiting:
         size = waiting.pop()
-        one = _of(size)
-        if one is not None:
-            found.setdefault(one.variable, []).append(one)
-        elif isinstance(size, tirx.Mul):
-            waiting += [size.a, size.b]
+        if isinstance(size, tirx.Mul):
+            waiting += [size.b, size.a]
         else:
-            return None
+            found.append(int(size) if isinstance(size, tirx.IntImm) else size)
     return found
 
 
@@ -124,9 +131,30 @@ def _products(
     return product(first), product(second)
 
 
-def multiple(size: Any, other: Any) -> int | None:
+def inferred_size(sizes: Sequence[Any], others: Sequence[Any]) -> Any:
+    """What is left of as many elements beside ``others``: the -1 of a Reshape.
+
+    None where it is known as a quotient only: TVM does not see that ``n * m * 8 // (m * 8)`` is n.
+    """
+    left, number = _factors(sizes), 1
+    for factor in _factors(others):
+        if isinstance(factor, int):
+            number *= factor
+            continue
+        times = [None if isinstance(one, int) else _multiple(one, factor) for one in left]
+        place = next((i for i, count in enumerate(times) if count is not None), None)
+        if place is None:
+            return None
+        left[place] = times[place]
+    known = math.prod(one for one in left if isinstance(one, int))
+    if number == 0 or known % number:
+        return None
+    return math.prod((one for one in left if not isinstance(one, int)), start=known // number)
+
+
+def _multiple(size: tirx.Expr, other: tirx.Expr) -> int | None:
     """How many times ``other`` the size always is; None where no number is known."""
-    if not isinstance(size, int | tirx.IntImm) and Analyzer().can_prove_equal(size, other):
+    if Analyzer().can_prove_equal(size, other):
         return 1
     function, unit = _of(size), _of(other)
     if function is None or unit is None:
