@@ -12,13 +12,14 @@ from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.check_bounds import InsertBoundsChecks
 from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, TruncateDivisions
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
-    DropArgumentChecks,
     FlattenFewAccesses,
+    JoinArgumentChecks,
     NoAliasOfLoneArguments,
     SerialNarrowFills,
     UnalignedArguments,
     has_flat_arrays,
 )
+from tvm_ext.tir_schedules.cpu.thread_choice import OutlineThreadChoices
 from tvm_ext.tir_schedules.statements import has_exact_arrays
 
 # Launches that turn out to be empty in a run: a driver refuses them, so the host leaves them out.
@@ -110,7 +111,13 @@ _OURS: dict[str, tuple[_Passes, _Passes]] = {
     "cuda": ((InsertBoundsChecks,), (LeaveOutEmptyLaunches,)),
     "llvm": (
         (InsertBoundsChecks, FlattenFewAccesses, SerialNarrowFills, NoAliasOfLoneArguments),
-        (UnalignedArguments, DropArgumentChecks, TruncateDivisions, HoistDivisions),
+        (
+            UnalignedArguments,
+            JoinArgumentChecks,
+            TruncateDivisions,
+            HoistDivisions,
+            OutlineThreadChoices,
+        ),
     ),
 }
 

@@ -1,10 +1,12 @@
 """What kernels are written anew with: sequences, blocks, stack arrays, flat views of buffers."""
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.sym import Analyzer
 from tvm.tirx.buffer import buffer_data
 from tvm_ffi import structural_map
 
@@ -37,6 +39,24 @@ def changed_loop(loop: tirx.For, **changes: Any) -> tirx.For:
     """``loop`` with other fields: ``body``, ``annotations`` and the like."""
     names = ("loop_var", "min", "extent", "kind", "body", "thread_binding", "annotations")
     return tirx.For(*(changes.get(name, getattr(loop, name)) for name in names))
+
+
+def where_long(
+    extents: Sequence[tvm.ir.Expr], least: int, code: tirx.Stmt, other: tirx.Stmt
+) -> tirx.Stmt:
+    """``code`` where all ``extents``, of loops in it, are ``least`` at least; ``other`` elsewhere.
+
+    Nothing is asked of multiples of a number that large: zero of them is no iteration of ``code``.
+    """
+    analyzer = Analyzer()
+    asked = [extent >= least for extent in extents if _common_factor(extent, analyzer) < least]
+    return tirx.IfThenElse(reduce(tirx.And, asked), code, other) if asked else code
+
+
+def _common_factor(extent: tvm.ir.Expr, analyzer: Analyzer) -> int:
+    """A number that the values of ``extent`` are multiples of."""
+    values = analyzer.modular_set(analyzer.simplify(extent))
+    return int(values.coeff) if int(values.base) == 0 else 1
 
 
 # Says of a kernel that its arrays are as large as what is accessed of them.

@@ -58,7 +58,7 @@ from tvm_ext.tir_schedules.cpu.register_transpose import (
     tile_count,
 )
 from tvm_ext.tir_schedules.inlining import inlined_blocks
-from tvm_ext.tir_schedules.statements import FlatViews, sequence
+from tvm_ext.tir_schedules.statements import FlatViews, sequence, where_long
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
 
 # Stretches of a loop are as long as two vectors, or one of these parts of them.
@@ -493,7 +493,7 @@ def in_stretches(nest: Nest, lanes: int) -> tirx.Stmt:
     for length in [2 * lanes // part for part in _STRETCHES if 2 * lanes >= _SHORTEST * part]:
         number, start = chunks(axis.extent, length, axis.var)
         long = loop(number, _stretch(nest, start, length, lanes))
-        code = tirx.IfThenElse(axis.extent >= length, long, code)
+        code = where_long([axis.extent], length, long, code)
     return loops_around(outer, code, 1)
 
 

@@ -4,7 +4,6 @@ loop nest a block.
 
 from dataclasses import replace
 from functools import reduce
-from typing import Any
 
 from tvm import s_tir, tirx
 
@@ -53,7 +52,7 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
 )
 from tvm_ext.tir_schedules.cpu.register_transpose import TransposeTileDecision, tile_code
 from tvm_ext.tir_schedules.inlining import inlined_blocks, inlined_schedule
-from tvm_ext.tir_schedules.statements import FlatViews, sequence
+from tvm_ext.tir_schedules.statements import FlatViews, sequence, where_long
 from tvm_ext.tir_schedules.template import Decisions
 
 # Elementwise kernels and transposes of sizes that a run decides: vectors, tiles, or plain loops.
@@ -177,7 +176,8 @@ def _row(nest: Nest, machine: CpuDescription) -> tirx.Stmt:
 
 def _in_plain_loops(nest: Nest, machine: CpuDescription) -> tirx.Stmt:
     code = loops_with_tables(with_own_variables(nest), machine.cores)
-    return _where(allows_tables(nest), code, _plain(nest))
+    conditions = allows_tables(nest)
+    return tirx.IfThenElse(reduce(tirx.And, conditions), code, _plain(nest)) if conditions else code
 
 
 def _in_vectors(nest: Nest, machine: CpuDescription) -> tirx.Stmt:
@@ -230,14 +230,8 @@ def _plain(nest: Nest) -> tirx.Stmt:
 
 def _where_long(axes: list[LoopAxis], length: int, code: tirx.Stmt, other: tirx.Stmt) -> tirx.Stmt:
     """``code`` where all symbolic ones of ``axes`` have ``length`` iterations."""
-    long = [index_of(axis.extent, axis.var) >= length for axis in axes if axis.is_symbolic]
-    return _where(long, code, other)
-
-
-def _where(conditions: list[Any], code: tirx.Stmt, other: tirx.Stmt) -> tirx.Stmt:
-    if not conditions:
-        return code
-    return tirx.IfThenElse(reduce(tirx.And, conditions), code, other)
+    symbolic = [index_of(axis.extent, axis.var) for axis in axes if axis.is_symbolic]
+    return where_long(symbolic, length, code, other)
 
 
 class CpuElementwise:

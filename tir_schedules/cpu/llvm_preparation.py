@@ -3,7 +3,7 @@ arguments, what they check of them, and loops that fill with narrow floats.
 """
 
 from collections import Counter
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import tvm
@@ -11,6 +11,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir import SBlockRealize
 from tvm_ffi import structural_map, structural_walk
 
+from tvm_ext.configs.errors import CONTRADICTING_SIZES
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     among,
     flat_address,
@@ -166,25 +167,26 @@ def _without_promise(node: tirx.AttrStmt) -> tirx.Stmt:
     return node.body if node.attr_key == _PROMISE else node
 
 
-# Kernels do not look at what the virtual machine knows of their arguments.
+# Kernels do not look at what the virtual machine knows of their arguments, and at the rest at once.
 #
 # TVM has each kernel check the kind, type, rank, device and memory of each argument, which is most
 # of the code of a small one. The virtual machine checks these of a model's inputs, and makes all
-# else itself.
+# else itself. The checks of sizes and strides each raise an error of their own: half of the code
+# that is left of a model of small kernels.
 
 # Of a DLTensor, include/tvm/tirx/builtin.h, "TVMStructFieldKind": data, ndim, the three parts of a
 # type, the number and the kind of the device. Sizes, strides and the offset stay checked.
 _KNOWN_FIELDS = frozenset({1, 4, 5, 6, 7, 9, 10})
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="DropArgumentChecks")
-class DropArgumentChecks:
-    """Takes away the checks of what a caller's types say already.
+@tirx.transform.prim_func_pass(opt_level=0, name="JoinArgumentChecks")
+class JoinArgumentChecks:
+    """One check of all sizes, strides and offsets, and none of what a caller's types say already.
 
-    Before: ``assert x.ndim == 2; assert x.dtype == float32; assert x.shape[1] == 24``
-    After:  ``assert x.shape[1] == 24``
+    Before: ``assert x.ndim == 2; assert x.shape[0] == n; assert x.shape[1] == 24``
+    After:  ``assert x.shape[0] == n and x.shape[1] == 24``
 
-    Leaves alone: checks of sizes, strides and offsets, and those of the kernel itself.
+    Leaves alone: the checks of the kernel itself.
 
     Run after: MakePackedAPI, which writes the checks.
     """
@@ -193,16 +195,46 @@ class DropArgumentChecks:
         self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
     ) -> tirx.PrimFunc:
         """Functions without such checks stay as they are."""
-        return func.with_body(structural_map(func.body, (tirx.AssertStmt, _without_check)))
+        return func.with_body(structural_map(func.body, (tirx.SeqStmt, _with_one_check)))
 
 
-def _without_check(check: tirx.AssertStmt) -> tirx.Stmt:
-    calls = nodes(check.condition, tvm.ir.Call)
+def _with_one_check(statements: tirx.SeqStmt) -> tirx.Stmt:
+    others: list[tirx.Stmt] = []
+    asked: list[tvm.ir.Expr] = []
+    last = None
+    for statement in statements:
+        conditions = _argument_conditions(statement)
+        if conditions is None:
+            others.append(statement)
+            continue
+        asked += conditions
+        last = len(others)
+    if last is None:
+        return statements
+    if asked:
+        message = [tvm.ir.StringImm(CONTRADICTING_SIZES)]
+        check = tirx.AssertStmt(reduce(tirx.And, asked), tvm.ir.StringImm("ValueError"), message)
+        others.insert(last, check)
+    return sequence(others)
+
+
+def _argument_conditions(statement: tirx.Stmt) -> list[tvm.ir.Expr] | None:
+    """What is still to be asked of a check of arguments; None for other statements."""
+    if isinstance(statement, tirx.IfThenElse) and statement.else_case is None:
+        inner = _argument_conditions(statement.then_case)
+        if inner is None:
+            return None
+        true = tirx.const(True, "bool")
+        # What is read of strides that are not there would end the process.
+        return [tirx.if_then_else(statement.condition, one, true) for one in inner]
+    if not isinstance(statement, tirx.AssertStmt):
+        return None
+    calls = nodes(statement.condition, tvm.ir.Call)
     fields = {int(call.args[2]) for call in calls if call.op == _struct_get()}
-    is_of_types = str(check.error_kind.value) == "TypeError" or (
-        bool(fields) and fields <= _KNOWN_FIELDS
-    )
-    return tirx.Evaluate(tirx.const(0, "int32")) if is_of_types else check
+    is_of_types = str(statement.error_kind.value) == "TypeError"
+    if is_of_types or (fields and fields <= _KNOWN_FIELDS):
+        return []
+    return [statement.condition] if fields else None
 
 
 @cache

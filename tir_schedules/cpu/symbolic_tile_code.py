@@ -25,7 +25,7 @@ from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
 from tvm_ext.tir_schedules.cpu.nest_code import chunk_start
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import SymbolicContraction
-from tvm_ext.tir_schedules.statements import sequence, stack_array
+from tvm_ext.tir_schedules.statements import sequence, stack_array, where_long
 
 # A tile that is at most so many times as long as the next smaller one is used for loops of so many
 # tiles.
@@ -142,7 +142,7 @@ def _first_that_fits(axis: LoopAxis, versions: Sequence[tuple[int, tirx.Stmt]]) 
     for (size, longer), next_size in reversed(list(zip(others, sizes[1:], strict=True))):
         # Of two that would do, the wider one only where what its last tile repeats is little.
         least = size if size > _LONGER * next_size else _TILES_OF_WIDER * size
-        code = tirx.IfThenElse(axis.extent >= least, longer, code)
+        code = where_long([axis.extent], least, longer, code)
     return code
 
 

@@ -4,14 +4,15 @@ Handing work to threads takes microseconds, and waking them up tens of these: a 
 row takes less in all. Where all sizes are known the schedules decide; here a run does.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
+from tvm.tirx.buffer import buffer_data, buffer_data_pointer_type
 from tvm_ffi import structural_map, structural_walk
 
 from tvm_ext.hardware.cpu.description import CpuDescription
@@ -27,6 +28,8 @@ from tvm_ext.tir_schedules.statements import changed_block, changed_loop, sequen
 
 # On loops that a run chooses from, and on loops over a batch whose items are shared by threads.
 _MARK, _ITEMS = "tvm_ext_thread_choice", "tvm_ext_batch_items"
+# Around loops that have threads where a condition holds.
+_CONDITION = "tvm_ext.threads_if"
 
 # Items for each thread, at least, so that a last round of few does not make the others wait.
 _ENOUGH_ITEMS = 4
@@ -47,7 +50,7 @@ class ThreadChoice:
     func : tirx.PrimFunc
         The kernel; the one given when nothing was changed.
     loops : int
-        The loops that have a version without threads now.
+        The loops that have threads in some runs only now.
     left : int
         Parallel loops of symbolic size whose work no expression of the kernel's sizes says.
     """
@@ -58,15 +61,14 @@ class ThreadChoice:
 
 
 def with_thread_choice(func: tirx.PrimFunc, machine: CpuDescription) -> ThreadChoice:
-    """``func`` with a second version, in series, of its parallel loops whose work is symbolic.
+    """``func`` whose parallel loops of symbolic work have threads where a condition holds.
 
-    A run takes it where the statements in the loop are fewer than the threads' price in cycles.
+    That is where the statements in the loop are more than the threads' price in cycles. Until
+    ``OutlineThreadChoices`` the condition stands around the loop, so that all that lowers a kernel
+    sees one loop.
     """
     least = round(PARALLEL_GAIN * machine.parallel_overhead_us * machine.clock_ghz * 1e3)
     loops = left = 0
-    allocated = _allocated(func.body)
-    uses = _buffer_uses(func.body, allocated)
-    added: dict[tirx.Buffer, tirx.Buffer] = {}
 
     def chosen(node: tirx.For) -> tirx.Stmt:
         nonlocal loops, left
@@ -84,40 +86,15 @@ def with_thread_choice(func: tirx.PrimFunc, machine: CpuDescription) -> ThreadCh
             return node
         loops += 1
         many = work > tirx.const(least, "int64")
-        # TVM places a buffer where all of its readers find it. One that both versions share would
-        # be outside of the threads, so that the version in series has its own.
-        inside = _allocated(node)
-        here = _buffer_uses(node, allocated)
-        only = [buffer for buffer, count in here.items() if 0 < count == uses[buffer]]
-        copies = {one: tirx.Var(one.name, one.ty) for one in {*inside, *only}}
-        added.update((one, copy) for one, copy in copies.items() if one not in inside)
-        series = structural_map(
-            _version(node, tirx.ForKind.SERIAL),
-            (tirx.Var, lambda variable: copies.get(variable, variable)),
-        )
-        return tirx.IfThenElse(many, _version(node, tirx.ForKind.PARALLEL), series)
+        loop = _version(node, tirx.ForKind.PARALLEL)
+        return tirx.AttrStmt(tirx.const(0, "int32"), _CONDITION, many, loop)
 
     body = structural_map(func.body, (tirx.For, chosen))
     if not loops:
         return ThreadChoice(func, loops, left)
-    body = structural_map(body, (s_tir.SBlock, lambda block: _allocating(block, added)))
-    # The versions have variables and buffers of their own.
+    # The versions of a loop over a batch have variables and buffers of their own.
     mod = tirx.transform.ConvertSSA()(tvm.IRModule({"main": func.with_body(body)}))
     return ThreadChoice(mod["main"], loops, left)
-
-
-def _buffer_uses(stmt: tirx.Stmt, buffers: Iterable[tirx.Buffer]) -> Counter[tirx.Buffer]:
-    """How often ``stmt`` speaks of each of ``buffers``, other than to allocate it."""
-    found = Counter(dict.fromkeys(buffers, 0))
-
-    def named(variable: tirx.Var) -> None:
-        if variable in found:
-            found[variable] += 1
-
-    structural_walk(stmt, (tirx.Var, named))
-    for block in _blocks(stmt):
-        found.subtract(block.alloc_buffers)
-    return found
 
 
 def _blocks(stmt: tirx.Stmt) -> list[s_tir.SBlock]:
@@ -128,12 +105,6 @@ def _blocks(stmt: tirx.Stmt) -> list[s_tir.SBlock]:
 
 def _allocated(stmt: tirx.Stmt) -> set[tirx.Buffer]:
     return {buffer for block in _blocks(stmt) for buffer in block.alloc_buffers}
-
-
-def _allocating(block: s_tir.SBlock, copies: Mapping[tirx.Buffer, tirx.Buffer]) -> s_tir.SBlock:
-    own = list(block.alloc_buffers)
-    more = [copies[buffer] for buffer in own if buffer in copies]
-    return changed_block(block, alloc_buffers=own + more) if more else block
 
 
 def _version(loop: tirx.For, kind: tirx.ForKind) -> tirx.For:
@@ -222,7 +193,10 @@ def _items_or_parts(loop: tirx.For, threads: int) -> tirx.Stmt:
         is_parallel = tirx.ForKind(node.kind) == tirx.ForKind.PARALLEL
         return changed_loop(node, kind=tirx.ForKind.SERIAL) if is_parallel else node
 
-    items = structural_map(loop, (tirx.For, in_series))
+    def unconditional(node: tirx.AttrStmt) -> tirx.Stmt:
+        return node.body if node.attr_key == _CONDITION else node
+
+    items = structural_map(loop, [(tirx.For, in_series), (tirx.AttrStmt, unconditional)])
     items = structural_map(items, (tirx.Var, lambda variable: copies.get(variable, variable)))
     items = structural_map(items, (s_tir.SBlock, _with_own_memory))
     count, most = loop.extent, tirx.const(_ENOUGH_ITEMS * threads, str(loop.extent.ty))
@@ -263,3 +237,116 @@ def over_items(loop: tirx.For) -> tirx.For:
     ``with_thread_choice`` gives it a version in which threads take an item each.
     """
     return changed_loop(loop, annotations={_ITEMS: tirx.const(1, "int32")})
+
+
+# Conditional threads in the code: the loop's body as a function that both ways call.
+
+# Ranges that the turns of a loop are cut into: a saved model may run with more threads than it was
+# planned for.
+_RANGES = 64
+
+# What a kernel says that its parts have to say, too.
+_KEPT = ("target", "tirx.noalias", "tirx.is_host_func")
+
+
+@tvm.transform.module_pass(opt_level=0, name="OutlineThreadChoices")
+class OutlineThreadChoices:
+    """Makes functions of the loops that have threads in some runs only.
+
+    Before: ``with T.attr(0, "tvm_ext.threads_if", n > 9): for i in T.parallel(n): body``
+    After:  ``if n > 9: for r in T.parallel(64): turns(r * n // 64, (r + 1) * n // 64, ...)``,
+    ``else: turns(0, n, ...)``, and ``turns(first, end, ...)`` with ``for i in range(first, end)``
+
+    Two loops instead would be twice the code for LLVM to work on.
+
+    Run after: MakePackedAPI, FlattenBuffer. Run before: LowerTVMBuiltin.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns ``mod`` itself when no kernel has such a loop."""
+        functions: dict[tvm.ir.GlobalVar, tvm.ir.BaseFunc] = {}
+        for var, func in mod.functions_items():
+            outlined = _Outlined(str(var.name_hint), func)
+            functions.update({**outlined.functions, var: outlined.kernel})
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+class _Outlined:
+    """A lowered kernel whose loops with conditional threads became ``functions``."""
+
+    def __init__(self, name: str, kernel: tirx.PrimFunc) -> None:
+        self._name, self._kernel = name, kernel
+        self._base: dict[Any, Any] = {}
+        self.functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
+        structural_walk(kernel.body, (tirx.DeclBuffer, self._note_view), order="pre")
+        body = structural_map(kernel.body, (tirx.AttrStmt, self._chosen))
+        self.kernel = kernel.with_body(body) if self.functions else kernel
+
+    def _note_view(self, view: tirx.DeclBuffer) -> None:
+        data = view.data
+        if isinstance(data, tvm.ir.Call) and data.op.same_as(_buffer_data()):
+            self._base[view.buffer] = self._base.get(data.args[0], data.args[0])
+
+    def _chosen(self, node: tirx.AttrStmt) -> tirx.Stmt:
+        if node.attr_key != _CONDITION:
+            return node
+        *before, loop = node.body.seq if isinstance(node.body, tirx.SeqStmt) else [node.body]
+        dtype = str(loop.loop_var.ty)
+        turns = self._function(loop)
+        zero, ranges = tirx.const(0, dtype), tirx.const(_RANGES, dtype)
+        number = tirx.Var("range", dtype)
+        first, end = (tirx.truncdiv(n * loop.extent, ranges) for n in (number, number + 1))
+        parallel = tirx.For(number, zero, ranges, tirx.ForKind.PARALLEL, turns(first, end))
+        choice = tirx.IfThenElse(node.value, parallel, turns(zero, loop.extent))
+        return sequence([*before, choice])
+
+    def _function(self, loop: tirx.For) -> Callable[[Any, Any], tirx.Stmt]:
+        """Calls of a new function, which takes the turns between two numbers."""
+        dtype = str(loop.loop_var.ty)
+        first, end = tirx.Var("first", dtype), tirx.Var("end", dtype)
+        body: tirx.Stmt = tirx.For(
+            loop.loop_var, loop.min + first, end - first, tirx.ForKind.SERIAL, loop.body
+        )
+        outside = [one for one in tirx.analysis.undefined_vars(body) if one not in (first, end)]
+        arrays = [one for one in outside if isinstance(one.ty, tirx.BufferType)]
+        # Views of the same memory come by one pointer: LLVM is told that pointers do not overlap.
+        memory = {base: _pointer(base) for base in map(self._based, arrays)}
+        views = [tirx.DeclBuffer(one, data=memory[self._based(one)]) for one in arrays]
+        numbers = [one for one in outside if one not in arrays]
+        sizes = [v for a in arrays for n in a.shape for v in tirx.analysis.undefined_vars(n)]
+        numbers = list(dict.fromkeys([*numbers, *sizes]))
+        name = f"{self._name}_range_{len(self.functions)}"
+        var = tvm.ir.GlobalVar(name)
+        params = [first, end, *memory.values(), *numbers]
+        # LLVM would put the body into both calls again, but never inlines a scope of this kind.
+        scope = tirx.AttrStmt(tirx.const(0, "int32"), "compute_scope", tvm.ir.StringImm(name), body)
+        self.functions[var] = self._like_kernel(params, sequence([*views, scope]))
+
+        def call(begin: Any, stop: Any) -> tirx.Stmt:
+            arguments = [begin, stop, *map(buffer_data, memory), *numbers]
+            result = tvm.ir.Call(var, arguments, ret_ty="int32")
+            failed = tirx.call_intrin("int32", "tirx.tvm_throw_last_error")
+            return tirx.IfThenElse(result != tirx.const(0, "int32"), tirx.Evaluate(failed), None)
+
+        return call
+
+    def _based(self, array: Any) -> Any:
+        return self._base.get(array, array)
+
+    def _like_kernel(self, params: list[Any], body: tirx.Stmt) -> tirx.PrimFunc:
+        """A function for the same target, which no other module sees."""
+        zero = tirx.const(0, "int32")
+        for key, value in (("device_type", tvm.cpu().dlpack_device_type()), ("device_id", 0)):
+            body = tirx.AttrStmt(zero, key, tirx.const(value, "int32"), body)
+        kept = {key: self._kernel.attrs[key] for key in _KEPT if key in self._kernel.attrs}
+        attrs = tvm.ir.make_node("ir.DictAttrs", **kept)
+        return tirx.PrimFunc(params, body, tvm.ir.PrimType("int32"), attrs)
+
+
+def _pointer(array: Any) -> tirx.Var:
+    return tirx.Var(f"{array.name}_data", buffer_data_pointer_type(array))
+
+
+@cache
+def _buffer_data() -> tvm.ir.Op:
+    return tvm.ir.Op.get("tirx.buffer_data")

@@ -15,7 +15,8 @@ class ThreadsForLargeRuns:
     """Runs loops of symbolic size on threads only where the sizes of a run are worth it.
 
     Before: ``for i in T.parallel(n): ...``
-    After:  ``if n * 12 > 60000: for i in T.parallel(n): ... else: for i in range(n): ...``
+    After:  ``with T.attr(0, "tvm_ext.threads_if", n * 12 > 60000): for i in T.parallel(n): ...``,
+    of which ``OutlineThreadChoices`` makes a function that threads call, or the kernel alone
 
     Handing work to threads takes microseconds, and waking them up tens of these: more than all
     kernels of a small model take for a single row.
@@ -40,7 +41,7 @@ class ThreadsForLargeRuns:
             result = with_thread_choice(func, machine)
             if result.loops:
                 record_applied(
-                    "ThreadsForLargeRuns", where, f"{result.loops} loops in two versions"
+                    "ThreadsForLargeRuns", where, f"{result.loops} loops with threads in large runs"
                 )
                 changed[global_var] = result.func
             if result.left:

@@ -1,4 +1,6 @@
-"""Loops of symbolic size have a version without threads, which small runs take."""
+"""Loops of symbolic size have threads in large runs only, and their code is there once."""
+
+import re
 
 import numpy as np
 import onnx
@@ -11,6 +13,7 @@ from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.tir_schedules.cpu.thread_choice import with_thread_choice
+from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 
 MACHINE = HOST.with_cores(2)
 
@@ -24,26 +27,34 @@ def doubled(x: T.handle, y: T.handle) -> None:
             b[i, j] = a[i, j] * T.float32(2)
 
 
-def kinds(func: tirx.PrimFunc) -> list[str]:
-    text = func.script()
-    return [word for word in ("if ", "T.parallel(n", "else:") if word in text]
-
-
 def test_a_run_decides() -> None:
     found = with_thread_choice(doubled, MACHINE)
     assert (found.loops, found.left) == (1, 0)
-    assert kinds(doubled) == ["T.parallel(n"]
-    assert kinds(found.func) == ["if ", "T.parallel(n", "else:"]
+    lines = [line.strip() for line in found.func.script().splitlines() if "n" in line]
+    (choice,) = [line for line in lines if line.startswith("T.attr(")]
+    (loop,) = [line for line in lines if line.startswith("for i in")]
+    assert "n" in choice.split("tvm_ext.threads_if")[1]
+    assert loop.startswith("for i in T.parallel(n")
     assert with_thread_choice(found.func, MACHINE).loops == 0
 
 
-@pytest.mark.parametrize("rows", [0, 1, 5, 4000, 20000])
-def test_both_versions_compute_the_same(rows: int) -> None:
-    mod = tvm.IRModule({"main": with_thread_choice(doubled, MACHINE).func})
-    run = tvm.compile(mod, target="llvm")["main"]
+def built(func: tirx.PrimFunc) -> tvm.runtime.Executable:
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    return compile_kernels(mod, MACHINE.tvm_target())
+
+
+def test_the_body_of_a_loop_is_there_once() -> None:
+    code = built(with_thread_choice(doubled, MACHINE).func).mod.inspect_source("ll")
+    functions = re.split(r"^define ", code, flags=re.MULTILINE)[1:]
+    (body,) = [text for text in functions if re.search(r" = f(add|mul) ", text)]
+    assert "main_range_0" in body.split("(")[0]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 63, 65, 4000, 20000])
+def test_all_turns_are_taken(rows: int) -> None:
     x = rand(rows, 8)
     y = tvm.runtime.tensor(np.zeros_like(x))
-    run(tvm.runtime.tensor(x), y)
+    built(with_thread_choice(doubled, MACHINE).func)["main"](tvm.runtime.tensor(x), y)
     np.testing.assert_array_equal(y.numpy(), x * 2)
 
 
@@ -111,30 +122,24 @@ def by_halves(x: T.handle, y: T.handle) -> None:
                 b[half * ((n + 1) // 2) + i, j] = row[j] + T.float32(1)
 
 
-def buffers(func: tirx.PrimFunc) -> int:
-    return func.script().count("sblock_alloc_buffer")
-
-
 @pytest.mark.parametrize(
-    ("func", "loops", "more", "order"),
+    ("func", "loops", "order"),
     [
-        (twice, 1, 1, (slice(None), slice(None))),
-        (through_a_line, 1, 1, (slice(None), slice(None, None, -1))),
-        (in_two_loops, 2, 0, (slice(None, None, -1), slice(None))),
-        (by_halves, 1, 0, (slice(None), slice(None))),
+        (twice, 1, (slice(None), slice(None))),
+        (through_a_line, 1, (slice(None), slice(None, None, -1))),
+        (in_two_loops, 2, (slice(None, None, -1), slice(None))),
+        (by_halves, 1, (slice(None), slice(None))),
     ],
 )
 @pytest.mark.parametrize("rows", [1, 6000])
-def test_buffers_of_a_loop_are_its_versions_own(
-    func: tirx.PrimFunc, loops: int, more: int, order: tuple[slice, slice], rows: int
+def test_buffers_of_a_loop_are_its_own(
+    func: tirx.PrimFunc, loops: int, order: tuple[slice, slice], rows: int
 ) -> None:
     found = with_thread_choice(func, MACHINE)
     assert (found.loops, found.left) == (loops, 0)
-    assert buffers(found.func) == buffers(func) + more
     x = rand(rows, 8)
     y = tvm.runtime.tensor(np.zeros_like(x))
-    named = found.func.with_attr("global_symbol", "main")
-    tvm.compile(tvm.IRModule({"main": named}), target="llvm")["main"](tvm.runtime.tensor(x), y)
+    built(found.func)["main"](tvm.runtime.tensor(x), y)
     np.testing.assert_array_equal(y.numpy(), x[order] * 2 + 1)
 
 
