@@ -1,17 +1,23 @@
 """Reads expressions of Relax: operator, static shape, constant, scale and shift per channel."""
 
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.sym import Analyzer
 from tvm_ffi import structural_map
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.relay_passes.binding_rewriter import GraphView
+from tvm_ext.relay_passes.spans import bindings_of
+from tvm_ext.tensor_spec import SizeRange
 
 
 def operator_name(value: relax.Expr) -> str:
@@ -65,9 +71,58 @@ def item_shape(expr: relax.Expr) -> list[int] | None:
     return _numbers(_of_one_item(shape))
 
 
-# What a side of any size is taken to be where a decision needs a number: of a feature map, and of
-# the image that it is computed from where its size says how.
-_NOMINAL_SIDE, _NOMINAL_IMAGE_SIDE = 64, 224
+# What sizes that a run decides are taken to be where a decision needs numbers.
+
+# A side of a feature map, and a side of the image (or the samples of a sound) that all others are
+# computed from: the first that leaves enough of each.
+_NOMINAL_SIDE, _NOMINAL_IMAGE_SIDES = 64, (224, 224 * 8, 224 * 64)
+# Elements along a side of an image, and of a sequence.
+_FEWEST, _FEWEST_IN_SEQUENCE = 1, 8
+
+_nominal: ContextVar[Mapping[str, int]] = ContextVar("nominal_sizes", default={})  # noqa: B039
+
+
+@contextmanager
+def nominal_sizes(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> Iterator[None]:
+    """Decisions in the block take sizes of inputs that leave all tensors of ``mod`` some elements.
+
+    Of two seconds of sound, 32,000 samples, seven strided convolutions leave a hundred frames; of
+    224 samples they would leave none. ``ranges`` are the sizes that are allowed, by name.
+    """
+    params = [param.ty.shape for param in mod["main"].params if isinstance(param.ty, relax.TensorType)]
+    names = {str(size.name) for shape in params if shape for size in shape if is_symbolic(size)}
+    tried = [
+        {n: ranges[n].nearest(side) if n in ranges else side for n in names}
+        for side in _NOMINAL_IMAGE_SIDES
+    ]
+    extents = _computed_extents(mod, names)
+
+    def too_few(sizes: Mapping[str, int]) -> list[Any]:
+        return [one for one, fewest in extents if (_value(one, sizes) or 0) < fewest]
+
+    # Those that are few of the largest image do not depend on it.
+    unreachable = too_few(tried[-1])
+    chosen = next(sizes for sizes in tried if len(too_few(sizes)) <= len(unreachable))
+    token = _nominal.set(chosen)
+    try:
+        yield
+    finally:
+        _nominal.reset(token)
+
+
+def _computed_extents(mod: tvm.IRModule, names: Collection[str]) -> list[tuple[Any, int]]:
+    """Sizes of tensors that are computed of inputs' sizes, each once, and their fewest elements."""
+    found: dict[Any, tuple[Any, int]] = {}
+    for binding in bindings_of(mod["main"]):
+        shape = getattr(binding.var.ty, "shape", None)
+        if not isinstance(shape, relax.ShapeExpr):
+            continue
+        fewest = _FEWEST_IN_SEQUENCE if len(shape) == 3 else _FEWEST
+        for extent in shape:
+            used = {str(one.name) for one in tvm.tirx.analysis.undefined_vars(extent)}
+            if used and used <= set(names) and not is_symbolic(extent):
+                found[tvm_ffi.StructuralKey(extent)] = extent, fewest
+    return list(found.values())
 
 
 def nominal_shape(ty: Any) -> list[int] | None:
@@ -82,13 +137,23 @@ def nominal_shape(ty: Any) -> list[int] | None:
 
 
 def _nominal_extent(extent: Any) -> int:
-    if is_symbolic(extent):
+    sizes = _nominal.get()
+    if is_symbolic(extent) and str(extent.name) not in sizes:
         return _NOMINAL_SIDE
-    side = tvm.tirx.const(_NOMINAL_IMAGE_SIDE, "int64")
-    number = Analyzer().simplify(structural_map(extent, (tvm.ir.Var, lambda _: side)))
+    number = _value(extent, sizes)
     # Not every function of a size is worked out, nor is every size a possible one.
-    is_number = isinstance(number, tvm.tirx.IntImm) and int(number) >= 0
-    return int(number) if is_number else _NOMINAL_SIDE
+    return number if number is not None and number >= 0 else _NOMINAL_SIDE
+
+
+def _value(extent: Any, sizes: Mapping[str, int]) -> int | None:
+    """An extent for these sizes, by name; None where it is not worked out."""
+
+    def size(variable: tvm.ir.Var) -> tvm.tirx.IntImm:
+        number = sizes.get(str(variable.name), _NOMINAL_IMAGE_SIDES[0])
+        return tvm.tirx.const(number, str(variable.ty))
+
+    number = Analyzer().simplify(structural_map(extent, (tvm.ir.Var, size)))
+    return int(number) if isinstance(number, tvm.tirx.IntImm) else None
 
 
 def _of_one_item(shape: Any) -> Any:

@@ -28,6 +28,7 @@ from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
 from tvm_ext.passes.pipeline import Pipeline, build_pipeline
 from tvm_ext.passes.runner import BUILDER_LOCK, PassRunner, freezing_advice
 from tvm_ext.relax_frontend import import_relax, normalized
+from tvm_ext.relay_passes.expressions import nominal_sizes
 from tvm_ext.report.records import PhaseRecord
 from tvm_ext.tensor_spec import InputShapes, shapes_of
 from tvm_ext.tir_schedules.backend import scheduling_of
@@ -129,7 +130,8 @@ def lower_model(
         imported = (import_relax if from_relax else import_model)(model, input_shapes)
     phases.model, phases.inputs = imported.name, shapes_of(imported.inputs)
     runner.inputs = phases.inputs
-    lowered = lower_module(imported.mod, pipeline, runner, phases)
+    with nominal_sizes(imported.mod, imported.ranges):
+        lowered = lower_module(imported.mod, pipeline, runner, phases)
     return LoweredModel(**vars(lowered), imported=imported)
 
 
