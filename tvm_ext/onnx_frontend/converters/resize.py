@@ -177,10 +177,7 @@ def _tvm_is_right(given: Any, attr: dict, params: Any) -> bool:
         kept = all(float(scale) == 1.0 for scale in scales[:2])
     elif sizes is not None:
         whole, new = True, [size if isinstance(size, int) else 2 for size in sizes]
-        kept = all(
-            isinstance(a, int) and isinstance(b, int) and a == b
-            for a, b in zip(shape[:2], sizes[:2], strict=True)
-        )
+        kept = all(map(equal_sizes, shape[:2], sizes[:2]))
     else:
         return False
     return whole and kept and all(size > 1 for size in new[2:])
@@ -204,7 +201,7 @@ def _target(bb: relax.BlockBuilder, given: Any, attr: dict, params: Any) -> _Tar
     if sizes is not None and all(isinstance(size, int) for size in (*sizes, *old)):
         return _fitted(axes, old, sizes, policy)
     if sizes is not None and policy == "stretch":
-        return _Target(axes, _ratios(bb, sizes, old), sizes)
+        return _Target(axes, _known_ratios(sizes, old) or _ratios(bb, sizes, old), sizes)
     return _fitted_in_the_run(bb, integer_tensor(bb, given[3]), axes, old, policy)
 
 
@@ -254,6 +251,14 @@ def _fitted(axes: list[int], old: list[Any], sizes: list[Any], policy: str) -> _
         return _Target(axes, ratios, sizes)
     ratio = min(ratios) if policy == "not_larger" else max(ratios)
     return _Target(axes, [ratio] * len(axes), [int(ratio * size + 0.5) for size in old])
+
+
+def _known_ratios(sizes: Sequence[Any], old: Sequence[Any]) -> list[float] | None:
+    """Sizes by sizes, where each are numbers or equal, as those of a dynamic batch are."""
+    pairs = list(zip(sizes, old, strict=True))
+    if not all(isinstance(a, int) and isinstance(b, int) or equal_sizes(a, b) for a, b in pairs):
+        return None
+    return [a / b if isinstance(a, int) and isinstance(b, int) else 1.0 for a, b in pairs]
 
 
 def _ratios(bb: relax.BlockBuilder, sizes: Sequence[Any], old: Sequence[Any]) -> relax.Expr:
