@@ -84,12 +84,23 @@ _nominal: ContextVar[Mapping[str, int]] = ContextVar("nominal_sizes", default={}
 
 @contextmanager
 def nominal_sizes(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> Iterator[None]:
-    """Decisions in the block take sizes of inputs that leave all tensors of ``mod`` some elements.
+    """Decisions in the block take ``usual_sizes`` of inputs for those that a run decides."""
+    token = _nominal.set(usual_sizes(mod, ranges))
+    try:
+        yield
+    finally:
+        _nominal.reset(token)
+
+
+def usual_sizes(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> dict[str, int]:
+    """By name, sizes of inputs that leave all tensors of the function ``main`` some elements.
 
     Of two seconds of sound, 32,000 samples, seven strided convolutions leave a hundred frames; of
     224 samples they would leave none. ``ranges`` are the sizes that are allowed, by name.
     """
-    params = [param.ty.shape for param in mod["main"].params if isinstance(param.ty, relax.TensorType)]
+    params = [
+        param.ty.shape for param in mod["main"].params if isinstance(param.ty, relax.TensorType)
+    ]
     names = {str(size.name) for shape in params if shape for size in shape if is_symbolic(size)}
     tried = [
         {n: ranges[n].nearest(side) if n in ranges else side for n in names}
@@ -98,16 +109,11 @@ def nominal_sizes(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> Iterato
     extents = _computed_extents(mod, names)
 
     def too_few(sizes: Mapping[str, int]) -> list[Any]:
-        return [one for one, fewest in extents if (_value(one, sizes) or 0) < fewest]
+        return [one for one, fewest in extents if (value_for(one, sizes) or 0) < fewest]
 
     # Those that are few of the largest image do not depend on it.
     unreachable = too_few(tried[-1])
-    chosen = next(sizes for sizes in tried if len(too_few(sizes)) <= len(unreachable))
-    token = _nominal.set(chosen)
-    try:
-        yield
-    finally:
-        _nominal.reset(token)
+    return next(sizes for sizes in tried if len(too_few(sizes)) <= len(unreachable))
 
 
 def _computed_extents(mod: tvm.IRModule, names: Collection[str]) -> list[tuple[Any, int]]:
@@ -140,12 +146,12 @@ def _nominal_extent(extent: Any) -> int:
     sizes = _nominal.get()
     if is_symbolic(extent) and str(extent.name) not in sizes:
         return _NOMINAL_SIDE
-    number = _value(extent, sizes)
+    number = value_for(extent, sizes)
     # Not every function of a size is worked out, nor is every size a possible one.
     return number if number is not None and number >= 0 else _NOMINAL_SIDE
 
 
-def _value(extent: Any, sizes: Mapping[str, int]) -> int | None:
+def value_for(extent: Any, sizes: Mapping[str, int]) -> int | None:
     """An extent for these sizes, by name; None where it is not worked out."""
 
     def size(variable: tvm.ir.Var) -> tvm.tirx.IntImm:

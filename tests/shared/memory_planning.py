@@ -20,3 +20,11 @@ def plan_memory(
     with compiling(current_description()) as context:
         context.ranges = ranges or {}
         return PassRunner().run(pipeline.memory, mod), context.memory
+
+
+def share_storage(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module after ``ShareStorage``, ahead of what makes calls of the virtual machine of it."""
+    passes = build_pipeline("O1").memory
+    last = next(i for i, one in enumerate(passes) if one.entry.name == "ShareStorage")
+    with compiling(current_description()):
+        return PassRunner().run(passes[: last + 1], mod)

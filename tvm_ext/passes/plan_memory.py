@@ -1,9 +1,11 @@
 """Plans storage: sizes that have limits, liveness and reuse of buffers, the report's figures."""
 
-import math
 from collections.abc import Collection, Mapping
+from functools import reduce
+from operator import mul
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.sym import Analyzer
@@ -11,7 +13,7 @@ from tvm.sym import Analyzer
 from tvm_ext.compiler.compile_context import current_compilation
 from tvm_ext.compiler.graph_analysis import weight_bytes
 from tvm_ext.hardware.cpu.description import current_cpu
-from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.expressions import operator_name, usual_sizes, value_for
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import (
     bindings_of,
@@ -20,7 +22,7 @@ from tvm_ext.relay_passes.spans import (
     with_functions,
 )
 from tvm_ext.report.records import MemoryRecord
-from tvm_ext.tensor_spec import SizeRange
+from tvm_ext.tensor_spec import LARGEST, SizeRange
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 
 # Storage whose only limit stands in the model is allocated in the run, where it would be large.
@@ -65,7 +67,8 @@ def _far_storages(func: relax.Function, ranged: Collection[str]) -> set[relax.Va
 
 
 def _may_be_large(size: tirx.Expr) -> bool:
-    return (static_extent(Analyzer().simplify(size)) or math.inf) > MOST_RESERVED_BYTES
+    """Of a number of bytes: storage whose size a run finds is as large as its tensors."""
+    return (static_extent(Analyzer().simplify(size)) or 0) > MOST_RESERVED_BYTES
 
 
 def _is_limited(size: tirx.Expr, ranged: Collection[str]) -> bool:
@@ -196,8 +199,9 @@ class ShareStorage:
     Before: ``a = alloc_tensor(...)``, ``b = alloc_tensor(...)``, each with storage of its own
     After:  ``s = alloc_storage(...)``, ``a = alloc_tensor(s, ...)``, ``b = alloc_tensor(s, ...)``
 
-    With ``reuse`` false every value keeps storage of its own, which shows whether sharing is at
-    fault. The figures go into the compilation's context.
+    Sizes that a run decides are no obstacle: storage is as large as the largest of its tensors in
+    that run. With ``reuse`` false every value keeps storage of its own, which shows whether sharing
+    is at fault. The figures go into the compilation's context.
 
     Leaves alone: functions with branches, and storage whose only limit stands in the model.
 
@@ -211,7 +215,7 @@ class ShareStorage:
         ranges = _ranges()
         unplanned, _ = _allocated(mod, "relax.builtin.alloc_tensor", ranges)
         if self.reuse:
-            mod = without_far_limits(_share_storage(mod), ranges)
+            mod = without_far_limits(_share_storage(mod, ranges), ranges)
         planned, symbolic = _allocated(mod, "relax.memory.alloc_storage", ranges)
         left, left_symbolic = _allocated(mod, "relax.builtin.alloc_tensor", ranges)
         context = current_compilation()
@@ -277,7 +281,7 @@ def _with_ranges(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> tvm.IRMo
     return with_functions(mod, {mod.get_global_var("main"): mod["main"].with_attrs(bounds)})
 
 
-def _share_storage(mod: tvm.IRModule) -> tvm.IRModule:
+def _share_storage(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> tvm.IRModule:
     """Plans storage of all functions but those with branches.
 
     TVM's planner lets one branch use storage that only the other one allocates, which ends the
@@ -288,15 +292,72 @@ def _share_storage(mod: tvm.IRModule) -> tvm.IRModule:
         for global_var, func in relax_functions(mod).items()
         if any(isinstance(binding.value, relax.If) for binding in bindings_of(func))
     }
+    main = mod["main"]
+    nominal = {name: size for name, size in usual_sizes(mod, ranges).items() if name not in ranges}
+    # TVM shares storage of known sizes only: it plans as if those without a range had a usual one.
+    usual = {name: SizeRange(0, size) for name, size in nominal.items()}
     try:
-        planned = relax.transform.StaticPlanBlockMemory()(mod)
+        planned = relax.transform.StaticPlanBlockMemory()(_with_ranges(mod, {**ranges, **usual}))
     except (tvm.error.InternalError, ValueError) as error:
         # A slice up to 10**9 of each of three dynamic dimensions may have more bytes than 64 bits
         # count. Such values get storage of their own, of the size that each run finds.
         if "exceeds range of int64" not in str(error):
             raise
         return mod
+    if nominal:
+        func = _StorageOfTheRun(planned["main"], nominal).rewritten()
+        func = relax.Function(
+            func.params, func.body, func.ret_ty, func.is_pure, main.attrs, func.span
+        )
+        planned = with_functions(planned, {planned.get_global_var("main"): func})
     return with_functions(planned, branching)
+
+
+@mutator
+class _StorageOfTheRun(PyExprMutator):
+    """Gives storage that was planned for nominal sizes the size of its largest tensor in a run.
+
+    Who shares it follows from when tensors live, whatever their sizes.
+    """
+
+    def __init__(self, func: relax.Function, nominal: Mapping[str, int]) -> None:
+        super().__init__()
+        self._func, self._nominal = func, nominal
+        self._needed: dict[relax.Var, list[tirx.Expr]] = {}
+        for binding in bindings_of(func):
+            if operator_name(binding.value) == "relax.memory.alloc_tensor":
+                storage, _, shape, _ = binding.value.args[:4]
+                elements = reduce(mul, shape.values, tirx.const(_element_bytes(binding), "int64"))
+                self._needed.setdefault(storage, []).append(elements)
+
+    def rewritten(self) -> relax.Function:
+        """The function with these sizes."""
+        return self.visit_expr(self._func)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        call = binding.value
+        needed = self._needed.get(binding.var, [])
+        is_open = any(self._depends(size) for size in needed)
+        if operator_name(call) != "relax.memory.alloc_storage" or not is_open:
+            super().visit_var_binding_(binding)
+            return
+        shape = relax.ShapeExpr([_largest_of(needed, self._nominal)])
+        changed = relax.Call(call.op, [shape, *call.args[1:]], call.attrs, call.ty_args)
+        super().visit_var_binding_(relax.VarBinding(binding.var, changed))
+
+    def _depends(self, size: tirx.Expr) -> bool:
+        return any(str(v.name) in self._nominal for v in tirx.analysis.undefined_vars(size))
+
+
+def _largest_of(sizes: list[tirx.Expr], nominal: Mapping[str, int]) -> tirx.Expr:
+    """The largest of ``sizes``, each once, without those that one of them is never less than."""
+    analyzer = Analyzer()
+    for var in {v for size in sizes for v in tirx.analysis.undefined_vars(size)}:
+        analyzer.bind(var, tvm.ir.Range(0, LARGEST))
+    distinct = {tvm_ffi.StructuralKey(one): one for one in map(analyzer.simplify, sizes)}
+    first, *others = sorted(distinct.values(), key=lambda one: -(value_for(one, nominal) or 0))
+    left = [one for one in others if not analyzer.can_prove(first >= one)]
+    return reduce(tirx.Max, left, first)
 
 
 def _allocated(

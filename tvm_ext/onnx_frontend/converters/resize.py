@@ -256,7 +256,7 @@ def _fitted(axes: list[int], old: list[Any], sizes: list[Any], policy: str) -> _
 def _known_ratios(sizes: Sequence[Any], old: Sequence[Any]) -> list[float] | None:
     """Sizes by sizes, where each are numbers or equal, as those of a dynamic batch are."""
     pairs = list(zip(sizes, old, strict=True))
-    if not all(isinstance(a, int) and isinstance(b, int) or equal_sizes(a, b) for a, b in pairs):
+    if not all((isinstance(a, int) and isinstance(b, int)) or equal_sizes(a, b) for a, b in pairs):
         return None
     return [a / b if isinstance(a, int) and isinstance(b, int) else 1.0 for a, b in pairs]
 
