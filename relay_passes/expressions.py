@@ -17,7 +17,6 @@ from tvm_ffi import structural_map
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.relay_passes.spans import bindings_of
-from tvm_ext.tensor_spec import SizeRange
 
 
 def operator_name(value: relax.Expr) -> str:
@@ -83,7 +82,7 @@ _nominal: ContextVar[Mapping[str, int]] = ContextVar("nominal_sizes", default={}
 
 
 @contextmanager
-def nominal_sizes(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> Iterator[None]:
+def nominal_sizes(mod: tvm.IRModule, ranges: Mapping[str, tuple[int, int]]) -> Iterator[None]:
     """Decisions in the block take ``usual_sizes`` of inputs for those that a run decides."""
     token = _nominal.set(usual_sizes(mod, ranges))
     try:
@@ -92,18 +91,20 @@ def nominal_sizes(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> Iterato
         _nominal.reset(token)
 
 
-def usual_sizes(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> dict[str, int]:
+def usual_sizes(mod: tvm.IRModule, ranges: Mapping[str, tuple[int, int]]) -> dict[str, int]:
     """By name, sizes of inputs that leave all tensors of the function ``main`` some elements.
 
     Of two seconds of sound, 32,000 samples, seven strided convolutions leave a hundred frames; of
-    224 samples they would leave none. ``ranges`` are the sizes that are allowed, by name.
+    224 samples they would leave none. ``ranges`` are the least and the largest size that are allowed, by
+    name.
     """
     params = [
         param.ty.shape for param in mod["main"].params if isinstance(param.ty, relax.TensorType)
     ]
     names = {str(size.name) for shape in params if shape for size in shape if is_symbolic(size)}
+    allowed = {name: ranges.get(name, (1, _NOMINAL_IMAGE_SIDES[-1])) for name in names}
     tried = [
-        {n: ranges[n].nearest(side) if n in ranges else side for n in names}
+        {name: min(max(side, low), high) for name, (low, high) in allowed.items()}
         for side in _NOMINAL_IMAGE_SIDES
     ]
     extents = _computed_extents(mod, names)

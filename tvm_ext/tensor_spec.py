@@ -36,6 +36,11 @@ class SizeRange:
         """Whether somebody said how large a size may be."""
         return self.high < LARGEST
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The smallest and the largest size."""
+        return self.low, self.high
+
     def nearest(self, size: int) -> int:
         """The allowed size that is closest to ``size``."""
         return max(self.low, min(size, self.high))

@@ -130,7 +130,8 @@ def lower_model(
         imported = (import_relax if from_relax else import_model)(model, input_shapes)
     phases.model, phases.inputs = imported.name, shapes_of(imported.inputs)
     runner.inputs = phases.inputs
-    with nominal_sizes(imported.mod, imported.ranges):
+    ranges = {name: allowed.ends for name, allowed in imported.ranges.items()}
+    with nominal_sizes(imported.mod, ranges):
         lowered = lower_module(imported.mod, pipeline, runner, phases)
     return LoweredModel(**vars(lowered), imported=imported)
 

@@ -293,7 +293,8 @@ def _share_storage(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> tvm.IR
         if any(isinstance(binding.value, relax.If) for binding in bindings_of(func))
     }
     main = mod["main"]
-    nominal = {name: size for name, size in usual_sizes(mod, ranges).items() if name not in ranges}
+    ends = {name: allowed.ends for name, allowed in ranges.items()}
+    nominal = {name: size for name, size in usual_sizes(mod, ends).items() if name not in ranges}
     # TVM shares storage of known sizes only: it plans as if those without a range had a usual one.
     usual = {name: SizeRange(0, size) for name, size in nominal.items()}
     try:
