@@ -95,8 +95,8 @@ def usual_sizes(mod: tvm.IRModule, ranges: Mapping[str, tuple[int, int]]) -> dic
     """By name, sizes of inputs that leave all tensors of the function ``main`` some elements.
 
     Of two seconds of sound, 32,000 samples, seven strided convolutions leave a hundred frames; of
-    224 samples they would leave none. ``ranges`` are the least and the largest size that are allowed, by
-    name.
+    224 samples they would leave none. ``ranges`` are the least and the largest size that each name
+    may have.
     """
     params = [
         param.ty.shape for param in mod["main"].params if isinstance(param.ty, relax.TensorType)
