@@ -15,7 +15,7 @@ from tvm_ext.tir_schedules.cpu.llvm_preparation import (
     FlattenFewAccesses,
     JoinArgumentChecks,
     NoAliasOfLoneArguments,
-    SerialNarrowFills,
+    SerialFills,
     UnalignedArguments,
     has_flat_arrays,
 )
@@ -110,7 +110,7 @@ _Passes = Sequence[Callable[[], tvm.transform.Pass]]
 _OURS: dict[str, tuple[_Passes, _Passes]] = {
     "cuda": ((InsertBoundsChecks,), (LeaveOutEmptyLaunches,)),
     "llvm": (
-        (InsertBoundsChecks, FlattenFewAccesses, SerialNarrowFills, NoAliasOfLoneArguments),
+        (InsertBoundsChecks, FlattenFewAccesses, SerialFills, NoAliasOfLoneArguments),
         (
             UnalignedArguments,
             JoinArgumentChecks,

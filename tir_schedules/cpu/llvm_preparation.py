@@ -1,5 +1,5 @@
 """Last changes of kernels before LLVM makes code of them: what they promise of the memory of their
-arguments, what they check of them, and loops that fill with narrow floats.
+arguments, what they check of them, and loops that fill with one value.
 """
 
 from collections import Counter
@@ -242,15 +242,16 @@ def _struct_get() -> tvm.ir.Op:
     return tvm.ir.Op.get("tirx.tvm_struct_get")
 
 
-# Loops that fill with one bfloat16 or 8-bit float are left to LLVM to make vectors of.
+# Loops that fill with one value are left to LLVM to make vectors of, where TVM cannot.
 #
 # TVM turns narrow floats into integers after it has made vectors, and does not look at a scalar
-# that it has repeated for all lanes: no code can be generated for such a store.
+# that it has repeated for all lanes: no code can be generated for such a store. And of a value with
+# variables of its own (``Let``) it makes the same twice, and stops as they have a value already.
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="SerialNarrowFills")
-class SerialNarrowFills:
-    """Vectorised loops that store a narrow float which no lane changes become plain loops.
+@tirx.transform.prim_func_pass(opt_level=0, name="SerialFills")
+class SerialFills:
+    """Vectorised loops that store a narrow float or a ``Let`` which no lane changes become plain.
 
     Before: ``for lane in vectorized(16): y[i * 16 + lane] = x[i]``
     After:  ``for lane in range(16): y[i * 16 + lane] = x[i]``
@@ -259,8 +260,8 @@ class SerialNarrowFills:
     def transform_function(
         self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
     ) -> tirx.PrimFunc:
-        """Kernels of other types stay as they are."""
-        if not any(_is_narrow(store.value.ty) for store in nodes(func.body, tirx.BufferStore)):
+        """Kernels of other values stay as they are."""
+        if not any(map(_is_hard_to_repeat, nodes(func.body, tirx.BufferStore))):
             return func
         return func.with_body(structural_map(func.body, (tirx.For, _serial)))
 
@@ -272,7 +273,7 @@ def _serial(loop: tirx.For) -> tirx.For:
 
 
 def _fills(loop: tirx.For) -> bool:
-    """Whether a narrow float is stored whose value is the same in all iterations."""
+    """Whether such a value is stored that is the same in all iterations."""
     changing = {loop.loop_var}
     found = False
 
@@ -285,7 +286,7 @@ def _fills(loop: tirx.For) -> bool:
         elif isinstance(node, tirx.Bind) and _reads(node.value, changing):
             changing.add(node.var)
         elif isinstance(node, tirx.BufferStore):
-            found = found or (_is_narrow(node.value.ty) and not _reads(node.value, changing))
+            found = found or (_is_hard_to_repeat(node) and not _reads(node.value, changing))
 
     structural_walk(loop.body, visit, order="pre")
     return found
@@ -295,5 +296,6 @@ def _reads(expr: tvm.ir.Expr, variables: set[tirx.Var]) -> bool:
     return any(var in variables for var in tirx.analysis.undefined_vars(expr))
 
 
-def _is_narrow(ty: Any) -> bool:
-    return str(ty).removeprefix("T.").startswith(("bfloat16", "float8"))
+def _is_hard_to_repeat(store: tirx.BufferStore) -> bool:
+    is_narrow = str(store.value.ty).removeprefix("T.").startswith(("bfloat16", "float8"))
+    return is_narrow or bool(nodes(store.value, tirx.Let))

@@ -5,9 +5,11 @@ import pytest
 import tvm
 import tvm_ffi
 from machines import _cpu
+from small_models import model, node, value
 from symbolic_extents import size
 from tvm import s_tir, te, tirx
 
+import tvm_ext
 from tvm_ext.configs.errors import CONTRADICTING_SIZES
 from tvm_ext.tir_schedules import lowering_pipeline
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
@@ -154,3 +156,18 @@ def test_memory_that_begins_anywhere(offset: int) -> None:
     x, y = room[offset : offset + SIZE], np.zeros(SIZE + 8, "float32")[offset : offset + SIZE]
     built["doubled"](tvm_ffi.from_dlpack(x), tvm_ffi.from_dlpack(y))
     np.testing.assert_array_equal(y, 2 * x)
+
+
+def test_a_value_that_all_lanes_share_is_computed_as_the_others_are() -> None:
+    """An element is padded to a row, of each of which an exponential is taken, in one kernel."""
+    steps = [
+        node("Relu", ["x"], ["r"]),
+        node("Pad", ["r", "pads"], ["p"], mode="edge"),
+        node("Elu", ["p"], ["y"]),
+    ]
+    pads = np.array([0, 0, 2, 0, 0, 0])
+    shapes = [value("x", [1, 1, 1])], [value("y", [1, 1, 3])]
+    compiled = tvm_ext.compile(model(steps, *shapes, pads=pads), _cpu("avx2"))
+    assert len(compiled.report.kernels) == 1
+    x = np.full((1, 1, 1), 0.5, "float32")
+    np.testing.assert_array_equal(compiled.run({"x": x})["y"], np.full((1, 1, 3), 0.5, "float32"))
