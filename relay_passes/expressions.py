@@ -101,7 +101,8 @@ def usual_sizes(mod: tvm.IRModule, ranges: Mapping[str, tuple[int, int]]) -> dic
     params = [
         param.ty.shape for param in mod["main"].params if isinstance(param.ty, relax.TensorType)
     ]
-    names = {str(size.name) for shape in params if shape for size in shape if is_symbolic(size)}
+    sizes = [size for shape in params if shape for size in shape if is_symbolic(size)]
+    names = dict.fromkeys(str(size.name) for size in sizes)
     allowed = {name: ranges.get(name, (1, _NOMINAL_IMAGE_SIDES[-1])) for name in names}
     tried = [
         {name: min(max(side, low), high) for name, (low, high) in allowed.items()}

@@ -18,7 +18,12 @@ from tvm_ext.compiler.backend import default_limit, programs_of, require_memory,
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import CompileContext, compiling
 from tvm_ext.compiler.graph_analysis import may_divide_by_zero, operator_counts, sizes_from_data
-from tvm_ext.compiler.kernel_records import kernel_records, largest_result, work_of_call
+from tvm_ext.compiler.kernel_records import (
+    kernel_records,
+    largest_result,
+    usual_figures,
+    work_of_call,
+)
 from tvm_ext.compiler.program_cache import program_cache, program_key
 from tvm_ext.compiler.specialize import (
     Specialization,
@@ -42,11 +47,12 @@ from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import with_host_steps
-from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
+from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, part_of, prepare_model
 from tvm_ext.onnx_frontend.host.partition import partition_graph
 from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
 from tvm_ext.passes.results_to_out_params import out_params
 from tvm_ext.passes.runner import PassRunner
+from tvm_ext.relay_passes.expressions import usual_sizes
 from tvm_ext.relay_passes.fresh_outputs import shared_outputs, writes_to_inputs
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.records import (
@@ -58,7 +64,7 @@ from tvm_ext.report.records import (
     PhaseRecord,
     specialized_name,
 )
-from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.tensor_spec import TensorSpec, shapes_of
 from tvm_ext.tir_schedules.schedule_kernels import TEMPLATE_FAILED, ScheduleChoice
 
 TargetSource: TypeAlias = "str | Path | tvm.target.Target | MachineDescription"
@@ -469,6 +475,14 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
         bool(record_folders(request.records)),
     )
     report.kernels = specialized_kernels(records, number)
+    if report.symbolic_sizes:
+        report.usual = usual_figures(
+            lowered.kernels,
+            records,
+            _sizes_to_show(imported),
+            context.storage_bytes,
+            cost_model(machine),
+        )
     report.passes = runner.records
     report.memory = replace(
         context.memory.without_bounds(),
@@ -478,6 +492,15 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
     problems = [str(problem) for problem in context.records.problems] if context.records else []
     report.warnings = [*imported.warnings, *_warnings(report), *problems]
     return report
+
+
+def _sizes_to_show(imported: ImportedModel) -> dict[str, int]:
+    """By name, sizes for figures: a batch of one, and usual ones within the given ranges."""
+    ends = {name: allowed.ends for name, allowed in imported.ranges.items()}
+    shapes = shapes_of(imported.inputs).values()
+    inner = {size for shape in shapes for size in shape[1:]}
+    sizes = usual_sizes(imported.mod, ends)
+    return {n: s if n in inner else max(1, ends.get(n, (1, 1))[0]) for n, s in sizes.items()}
 
 
 def _with_graph_refusal(device: DeviceRecord | None, report: CompileReport) -> DeviceRecord | None:
@@ -498,7 +521,8 @@ def _warnings(report: CompileReport) -> list[str]:
         for kernel in report.kernels
         if kernel.source == "as written"
     ]
-    if report.memory.dynamic:
+    is_known = report.usual is not None and report.usual.memory_bytes is not None
+    if report.memory.dynamic and not is_known:
         hint = "give them ranges (--input-shape x=N:1:8,...) so that storage is planned"
         found.append(f"memory is {report.not_known}{f': {hint}' if report.symbolic_sizes else ''}")
     return found

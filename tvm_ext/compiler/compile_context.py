@@ -33,6 +33,9 @@ class CompileContext:
         How each kernel was scheduled, by its name: ScheduleKernels writes it.
     memory : MemoryRecord
         Memory of one run: ShareStorage writes it.
+    storage_bytes : tvm.ir.Expr, optional
+        Bytes of all storage of one run as an expression of the inputs' sizes: ShareStorage writes
+        it where no other size decides.
     kernels_from_cache : int
         Kernels whose code an earlier compilation left: the build writes it.
     """
@@ -43,6 +46,7 @@ class CompileContext:
     ranges: Mapping[str, SizeRange] = field(default_factory=dict)
     choices: dict[str, ScheduleChoice] = field(default_factory=dict)
     memory: MemoryRecord = field(default_factory=MemoryRecord)
+    storage_bytes: tvm.ir.Expr | None = None
     kernels_from_cache: int = 0
 
 

@@ -1,15 +1,18 @@
 """What the report says of each kernel: work, modelled time, schedule and origin."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import relax, s_tir, tirx
 from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.sym import Analyzer
 
 from tvm_ext.hardware.cost_model import CostModel, Work
-from tvm_ext.report.records import KernelCall, KernelRecord
+from tvm_ext.relay_passes.expressions import operator_name, value_for
+from tvm_ext.relay_passes.spans import bindings_of
+from tvm_ext.report.records import KernelCall, KernelRecord, SizesRecord
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 from tvm_ext.tir_schedules.statements import with_sizes
@@ -102,6 +105,74 @@ def work_of_call(
                 found.setdefault(size, tirx.IntImm(str(size.ty), actual))
     known = with_sizes(func, found)
     return kernel_work(known) if has_known_sizes(known) else None
+
+
+# Formulas longer than this are for no reader.
+_LONGEST_FORMULA = 60
+# As TVM prints it.
+_INTEGER = re.compile(r"T\.int64\((-?\d+)\)")
+
+
+def usual_figures(
+    kernels: tvm.IRModule,
+    records: Sequence[KernelRecord],
+    sizes: Mapping[str, int],
+    storage_bytes: tvm.ir.Expr | None,
+    cost_model: CostModel,
+) -> SizesRecord:
+    """Figures of a run at ``sizes``, by name of the inputs' dimensions.
+
+    ``kernels`` are the lowered functions, ``main`` among them, which calls them; ``records`` say
+    what is known for any sizes.
+    """
+    work = _work_of_run(kernels, records, sizes)
+    nbytes = None if storage_bytes is None else value_for(storage_bytes, sizes)
+    formula = _INTEGER.sub(lambda found: f"{int(found[1]):,}", str(storage_bytes))
+    is_short = len(formula) <= _LONGEST_FORMULA and "T." not in formula
+    return SizesRecord(
+        sizes=dict(sizes),
+        memory_bytes=nbytes if nbytes is not None and nbytes >= 0 else None,
+        memory_formula=formula if storage_bytes is not None and is_short else "",
+        flops=None if work is None else sum(one.flops for one in work),
+        estimated_seconds=None if work is None else sum(map(cost_model.seconds, work)),
+    )
+
+
+def _work_of_run(
+    kernels: tvm.IRModule, records: Sequence[KernelRecord], sizes: Mapping[str, int]
+) -> list[Work] | None:
+    """The work of each call of a run; None where branches, loops or data decide some of it."""
+    known = {
+        record.name: Work(record.flops, record.bytes, record.dtype)
+        for record in records
+        if record.flops is not None and record.bytes is not None
+    }
+    found = []
+    for binding in bindings_of(kernels["main"]):
+        call = binding.value
+        if isinstance(call, relax.If) or isinstance(getattr(call, "op", None), tvm.ir.GlobalVar):
+            return None
+        if operator_name(call) != "relax.call_tir":
+            continue
+        name = str(call.args[0].name_hint)
+        results = getattr(call.ty_args[0], "fields", call.ty_args[:1])
+        types = [*(argument.ty for argument in call.args[1]), *results]
+        shapes = [_shape_at(ty, sizes) for ty in types]
+        if any(extent < 0 for shape in shapes for extent in shape or ()):
+            # These are no sizes that the model takes.
+            return None
+        work = known.get(name) or work_of_call({name: kernels[name]}, name, shapes)
+        if work is None:
+            return None
+        found.append(work)
+    return found
+
+
+def _shape_at(ty: tvm.ir.Type, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+    shape = getattr(ty, "shape", None)
+    found = [value_for(extent, sizes) for extent in shape] if shape is not None else [None]
+    known = tuple(extent for extent in found if extent is not None)
+    return known if len(known) == len(found) else None
 
 
 def kernel_work(func: tirx.PrimFunc) -> Work:

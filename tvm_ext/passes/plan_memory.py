@@ -226,6 +226,7 @@ class ShareStorage:
                 weights_bytes=weight_bytes(mod),
                 dynamic=symbolic or left_symbolic,
             )
+            context.storage_bytes = _storage_bytes(mod)
         return mod
 
 
@@ -377,6 +378,22 @@ def _allocated(
             elements *= extent if extent is not None else 1
         total += elements * _element_bytes(binding)
     return total, symbolic
+
+
+def _storage_bytes(mod: tvm.IRModule) -> tirx.Expr | None:
+    """Bytes of all storage, where sizes of inputs alone decide them."""
+    shapes = [p.ty.shape for p in mod["main"].params if isinstance(p.ty, relax.TensorType)]
+    known = {size for shape in shapes if shape is not None for size in shape}
+    total: tirx.Expr = tirx.const(0, "int64")
+    for binding in relax_bindings(mod):
+        is_storage = operator_name(binding.value) == "relax.memory.alloc_storage"
+        if not is_storage and operator_name(binding.value) != "relax.builtin.alloc_tensor":
+            continue
+        size = reduce(mul, binding.value.args[0].values, tirx.const(1, "int64"))
+        if any(var not in known for var in tirx.analysis.undefined_vars(size)):
+            return None
+        total = total + size * _element_bytes(binding)
+    return Analyzer().canonical_simplify(total)
 
 
 def _largest(size: tirx.Expr, ranges: Mapping[str, SizeRange]) -> int | None:

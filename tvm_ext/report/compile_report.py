@@ -26,6 +26,7 @@ from tvm_ext.report.records import (
     MemoryRecord,
     PassRecord,
     PhaseRecord,
+    SizesRecord,
 )
 from tvm_ext.tensor_spec import listed
 
@@ -120,7 +121,8 @@ class CompileReport(RenderedReport):
     ``device`` is there for GPUs only, ``host`` for models with steps that the host computes.
     ``kernels_from_cache`` counts the kernels whose code an earlier compilation left. Phases and
     passes are in the order in which they ran. ``specialized`` are the reports of the programs for
-    exact sizes, whose phases are among those here.
+    exact sizes, whose phases are among those here. ``usual`` has figures of a program whose sizes a
+    run decides.
     """
 
     model: str
@@ -139,6 +141,7 @@ class CompileReport(RenderedReport):
     host: list[HostRecord] = field(default_factory=list)
     kernels_from_cache: int = 0
     specialized: list["CompileReport"] = field(default_factory=list)
+    usual: SizesRecord | None = None
 
     @property
     def model_name(self) -> str:
@@ -232,6 +235,8 @@ class CompileReport(RenderedReport):
             del values["device"]
         if not self.host:
             del values["host"]
+        if self.usual is None:
+            del values["usual"]
         values["specialized"] = [one.to_dict() for one in self.specialized]
         if not self.specialized:
             del values["specialized"]

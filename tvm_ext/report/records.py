@@ -293,6 +293,34 @@ class MemoryRecord:
 
 
 @dataclass(frozen=True)
+class SizesRecord:
+    """Figures of one run, of a program whose sizes a run decides, at usual ones.
+
+    Attributes
+    ----------
+    sizes : dict[str, int]
+        The sizes, by name: a batch of one, images of 224 pixels, and the like.
+    memory_bytes : int or None
+        Bytes of the intermediate buffers as planned; None where they depend on data.
+    memory_formula : str
+        The same for any sizes; empty where it is long.
+    flops, estimated_seconds : float or None
+        Floating-point operations, and modelled time; None where they depend on data.
+    """
+
+    sizes: dict[str, int]
+    memory_bytes: int | None
+    memory_formula: str
+    flops: float | None
+    estimated_seconds: float | None
+
+    @property
+    def where(self) -> str:
+        """The sizes in words."""
+        return "at " + ", ".join(f"{name}={size:,}" for name, size in self.sizes.items())
+
+
+@dataclass(frozen=True)
 class DeviceRecord:
     """What a program for a GPU holds.
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from commands import succeed
 from rich.console import Group
-from small_models import mlp
+from small_models import mlp, model, node, value
 from unoptimised import HOST
 
 import tvm_ext
@@ -20,19 +20,46 @@ def free():
     return tvm_ext.compile(mlp("rows"), HOST).report
 
 
-def test_no_figure_is_made_up(free):
+@pytest.fixture(scope="module")
+def of_data():
+    """A program whose sizes data decide: as many columns as a row of the input has nonzeros."""
+    nodes = [node("NonZero", ["x"], ["places"]), node("Cast", ["places"], ["y"], to=1)]
+    shapes = [value("x", ["rows", 6])], [value("y", [2, "found"])]
+    return tvm_ext.compile(model(nodes, *shapes), HOST).report
+
+
+def test_figures_are_those_of_usual_sizes(free):
     assert free.estimated_seconds is None
     assert free.memory.planned_peak_bytes is None
-    assert free.memory.unplanned_bytes is None
-    text = free.to_text()
-    assert text.count("not known (rows is dynamic)") == 3
-    data = json.loads(free.to_json())
-    assert data["memory"]["planned_peak_bytes"] is None
-    assert all(kernel["estimated_seconds"] is None for kernel in data["kernels"])
+    usual, known = free.usual, tvm_ext.compile(mlp(1), HOST).report
+    assert usual.sizes == {"rows": 1}
+    assert usual.estimated_seconds == pytest.approx(known.estimated_seconds, rel=0.3)
+    assert usual.flops == pytest.approx(sum(k.calls * k.flops for k in known.kernels), rel=0.3)
+    assert usual.memory_bytes == known.memory.planned_peak_bytes
+    assert usual.memory_formula == f"rows * {usual.memory_bytes}"
+    text, page = free.to_text(), free.to_html()
+    assert f"{usual.memory_bytes} B at rows=1  ({usual.memory_formula} bytes)" in text
+    assert text.count("at rows=1") == 2
+    assert "at rows=1" in page
+    assert "not known" not in text + page
     assert CompileReport.from_json(free.to_json()) == free
-    page = free.to_html()
+
+
+def test_no_figure_is_made_up(of_data):
+    assert of_data.estimated_seconds is None
+    assert of_data.usual is None or of_data.usual.memory_bytes is None
+    text = of_data.to_text()
+    assert "not known (rows is dynamic)" in text
+    data = json.loads(of_data.to_json())
+    assert data["memory"]["planned_peak_bytes"] is None
+    assert any(kernel["estimated_seconds"] is None for kernel in data["kernels"])
+    assert CompileReport.from_json(of_data.to_json()) == of_data
+    page = of_data.to_html()
     assert "not known (rows is dynamic)" in page
     assert "None" not in page
+
+
+def test_kernels_of_any_size_have_no_figure_of_one_call(free):
     explained = plain_text(Group(*explanation_parts(explain(free))), 80)
     assert re.search(r"^    second +1 call +–$", explained, re.MULTILINE)  # noqa: RUF001
 
@@ -55,4 +82,4 @@ def test_the_command_prints_no_false_figure(tmp_path):
     import onnx
 
     onnx.save(mlp("rows"), tmp_path / "m.onnx")
-    assert "not known (rows is dynamic)" in succeed("compile", tmp_path / "m.onnx", "-O", "0")
+    assert "at rows=1" in succeed("compile", tmp_path / "m.onnx", "-O", "0")
