@@ -291,13 +291,13 @@ class _Outlined:
         if node.attr_key != _CONDITION:
             return node
         *before, loop = node.body.seq if isinstance(node.body, tirx.SeqStmt) else [node.body]
-        dtype = str(loop.loop_var.ty)
         turns = self._function(loop)
-        zero, ranges = tirx.const(0, dtype), tirx.const(_RANGES, dtype)
-        number = tirx.Var("range", dtype)
-        first, end = (tirx.truncdiv(n * loop.extent, ranges) for n in (number, number + 1))
+        extent = loop.extent.astype("int64")
+        zero, ranges = tirx.const(0, "int64"), tirx.const(_RANGES, "int64")
+        number = tirx.Var("range", "int64")
+        first, end = (tirx.truncdiv(n * extent, ranges) for n in (number, number + 1))
         parallel = tirx.For(number, zero, ranges, tirx.ForKind.PARALLEL, turns(first, end))
-        choice = tirx.IfThenElse(node.value, parallel, turns(zero, loop.extent))
+        choice = tirx.IfThenElse(node.value, parallel, turns(zero, extent))
         return sequence([*before, choice])
 
     def _function(self, loop: tirx.For) -> Callable[[Any, Any], tirx.Stmt]:
@@ -323,7 +323,8 @@ class _Outlined:
         self.functions[var] = self._like_kernel(params, sequence([*views, scope]))
 
         def call(begin: Any, stop: Any) -> tirx.Stmt:
-            arguments = [begin, stop, *map(buffer_data, memory), *numbers]
+            ends = [place.astype(dtype) for place in (begin, stop)]
+            arguments = [*ends, *map(buffer_data, memory), *numbers]
             result = tvm.ir.Call(var, arguments, ret_ty="int32")
             failed = tirx.call_intrin("int32", "tirx.tvm_throw_last_error")
             return tirx.IfThenElse(result != tirx.const(0, "int32"), tirx.Evaluate(failed), None)
