@@ -82,16 +82,16 @@ _nominal: ContextVar[Mapping[str, int]] = ContextVar("nominal_sizes", default={}
 
 
 @contextmanager
-def nominal_sizes(mod: tvm.IRModule, ranges: Mapping[str, tuple[int, int]]) -> Iterator[None]:
-    """Decisions in the block take ``usual_sizes`` of inputs for those that a run decides."""
-    token = _nominal.set(usual_sizes(mod, ranges))
+def deciding_for(mod: tvm.IRModule, ranges: Mapping[str, tuple[int, int]]) -> Iterator[None]:
+    """Decisions in the block take ``nominal_sizes`` of inputs for those that a run decides."""
+    token = _nominal.set(nominal_sizes(mod, ranges))
     try:
         yield
     finally:
         _nominal.reset(token)
 
 
-def usual_sizes(mod: tvm.IRModule, ranges: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+def nominal_sizes(mod: tvm.IRModule, ranges: Mapping[str, tuple[int, int]]) -> dict[str, int]:
     """By name, sizes of inputs that leave all tensors of the function ``main`` some elements.
 
     Of two seconds of sound, 32,000 samples, seven strided convolutions leave a hundred frames; of
@@ -134,7 +134,7 @@ def _computed_extents(mod: tvm.IRModule, names: Collection[str]) -> list[tuple[A
 
 
 def nominal_shape(ty: Any) -> list[int] | None:
-    """Extents of a tensor for a batch of one, and images of a common size where a run decides.
+    """Extents of a tensor for a batch of one, and images of a nominal size where a run decides.
 
     None where nothing is known of the shape.
     """

@@ -21,7 +21,7 @@ from tvm_ext.compiler.graph_analysis import may_divide_by_zero, operator_counts,
 from tvm_ext.compiler.kernel_records import (
     kernel_records,
     largest_result,
-    usual_figures,
+    nominal_figures,
     work_of_call,
 )
 from tvm_ext.compiler.program_cache import program_cache, program_key
@@ -52,7 +52,7 @@ from tvm_ext.onnx_frontend.host.partition import partition_graph
 from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
 from tvm_ext.passes.results_to_out_params import out_params
 from tvm_ext.passes.runner import PassRunner
-from tvm_ext.relay_passes.expressions import usual_sizes
+from tvm_ext.relay_passes.expressions import nominal_sizes
 from tvm_ext.relay_passes.fresh_outputs import shared_outputs, writes_to_inputs
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.records import (
@@ -476,7 +476,7 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
     )
     report.kernels = specialized_kernels(records, number)
     if report.symbolic_sizes:
-        report.usual = usual_figures(
+        report.nominal = nominal_figures(
             lowered.kernels,
             records,
             _sizes_to_show(imported),
@@ -499,7 +499,7 @@ def _sizes_to_show(imported: ImportedModel) -> dict[str, int]:
     ends = {name: allowed.ends for name, allowed in imported.ranges.items()}
     shapes = shapes_of(imported.inputs).values()
     inner = {size for shape in shapes for size in shape[1:]}
-    sizes = usual_sizes(imported.mod, ends)
+    sizes = nominal_sizes(imported.mod, ends)
     return {n: s if n in inner else max(1, ends.get(n, (1, 1))[0]) for n, s in sizes.items()}
 
 
@@ -521,7 +521,7 @@ def _warnings(report: CompileReport) -> list[str]:
         for kernel in report.kernels
         if kernel.source == "as written"
     ]
-    is_known = report.usual is not None and report.usual.memory_bytes is not None
+    is_known = report.nominal is not None and report.nominal.memory_bytes is not None
     if report.memory.dynamic and not is_known:
         hint = "give them ranges (--input-shape x=N:1:8,...) so that storage is planned"
         found.append(f"memory is {report.not_known}{f': {hint}' if report.symbolic_sizes else ''}")

@@ -113,7 +113,7 @@ _LONGEST_FORMULA = 60
 _INTEGER = re.compile(r"T\.int64\((-?\d+)\)")
 
 
-def usual_figures(
+def nominal_figures(
     kernels: tvm.IRModule,
     records: Sequence[KernelRecord],
     sizes: Mapping[str, int],

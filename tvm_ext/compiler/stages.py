@@ -28,7 +28,7 @@ from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
 from tvm_ext.passes.pipeline import Pipeline, build_pipeline
 from tvm_ext.passes.runner import BUILDER_LOCK, PassRunner, freezing_advice
 from tvm_ext.relax_frontend import import_relax, normalized
-from tvm_ext.relay_passes.expressions import nominal_sizes
+from tvm_ext.relay_passes.expressions import deciding_for
 from tvm_ext.report.records import PhaseRecord
 from tvm_ext.tensor_spec import InputShapes, shapes_of
 from tvm_ext.tir_schedules.backend import scheduling_of
@@ -131,7 +131,7 @@ def lower_model(
     phases.model, phases.inputs = imported.name, shapes_of(imported.inputs)
     runner.inputs = phases.inputs
     ranges = {name: allowed.ends for name, allowed in imported.ranges.items()}
-    with nominal_sizes(imported.mod, ranges):
+    with deciding_for(imported.mod, ranges):
         lowered = lower_module(imported.mod, pipeline, runner, phases)
     return LoweredModel(**vars(lowered), imported=imported)
 

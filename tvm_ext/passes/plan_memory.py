@@ -13,7 +13,7 @@ from tvm.sym import Analyzer
 from tvm_ext.compiler.compile_context import current_compilation
 from tvm_ext.compiler.graph_analysis import weight_bytes
 from tvm_ext.hardware.cpu.description import current_cpu
-from tvm_ext.relay_passes.expressions import operator_name, usual_sizes, value_for
+from tvm_ext.relay_passes.expressions import nominal_sizes, operator_name, value_for
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import (
     bindings_of,
@@ -22,7 +22,7 @@ from tvm_ext.relay_passes.spans import (
     with_functions,
 )
 from tvm_ext.report.records import MemoryRecord
-from tvm_ext.tensor_spec import LARGEST, SizeRange
+from tvm_ext.tensor_spec import SizeRange
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 
 # Storage whose only limit stands in the model is allocated in the run, where it would be large.
@@ -293,26 +293,34 @@ def _share_storage(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> tvm.IR
         for global_var, func in relax_functions(mod).items()
         if any(isinstance(binding.value, relax.If) for binding in bindings_of(func))
     }
-    main = mod["main"]
     ends = {name: allowed.ends for name, allowed in ranges.items()}
-    nominal = {name: size for name, size in usual_sizes(mod, ends).items() if name not in ranges}
-    # TVM shares storage of known sizes only: it plans as if those without a range had a usual one.
-    usual = {name: SizeRange(0, size) for name, size in nominal.items()}
+    nominal = {name: size for name, size in nominal_sizes(mod, ends).items() if name not in ranges}
+    planned = _planned_for(mod, ranges, nominal) or _planned_for(mod, ranges, {}) or mod
+    return with_functions(planned, branching)
+
+
+def _planned_for(
+    mod: tvm.IRModule, ranges: Mapping[str, SizeRange], nominal: Mapping[str, int]
+) -> tvm.IRModule | None:
+    """Planned as if the sizes without a range were ``nominal``, as TVM shares known ones only.
+
+    None where TVM cannot count the bytes: a slice up to 10**9 of each of three dynamic dimensions
+    may have more than 64 bits hold. Such values get storage of their own, of the size that each
+    run finds.
+    """
+    bounds = {**ranges, **{name: SizeRange(0, size) for name, size in nominal.items()}}
     try:
-        planned = relax.transform.StaticPlanBlockMemory()(_with_ranges(mod, {**ranges, **usual}))
+        planned = relax.transform.StaticPlanBlockMemory()(_with_ranges(mod, bounds))
     except (tvm.error.InternalError, ValueError) as error:
-        # A slice up to 10**9 of each of three dynamic dimensions may have more bytes than 64 bits
-        # count. Such values get storage of their own, of the size that each run finds.
         if "exceeds range of int64" not in str(error):
             raise
-        return mod
-    if nominal:
-        func = _StorageOfTheRun(planned["main"], nominal).rewritten()
-        func = relax.Function(
-            func.params, func.body, func.ret_ty, func.is_pure, main.attrs, func.span
-        )
-        planned = with_functions(planned, {planned.get_global_var("main"): func})
-    return with_functions(planned, branching)
+        return None
+    if not nominal:
+        return planned
+    main = _StorageOfTheRun(planned["main"], nominal).rewritten()
+    attrs = mod["main"].attrs
+    main = relax.Function(main.params, main.body, main.ret_ty, main.is_pure, attrs, main.span)
+    return with_functions(planned, {planned.get_global_var("main"): main})
 
 
 @mutator
@@ -351,11 +359,15 @@ class _StorageOfTheRun(PyExprMutator):
         return any(str(v.name) in self._nominal for v in tirx.analysis.undefined_vars(size))
 
 
+# Of a dimension, so that products of several can be compared.
+_LARGEST_SIZE = 2**40
+
+
 def _largest_of(sizes: list[tirx.Expr], nominal: Mapping[str, int]) -> tirx.Expr:
     """The largest of ``sizes``, each once, without those that one of them is never less than."""
     analyzer = Analyzer()
     for var in {v for size in sizes for v in tirx.analysis.undefined_vars(size)}:
-        analyzer.bind(var, tvm.ir.Range(0, LARGEST))
+        analyzer.bind(var, tvm.ir.Range(0, _LARGEST_SIZE))
     distinct = {tvm_ffi.StructuralKey(one): one for one in map(analyzer.simplify, sizes)}
     first, *others = sorted(distinct.values(), key=lambda one: -(value_for(one, nominal) or 0))
     left = [one for one in others if not analyzer.can_prove(first >= one)]

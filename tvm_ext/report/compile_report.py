@@ -121,8 +121,8 @@ class CompileReport(RenderedReport):
     ``device`` is there for GPUs only, ``host`` for models with steps that the host computes.
     ``kernels_from_cache`` counts the kernels whose code an earlier compilation left. Phases and
     passes are in the order in which they ran. ``specialized`` are the reports of the programs for
-    exact sizes, whose phases are among those here. ``usual`` has figures of a program whose sizes a
-    run decides.
+    exact sizes, whose phases are among those here. ``nominal`` has figures of a program whose
+    sizes a run decides.
     """
 
     model: str
@@ -141,7 +141,7 @@ class CompileReport(RenderedReport):
     host: list[HostRecord] = field(default_factory=list)
     kernels_from_cache: int = 0
     specialized: list["CompileReport"] = field(default_factory=list)
-    usual: SizesRecord | None = None
+    nominal: SizesRecord | None = None
 
     @property
     def model_name(self) -> str:
@@ -235,8 +235,8 @@ class CompileReport(RenderedReport):
             del values["device"]
         if not self.host:
             del values["host"]
-        if self.usual is None:
-            del values["usual"]
+        if self.nominal is None:
+            del values["nominal"]
         values["specialized"] = [one.to_dict() for one in self.specialized]
         if not self.specialized:
             del values["specialized"]

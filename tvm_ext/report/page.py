@@ -196,10 +196,10 @@ def tiles(report: "CompileReport") -> list[KeyFigure]:
 
 def _latency_tile(report: "CompileReport") -> KeyFigure:
     seconds = report.estimated_seconds
-    usual = report.usual
-    if seconds is None and usual and usual.estimated_seconds:
-        figure = format_seconds(usual.estimated_seconds)
-        return KeyFigure("Estimated latency", figure, usual.where, badge="modelled")
+    nominal = report.nominal
+    if seconds is None and nominal and nominal.estimated_seconds:
+        figure = format_seconds(nominal.estimated_seconds)
+        return KeyFigure("Estimated latency", figure, nominal.where, badge="modelled")
     if seconds is None:
         return KeyFigure("Estimated latency", ABSENT, report.not_known)
     if seconds <= 0:
@@ -220,9 +220,9 @@ def _kernel_tile(report: "CompileReport") -> KeyFigure:
 
 def _memory_tile(report: "CompileReport") -> KeyFigure:
     memory = report.memory
-    usual = report.usual
-    if memory.planned_peak_bytes is None and usual and usual.memory_bytes is not None:
-        return KeyFigure("Peak memory", format_bytes(usual.memory_bytes), usual.where)
+    nominal = report.nominal
+    if memory.planned_peak_bytes is None and nominal and nominal.memory_bytes is not None:
+        return KeyFigure("Peak memory", format_bytes(nominal.memory_bytes), nominal.where)
     if memory.planned_peak_bytes is None:
         return KeyFigure("Peak memory", ABSENT, report.not_known)
     note = "buffers of one run, as planned"

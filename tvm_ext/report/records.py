@@ -294,7 +294,7 @@ class MemoryRecord:
 
 @dataclass(frozen=True)
 class SizesRecord:
-    """Figures of one run, of a program whose sizes a run decides, at usual ones.
+    """Figures of one run, of a program whose sizes a run decides, at nominal ones.
 
     Attributes
     ----------

@@ -109,21 +109,21 @@ def _kernel_figure(report: "CompileReport") -> str:
 def _memory_figure(report: "CompileReport") -> str:
     memory = report.memory
     if memory.planned_peak_bytes is None or memory.unplanned_bytes is None:
-        usual = report.usual
-        if usual is None or usual.memory_bytes is None:
+        nominal = report.nominal
+        if nominal is None or nominal.memory_bytes is None:
             return report.not_known
-        formula = f"  ({usual.memory_formula} bytes)" if usual.memory_formula else ""
-        return plain(f"{format_bytes(usual.memory_bytes)} {usual.where}{formula}")
+        formula = f"  ({nominal.memory_formula} bytes)" if nominal.memory_formula else ""
+        return plain(f"{format_bytes(nominal.memory_bytes)} {nominal.where}{formula}")
     figure = format_bytes(memory.planned_peak_bytes)
     largest = ", for the largest sizes" if report.symbolic_sizes else ""
     return f"{figure}  ({format_bytes(memory.unplanned_bytes)} without reuse{largest})"
 
 
 def _latency_figure(report: "CompileReport") -> str:
-    usual = report.usual
-    if report.estimated_seconds is None and usual and usual.estimated_seconds:
-        figure = format_seconds(usual.estimated_seconds)
-        return plain(f"{figure} {usual.where}  (modelled, not measured)")
+    nominal = report.nominal
+    if report.estimated_seconds is None and nominal and nominal.estimated_seconds:
+        figure = format_seconds(nominal.estimated_seconds)
+        return plain(f"{figure} {nominal.where}  (modelled, not measured)")
     if report.estimated_seconds is None:
         return report.not_known
     if report.estimated_seconds <= 0:

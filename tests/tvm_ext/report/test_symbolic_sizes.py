@@ -31,14 +31,14 @@ def of_data():
 def test_figures_are_those_of_usual_sizes(free):
     assert free.estimated_seconds is None
     assert free.memory.planned_peak_bytes is None
-    usual, known = free.usual, tvm_ext.compile(mlp(1), HOST).report
-    assert usual.sizes == {"rows": 1}
-    assert usual.estimated_seconds == pytest.approx(known.estimated_seconds, rel=0.3)
-    assert usual.flops == pytest.approx(sum(k.calls * k.flops for k in known.kernels), rel=0.3)
-    assert usual.memory_bytes == known.memory.planned_peak_bytes
-    assert usual.memory_formula == f"rows * {usual.memory_bytes}"
+    nominal, known = free.nominal, tvm_ext.compile(mlp(1), HOST).report
+    assert nominal.sizes == {"rows": 1}
+    assert nominal.estimated_seconds == pytest.approx(known.estimated_seconds, rel=0.3)
+    assert nominal.flops == pytest.approx(sum(k.calls * k.flops for k in known.kernels), rel=0.3)
+    assert nominal.memory_bytes == known.memory.planned_peak_bytes
+    assert nominal.memory_formula == f"rows * {nominal.memory_bytes}"
     text, page = free.to_text(), free.to_html()
-    assert f"{usual.memory_bytes} B at rows=1  ({usual.memory_formula} bytes)" in text
+    assert f"{nominal.memory_bytes} B at rows=1  ({nominal.memory_formula} bytes)" in text
     assert text.count("at rows=1") == 2
     assert "at rows=1" in page
     assert "not known" not in text + page
@@ -47,7 +47,7 @@ def test_figures_are_those_of_usual_sizes(free):
 
 def test_no_figure_is_made_up(of_data):
     assert of_data.estimated_seconds is None
-    assert of_data.usual is None or of_data.usual.memory_bytes is None
+    assert of_data.nominal is None or of_data.nominal.memory_bytes is None
     text = of_data.to_text()
     assert "not known (rows is dynamic)" in text
     data = json.loads(of_data.to_json())
