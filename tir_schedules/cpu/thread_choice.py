@@ -241,9 +241,9 @@ def over_items(loop: tirx.For) -> tirx.For:
 
 # Conditional threads in the code: the loop's body as a function that both ways call.
 
-# Ranges that the turns of a loop are cut into: a saved model may run with more threads than it was
-# planned for.
-_RANGES = 64
+# Ranges that the turns of a loop are cut into, at least and for each core: a saved model may run
+# with more threads than it was planned for.
+_RANGES, _RANGES_OF_CORE = 64, 4
 
 # What a kernel says that its parts have to say, too.
 _KEPT = ("target", "tirx.noalias", "tirx.is_host_func")
@@ -276,6 +276,9 @@ class _Outlined:
 
     def __init__(self, name: str, kernel: tirx.PrimFunc) -> None:
         self._name, self._kernel = name, kernel
+        target = (kernel.attrs or {}).get("target")
+        cores = target.attrs.get("num-cores", 1) if target is not None else 1
+        self._ranges = max(_RANGES, _RANGES_OF_CORE * int(cores))
         self._base: dict[Any, Any] = {}
         self.functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
         structural_walk(kernel.body, (tirx.DeclBuffer, self._note_view), order="pre")
@@ -293,7 +296,7 @@ class _Outlined:
         *before, loop = node.body.seq if isinstance(node.body, tirx.SeqStmt) else [node.body]
         turns = self._function(loop)
         extent = loop.extent.astype("int64")
-        zero, ranges = tirx.const(0, "int64"), tirx.const(_RANGES, "int64")
+        zero, ranges = tirx.const(0, "int64"), tirx.const(self._ranges, "int64")
         number = tirx.Var("range", "int64")
         first, end = (tirx.truncdiv(n * extent, ranges) for n in (number, number + 1))
         parallel = tirx.For(number, zero, ranges, tirx.ForKind.PARALLEL, turns(first, end))
