@@ -327,18 +327,29 @@ def _planned_for(
 class _StorageOfTheRun(PyExprMutator):
     """Gives storage that was planned for nominal sizes the size of its largest tensor in a run.
 
-    Who shares it follows from when tensors live, whatever their sizes.
+    Who shares it follows from when tensors live, whatever their sizes. A tensor whose size is not
+    known at the run's start, say the smaller of an input's and of one that data decide, gets
+    storage of its own.
     """
 
     def __init__(self, func: relax.Function, nominal: Mapping[str, int]) -> None:
         super().__init__()
         self._func, self._nominal = func, nominal
-        self._needed: dict[relax.Var, list[tirx.Expr]] = {}
+        shapes = [param.ty.shape for param in func.params if isinstance(param.ty, relax.TensorType)]
+        sizes = [size for shape in shapes if shape is not None for size in shape]
+        self._known = {size for size in sizes if isinstance(size, tirx.Var)}
+        tensors: dict[relax.Var, list[tirx.Expr]] = {}
         for binding in bindings_of(func):
             if operator_name(binding.value) == "relax.memory.alloc_tensor":
-                storage, _, shape, _ = binding.value.args[:4]
-                elements = reduce(mul, shape.values, tirx.const(_element_bytes(binding), "int64"))
-                self._needed.setdefault(storage, []).append(elements)
+                storage, _, shape = binding.value.args[:3]
+                nbytes = tirx.const(_element_bytes(binding), "int64")
+                tensors.setdefault(storage, []).append(reduce(mul, shape.values, nbytes))
+        # What only sizes with ranges decide stays as large as the ranges allow.
+        self._open = {
+            storage: [size for size in found if self._is_known(size)]
+            for storage, found in tensors.items()
+            if any(str(var.name) in nominal for size in found for var in _variables(size))
+        }
 
     def rewritten(self) -> relax.Function:
         """The function with these sizes."""
@@ -346,17 +357,27 @@ class _StorageOfTheRun(PyExprMutator):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         call = binding.value
-        needed = self._needed.get(binding.var, [])
-        is_open = any(self._depends(size) for size in needed)
-        if operator_name(call) != "relax.memory.alloc_storage" or not is_open:
+        sizes = self._open.get(binding.var)
+        if sizes is None:
             super().visit_var_binding_(binding)
-            return
-        shape = relax.ShapeExpr([_largest_of(needed, self._nominal)])
-        changed = relax.Call(call.op, [shape, *call.args[1:]], call.attrs, call.ty_args)
-        super().visit_var_binding_(relax.VarBinding(binding.var, changed))
+        elif sizes:
+            shape = relax.ShapeExpr([_largest_of(sizes, self._nominal)])
+            changed = relax.Call(call.op, [shape, *call.args[1:]], call.attrs, call.ty_args)
+            super().visit_var_binding_(relax.VarBinding(binding.var, changed))
 
-    def _depends(self, size: tirx.Expr) -> bool:
-        return any(str(v.name) in self._nominal for v in tirx.analysis.undefined_vars(size))
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        if operator_name(op) != "relax.memory.alloc_tensor" or op.args[0] not in self._open:
+            return super().visit_call_(op)
+        if all(map(self._is_known, op.args[2].values)):
+            return super().visit_call_(op)
+        return relax.op.builtin.alloc_tensor(op.args[2], op.args[3].value, 0)
+
+    def _is_known(self, size: tirx.Expr) -> bool:
+        return all(var in self._known for var in _variables(size))
+
+
+def _variables(size: tirx.Expr) -> list[tirx.Var]:
+    return list(tirx.analysis.undefined_vars(size))
 
 
 # Of a dimension, so that products of several can be compared.

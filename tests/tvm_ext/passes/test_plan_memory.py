@@ -275,3 +275,28 @@ def test_functions_without_branches_are_planned_beside_those_with():
     assert record.unplanned_bytes == alone.unplanned_bytes + 9 * ROW_BYTES
     assert record.planned_peak_bytes == alone.planned_peak_bytes + 3 * ROW_BYTES
     assert {str(v.name_hint) for v in planned.functions} >= {"main", "straight"}
+
+
+def test_what_data_decide_has_storage_of_its_own():
+    """The smaller of an input's size and of one that is known in the middle of the run."""
+    builder = relax.BlockBuilder()
+    n, found = tvm.tirx.Var("n", "int64"), tvm.tirx.Var("found", "int64")
+    x = relax.Var("x", relax.TensorType([n], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            twice = builder.emit(op.concat([op.abs(x), x]))
+            places = builder.match_cast(
+                builder.emit(op.nonzero(twice)), relax.TensorType([1, found], "int64")
+            )
+            size = tvm.tirx.min(found, n)
+            cut = builder.emit_te(
+                lambda at, x: te.compute((size,), lambda i: x[at[0, i] % n] + 1), places, x
+            )
+            out = builder.emit_output(op.exp(op.negative(cut)))
+        builder.emit_func_output(out)
+    planned, record = plan_memory(lower(relax.transform.Normalize()(builder.get())))
+    assert record.dynamic
+    for values in ([1, 0, 2], [0, 0, 5, 7], [3]):
+        x = np.array(values, "float32")
+        nonzero = np.nonzero(np.concatenate([np.abs(x), x]))[0][: len(x)] % len(x)
+        np.testing.assert_allclose(run(planned, x)[0], np.exp(-x[nonzero] - 1), rtol=1e-5)
