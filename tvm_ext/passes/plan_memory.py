@@ -302,25 +302,30 @@ def _share_storage(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> tvm.IR
 def _planned_for(
     mod: tvm.IRModule, ranges: Mapping[str, SizeRange], nominal: Mapping[str, int]
 ) -> tvm.IRModule | None:
-    """Planned as if the sizes without a range were ``nominal``, as TVM shares known ones only.
-
-    None where TVM cannot count the bytes: a slice up to 10**9 of each of three dynamic dimensions
-    may have more than 64 bits hold. Such values get storage of their own, of the size that each
-    run finds.
-    """
+    """Planned as if the sizes without a range were ``nominal``, as TVM shares known ones only."""
     bounds = {**ranges, **{name: SizeRange(0, size) for name, size in nominal.items()}}
-    try:
-        planned = relax.transform.StaticPlanBlockMemory()(_with_ranges(mod, bounds))
-    except (tvm.error.InternalError, ValueError) as error:
-        if "exceeds range of int64" not in str(error):
-            raise
-        return None
-    if not nominal:
+    planned = _planned_by_tvm(_with_ranges(mod, bounds))
+    if planned is None or not nominal:
         return planned
     main = _StorageOfTheRun(planned["main"], nominal).rewritten()
     attrs = mod["main"].attrs
     main = relax.Function(main.params, main.body, main.ret_ty, main.is_pure, attrs, main.span)
-    return with_functions(planned, {planned.get_global_var("main"): main})
+    planned = with_functions(planned, {planned.get_global_var("main"): main})
+    # Those that got none share where they have the same size.
+    return _planned_by_tvm(planned) or planned
+
+
+def _planned_by_tvm(mod: tvm.IRModule) -> tvm.IRModule | None:
+    """None where TVM cannot count the bytes: a slice up to 10**9 of each of three dynamic
+    dimensions may have more than 64 bits hold. Such values get storage of their own, of the size
+    that each run finds.
+    """
+    try:
+        return relax.transform.StaticPlanBlockMemory()(mod)
+    except (tvm.error.InternalError, ValueError) as error:
+        if "exceeds range of int64" not in str(error):
+            raise
+        return None
 
 
 @mutator
@@ -328,8 +333,7 @@ class _StorageOfTheRun(PyExprMutator):
     """Gives storage that was planned for nominal sizes the size of its largest tensor in a run.
 
     Who shares it follows from when tensors live, whatever their sizes. A tensor whose size is not
-    known at the run's start, say the smaller of an input's and of one that data decide, gets
-    storage of its own.
+    known at the run's start, since data decide a part of it, gets none here.
     """
 
     def __init__(self, func: relax.Function, nominal: Mapping[str, int]) -> None:
