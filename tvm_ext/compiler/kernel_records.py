@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tvm
 from tvm import relax, s_tir, tirx
@@ -157,22 +158,24 @@ def _work_of_run(
         name = str(call.args[0].name_hint)
         results = getattr(call.ty_args[0], "fields", call.ty_args[:1])
         types = [*(argument.ty for argument in call.args[1]), *results]
-        shapes = [_shape_at(ty, sizes) for ty in types]
-        if any(extent < 0 for shape in shapes for extent in shape or ()):
-            # These are no sizes that the model takes.
+        shapes = [ty.shape if isinstance(ty, relax.TensorType) else [] for ty in types]
+        if not all(_are_possible(shape, sizes) for shape in shapes):
             return None
-        work = known.get(name) or work_of_call({name: kernels[name]}, name, shapes)
+        numbers = [tuple(value_for(extent, sizes) or 0 for extent in shape) for shape in shapes]
+        work = known.get(name) or work_of_call({name: kernels[name]}, name, numbers)
         if work is None:
             return None
         found.append(work)
     return found
 
 
-def _shape_at(ty: tvm.ir.Type, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
-    shape = getattr(ty, "shape", None)
-    found = [value_for(extent, sizes) for extent in shape] if shape is not None else [None]
-    known = tuple(extent for extent in found if extent is not None)
-    return known if len(known) == len(found) else None
+def _are_possible(shape: Any, sizes: Mapping[str, int]) -> bool:
+    """Whether ``sizes`` alone decide a shape, and are such that the model takes."""
+    if not isinstance(shape, relax.ShapeExpr | list):
+        return False
+    names = {str(var.name) for one in shape for var in tirx.analysis.undefined_vars(one)}
+    values = [value_for(extent, sizes) for extent in shape]
+    return names <= set(sizes) and all(value is not None and value >= 0 for value in values)
 
 
 def kernel_work(func: tirx.PrimFunc) -> Work:

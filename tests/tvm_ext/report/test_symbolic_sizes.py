@@ -47,7 +47,9 @@ def test_figures_are_those_of_usual_sizes(free):
 
 def test_no_figure_is_made_up(of_data):
     assert of_data.estimated_seconds is None
-    assert of_data.nominal is None or of_data.nominal.memory_bytes is None
+    assert of_data.nominal.memory_bytes is None
+    assert of_data.nominal.flops is None
+    assert of_data.nominal.estimated_seconds is None
     text = of_data.to_text()
     assert "not known (rows is dynamic)" in text
     data = json.loads(of_data.to_json())
