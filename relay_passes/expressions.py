@@ -98,11 +98,7 @@ def nominal_sizes(mod: tvm.IRModule, ranges: Mapping[str, tuple[int, int]]) -> d
     224 samples they would leave none. ``ranges`` are the least and the largest size that each name
     may have.
     """
-    params = [
-        param.ty.shape for param in mod["main"].params if isinstance(param.ty, relax.TensorType)
-    ]
-    sizes = [size for shape in params if shape for size in shape if is_symbolic(size)]
-    names = dict.fromkeys(str(size.name) for size in sizes)
+    names = dict.fromkeys(str(size.name) for size in sizes_of_params(mod["main"]))
     allowed = {name: ranges.get(name, (1, _NOMINAL_IMAGE_SIDES[-1])) for name in names}
     tried = [
         {name: min(max(side, low), high) for name, (low, high) in allowed.items()}
@@ -116,6 +112,13 @@ def nominal_sizes(mod: tvm.IRModule, ranges: Mapping[str, tuple[int, int]]) -> d
     # Those that are few of the largest image do not depend on it.
     unreachable = too_few(tried[-1])
     return next(sizes for sizes in tried if len(too_few(sizes)) <= len(unreachable))
+
+
+def sizes_of_params(func: relax.Function) -> list[tvm.ir.Var]:
+    """The variables that are sizes of a function's parameters: known when a run starts."""
+    shapes = [param.ty.shape for param in func.params if isinstance(param.ty, relax.TensorType)]
+    sizes = [size for shape in shapes if shape is not None for size in shape]
+    return [size for size in sizes if is_symbolic(size)]
 
 
 def _computed_extents(mod: tvm.IRModule, names: Collection[str]) -> list[tuple[Any, int]]:

@@ -1,7 +1,7 @@
 """What kernels are written anew with: sequences, blocks, stack arrays, flat views of buffers."""
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 import tvm
@@ -57,6 +57,12 @@ def _common_factor(extent: tvm.ir.Expr, analyzer: Analyzer) -> int:
     """A number that the values of ``extent`` are multiples of."""
     values = analyzer.modular_set(analyzer.simplify(extent))
     return int(values.coeff) if int(values.base) == 0 else 1
+
+
+@cache
+def buffer_data_operator() -> tvm.ir.Op:
+    """What gives the pointer of an array."""
+    return tvm.ir.Op.get("tirx.buffer_data")
 
 
 # Says of a kernel that its arrays are as large as what is accessed of them.

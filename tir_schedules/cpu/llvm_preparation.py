@@ -19,7 +19,12 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     nodes,
     static_extent,
 )
-from tvm_ext.tir_schedules.statements import FlatViews, changed_block, sequence
+from tvm_ext.tir_schedules.statements import (
+    FlatViews,
+    buffer_data_operator,
+    changed_block,
+    sequence,
+)
 
 # Kernels with one buffer say that their buffers do not overlap, which all others have said.
 #
@@ -118,15 +123,10 @@ def _passed_arrays(func: tirx.PrimFunc) -> set[Any]:
     return {
         arg
         for call in nodes(func.body, tvm.ir.Call)
-        if not call.op.same_as(_buffer_data())
+        if not call.op.same_as(buffer_data_operator())
         for arg in call.args
         if isinstance(arg, tvm.ir.Var) and isinstance(arg.ty, tirx.BufferType)
     }
-
-
-@cache
-def _buffer_data() -> tvm.ir.Op:
-    return tvm.ir.Op.get("tirx.buffer_data")
 
 
 def _is_flat(array: Any) -> bool:

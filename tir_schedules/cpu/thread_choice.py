@@ -6,7 +6,6 @@ row takes less in all. Where all sizes are known the schedules decide; here a ru
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import tvm
@@ -24,7 +23,12 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import PARALLEL_GAIN
-from tvm_ext.tir_schedules.statements import changed_block, changed_loop, sequence
+from tvm_ext.tir_schedules.statements import (
+    buffer_data_operator,
+    changed_block,
+    changed_loop,
+    sequence,
+)
 
 # On loops that a run chooses from, and on loops over a batch whose items are shared by threads.
 _MARK, _ITEMS = "tvm_ext_thread_choice", "tvm_ext_batch_items"
@@ -287,7 +291,7 @@ class _Outlined:
 
     def _note_view(self, view: tirx.DeclBuffer) -> None:
         data = view.data
-        if isinstance(data, tvm.ir.Call) and data.op.same_as(_buffer_data()):
+        if isinstance(data, tvm.ir.Call) and data.op.same_as(buffer_data_operator()):
             self._base[view.buffer] = self._base.get(data.args[0], data.args[0])
 
     def _chosen(self, node: tirx.AttrStmt) -> tirx.Stmt:
@@ -349,8 +353,3 @@ class _Outlined:
 
 def _pointer(array: Any) -> tirx.Var:
     return tirx.Var(f"{array.name}_data", buffer_data_pointer_type(array))
-
-
-@cache
-def _buffer_data() -> tvm.ir.Op:
-    return tvm.ir.Op.get("tirx.buffer_data")

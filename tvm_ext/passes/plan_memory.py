@@ -13,7 +13,12 @@ from tvm.sym import Analyzer
 from tvm_ext.compiler.compile_context import current_compilation
 from tvm_ext.compiler.graph_analysis import weight_bytes
 from tvm_ext.hardware.cpu.description import current_cpu
-from tvm_ext.relay_passes.expressions import nominal_sizes, operator_name, value_for
+from tvm_ext.relay_passes.expressions import (
+    nominal_sizes,
+    operator_name,
+    sizes_of_params,
+    value_for,
+)
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import (
     bindings_of,
@@ -339,9 +344,7 @@ class _StorageOfTheRun(PyExprMutator):
     def __init__(self, func: relax.Function, nominal: Mapping[str, int]) -> None:
         super().__init__()
         self._func, self._nominal = func, nominal
-        shapes = [param.ty.shape for param in func.params if isinstance(param.ty, relax.TensorType)]
-        sizes = [size for shape in shapes if shape is not None for size in shape]
-        self._known = {size for size in sizes if isinstance(size, tirx.Var)}
+        self._known = set(sizes_of_params(func))
         tensors: dict[relax.Var, list[tirx.Expr]] = {}
         for binding in bindings_of(func):
             if operator_name(binding.value) == "relax.memory.alloc_tensor":
@@ -419,15 +422,14 @@ def _allocated(
 
 def _storage_bytes(mod: tvm.IRModule) -> tirx.Expr | None:
     """Bytes of all storage, where sizes of inputs alone decide them."""
-    shapes = [p.ty.shape for p in mod["main"].params if isinstance(p.ty, relax.TensorType)]
-    known = {size for shape in shapes if shape is not None for size in shape}
+    known = set(sizes_of_params(mod["main"]))
     total: tirx.Expr = tirx.const(0, "int64")
     for binding in relax_bindings(mod):
         is_storage = operator_name(binding.value) == "relax.memory.alloc_storage"
         if not is_storage and operator_name(binding.value) != "relax.builtin.alloc_tensor":
             continue
         size = reduce(mul, binding.value.args[0].values, tirx.const(1, "int64"))
-        if any(var not in known for var in tirx.analysis.undefined_vars(size)):
+        if not known.issuperset(_variables(size)):
             return None
         total = total + size * _element_bytes(binding)
     return Analyzer().canonical_simplify(total)
