@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import tvm
 from tvm import tirx
@@ -24,8 +24,9 @@ from tvm_ext.compiler.kernel_records import (
     nominal_figures,
     work_of_call,
 )
-from tvm_ext.compiler.program_cache import program_cache, program_key
+from tvm_ext.compiler.program_cache import is_all_ours, program_cache, program_key
 from tvm_ext.compiler.specialize import (
+    FrequentSizes,
     Specialization,
     specialized_kernels,
     specialized_shapes,
@@ -85,7 +86,8 @@ def compile(
     tf32: bool = False,
     pipeline: PipelineSource | None = None,
     threads: int | None = None,
-    specialize: Sequence[Specialization] = (),
+    specialize: 'Sequence[Specialization] | Literal["auto"]' = (),
+    specialize_limit: int = 4,
 ) -> CompiledModel:
     """Compiles an ONNX model, or a module of TVM.
 
@@ -124,11 +126,14 @@ def compile(
         For a CPU: how many threads to plan for and to run with, in the place of one for each core
         of the target. Fewer run where the process may use fewer cores: by its affinity, the CPU
         quota of its container, ``TVM_NUM_THREADS`` or ``OMP_NUM_THREADS``.
-    specialize : sequence of mappings, optional
+    specialize : sequence of mappings, or "auto", optional
         For a CPU: sizes for which the model has programs of their own beside that for any sizes,
         as frozen models have: ``[{"N": 1}, {"x": [8, 3, 224, 224]}]`` names dimensions or inputs.
         A run takes the first that fits its inputs. Weights of equal values are there once; the
-        compilation takes as much longer as there are sizes.
+        compilation takes as much longer as there are sizes. With "auto", sizes that had 50 runs get
+        a program, which is built in another process meanwhile and saved with the model.
+    specialize_limit : int, optional
+        How many sizes may get a program with "auto".
 
     Returns
     -------
@@ -144,13 +149,9 @@ def compile(
     machine = program_target(target)
     machine = machine.with_tf32() if tf32 else machine
     machine = machine if threads is None else machine.with_threads(threads)
-    if specialize and programs_of(machine).device != "cpu":
-        raise InputError(
-            f"specialize: target '{machine.name}' is no CPU; expected a CPU: leave specialize out, "
-            "or compile the model for each of the sizes"
-        )
     passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
     require_schedules(passes, machine)
+    _check_specialize(specialize, specialize_limit, machine, passes)
     set_up = PhaseRecord(SET_UP, time.perf_counter() - begun)
     request = _Request(
         machine,
@@ -158,11 +159,59 @@ def compile(
         Path(dump_ir) if dump_ir is not None else None,
         records,
         require_records,
-        tuple(specialize),
+        () if isinstance(specialize, str) else tuple(specialize),
     )
     compiled = _from_cache(model, request, input_shapes)
     compiled.report.phases = [set_up, *compiled.report.phases]
+    if isinstance(specialize, str) and compiled.report.symbolic_sizes:
+        arguments = {
+            "target": machine,
+            "input_shapes": input_shapes,
+            "opt_level": opt_level,
+            "disabled_passes": tuple(disabled_passes),
+            "pass_config": pass_config,
+            "records": records,
+            "require_records": require_records,
+            "pipeline": pipeline,
+        }
+        _require_one_program(compiled.report.model, type(compiled) is CompiledModel)
+        compiled.frequent_sizes = FrequentSizes(compiled, model, arguments, specialize_limit)
     return compiled
+
+
+def _check_specialize(
+    specialize: Sequence[Specialization] | str,
+    limit: int,
+    machine: MachineDescription,
+    passes: Pipeline,
+) -> None:
+    if specialize and programs_of(machine).device != "cpu":
+        raise InputError(
+            f"specialize: target '{machine.name}' is no CPU; expected a CPU: leave specialize out, "
+            "or compile the model for each of the sizes"
+        )
+    if not isinstance(specialize, str):
+        return
+    if specialize != "auto":
+        raise InputError(
+            f"specialize: {specialize!r} are no sizes; expected 'auto' or for example [{{'N': 8}}]"
+        )
+    if limit < 1:
+        raise InputError(f"specialize_limit is {limit}; expected 1 or more")
+    if not is_all_ours(machine, passes):
+        raise InputError(
+            "specialize: 'auto' compiles in another process, which has no passes, templates and "
+            "cost models that were registered in this one; expected those of the package: give "
+            "sizes instead"
+        )
+
+
+def _require_one_program(name: str, is_one: bool) -> None:
+    if not is_one:
+        raise InputError(
+            f"specialize: {name} has steps that the host computes; expected a model that "
+            "is one program: leave specialize out"
+        )
 
 
 @dataclass(frozen=True)
@@ -280,11 +329,7 @@ def _compiled_for(
     if partition is None:
         compiled = _compiled(ready, request, phases, model, input_shapes)
     else:
-        if request.specialize:
-            raise InputError(
-                f"specialize: {ready.name} has steps that the host computes; expected a model that "
-                "is one program: leave specialize out"
-            )
+        _require_one_program(ready.name, not request.specialize)
         parts = [_compiled(part_of(ready, part), request) for part in partition.parts]
         level = request.pipeline.opt_level
         compiled = with_host_steps(ready, partition, parts, request.machine, level, phases)

@@ -52,6 +52,7 @@ from tvm_ext.tensor_spec import TensorSpec
 if TYPE_CHECKING:
     from tvm import relax
 
+    from tvm_ext.compiler.specialize import FrequentSizes
     from tvm_ext.cuda.program import CudaProgram
     from tvm_ext.profiling import MeasuredRun, ProfiledMachine, WorkOfCall
     from tvm_ext.report.profile import Profile
@@ -83,6 +84,8 @@ class CompiledModel:
     compile_again: Callable[[dict[str, list[int | str]]], "CompiledModel"] | None = None
     # Counts what a kernel does whose sizes a run decides; None for a program from a file.
     work_of_call: "WorkOfCall | None" = None
+    # Has programs built for sizes that come often (``specialize="auto"``).
+    frequent_sizes: "FrequentSizes | None" = None
     specialized: "tuple[CompiledModel, ...]" = ()
     _has_program = True
     _named_apart: "CompiledModel | None" = None
@@ -183,6 +186,8 @@ class CompiledModel:
         if threads is not None:
             with running_on(self._checked_threads(threads)):
                 return self.run(inputs, out=out, on_device=on_device)
+        if self.frequent_sizes is not None:
+            self.frequent_sizes.count(inputs)
         try:
             if self.specialized and (chosen := self.chosen_for(inputs)) is not self:
                 return chosen.run(inputs, out=out, on_device=on_device)
@@ -198,15 +203,30 @@ class CompiledModel:
         if not self.specialized or not isinstance(inputs, Mapping):
             return self
         shapes = tuple([getattr(inputs.get(name), "shape", None) for name in self._input_names])
+        # Ahead of ``specialized``: what another thread replaces them with is chosen anew.
+        known = self._chosen
         try:
-            return self._chosen[shapes]
+            return known[shapes]
         except (KeyError, TypeError):
             fitting = (one for one in self.specialized if fit_shapes(one.inputs, shapes))
             chosen = next(fitting, self)
-        if len(self._chosen) < _CHOICES_KEPT:
+        if len(known) < _CHOICES_KEPT:
             with suppress(TypeError):
-                self._chosen[shapes] = chosen
+                known[shapes] = chosen
         return chosen
+
+    def wait_for_specialized(self, timeout: float | None = None) -> bool:
+        """Waits for the programs that ``compile(specialize="auto")`` builds beside the runs.
+
+        Returns whether nothing is being built; after ``timeout`` seconds at the latest.
+        """
+        return self.frequent_sizes is None or self.frequent_sizes.wait(timeout)
+
+    def replace_program(self, other: "CompiledModel") -> None:
+        """Goes on with the program of another compilation of this model, from the next run on."""
+        self._program, self.report = other._program, other.report
+        self.specialized, self._chosen = other.specialized, {}
+        self._threads_own = threading.local()
 
     def _results_in(
         self, inputs: Mapping[str, Any], out: Mapping[str, Any], on_device: bool | None

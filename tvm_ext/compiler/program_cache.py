@@ -289,7 +289,7 @@ def program_key(
     one, a template, a cost model), or the caller has set something in TVM's context of passes.
     """
     versions = code_versions()
-    if not _runs_here(machine) or not _is_all_ours(machine, pipeline) or versions is None:
+    if not _runs_here(machine) or not is_all_ours(machine, pipeline) or versions is None:
         return None
     around = tvm.transform.PassContext.current()
     if around.instruments or around.disabled_pass or around.required_pass or len(around.config):
@@ -331,7 +331,7 @@ def _runs_here(machine: MachineDescription) -> bool:
     )
 
 
-def _is_all_ours(machine: MachineDescription, pipeline: Pipeline) -> bool:
+def is_all_ours(machine: MachineDescription, pipeline: Pipeline) -> bool:
     """Whether all code that takes part is known by the package's sources and TVM's version."""
     scheduling = scheduling_of(machine)
     templates = [*scheduling.templates, *scheduling.rules, *scheduling.fallbacks]

@@ -3,18 +3,32 @@
 They share weights, which are in a program once where their values are equal.
 """
 
+import os
+import pickle
+import queue
+import tempfile
+import threading
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import onnx
 import tvm
 import tvm_ffi
 from tvm import tirx
 
+from tvm_ext.compiled_model import CompiledModel
+from tvm_ext.compiler.stages import ModelSource
 from tvm_ext.configs.errors import nearest_hint
-from tvm_ext.errors import InputError
+from tvm_ext.errors import InputError, TvmExtError
+from tvm_ext.onnx_frontend.weights import model_digest
 from tvm_ext.report.records import KernelRecord, specialized_name
+from tvm_ext.runtime import load
 from tvm_ext.tensor_spec import SizeRange, TensorSpec, listed, shapes_of, symbolic_names
+from tvm_ext.tuning.worker import Worker, WorkerFailure
 
 Specialization: TypeAlias = Mapping[str, int | Sequence[int | str]]
 """Sizes of symbolic dimensions by name, or of inputs by theirs: ``{"N": 8}``, ``{"x": [8, 3]}``."""
@@ -160,3 +174,159 @@ def _renamed(mod: tvm.IRModule, number: int) -> dict[tvm.ir.GlobalVar, tvm.ir.Ba
 def specialized_kernels(records: Sequence[KernelRecord], number: int) -> list[KernelRecord]:
     """The kernels under the names that they have in the program of all."""
     return [replace(record, name=specialized_name(record.name, number)) for record in records]
+
+
+# Programs for the sizes that runs have most: ``specialize="auto"``.
+
+
+# Runs of the same sizes after which these get a program.
+_OFTEN = 50
+# Different shapes of inputs that are counted.
+_COUNTED = 1 << 12
+# How much others come first while a program is built.
+_NICENESS = 10
+_BUILD_SECONDS = 3600.0
+
+_Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class FrequentSizes:
+    """Counts the sizes of a model's runs, and has programs built for those that come often.
+
+    That happens in a process of low priority, which compiles the model anew with what the cache
+    knows of it; what it has made then takes the place of the model's program, between two runs.
+
+    Parameters
+    ----------
+    compiled : CompiledModel
+        The model that is watched.
+    model : str, Path or onnx.ModelProto
+        What it was compiled from.
+    arguments : mapping
+        Of ``tvm_ext.compile``, beside the model.
+    limit : int
+        How many sizes may get a program.
+
+    Raises
+    ------
+    InputError
+        The model cannot be compiled in another process: it is a module of TVM, or an argument
+        cannot be sent there.
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledModel,
+        model: ModelSource,
+        arguments: Mapping[str, Any],
+        limit: int,
+    ) -> None:
+        digest = None if isinstance(model, tvm.IRModule) else model_digest(model)
+        if isinstance(model, tvm.IRModule) or digest is None:
+            raise InputError(
+                "specialize: 'auto' compiles the model again while it runs; expected an ONNX file "
+                "or a model in memory below 2 GiB: give such, or sizes"
+            )
+        self._compiled, self._model, self._digest, self._limit = compiled, model, digest, limit
+        self._arguments = dict(arguments)
+        try:
+            pickle.dumps(self._arguments)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"specialize: 'auto' compiles in another process, and an argument cannot be sent "
+                f"there ({error}); expected passes by their names or a file: give such, or sizes"
+            ) from error
+        self._counts: dict[_Shapes, int] = {}
+        self._sizes: list[dict[str, int]] = []
+        self._built: list[dict[str, int]] = []
+        self._waiting: queue.SimpleQueue[dict[str, int]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def count(self, inputs: Mapping[str, Any]) -> None:
+        """Counts one run; safe for threads, and quick."""
+        specs = self._compiled.inputs
+        try:
+            shapes = tuple([inputs[spec.name].shape for spec in specs])
+            seen = self._counts.get(shapes, 0) + 1
+        except (AttributeError, KeyError, TypeError):
+            # What is wrong with inputs is said where they are checked.
+            return
+        if seen > 1 or len(self._counts) < _COUNTED:
+            self._counts[shapes] = seen
+        if seen == _OFTEN:
+            with self._lock:
+                self._ask_for(shapes)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until all programs that were asked for are built; whether they are."""
+        return self._idle.wait(timeout)
+
+    def _ask_for(self, shapes: _Shapes) -> None:
+        sizes: dict[str, int] = {}
+        for spec, shape in zip(self._compiled.inputs, shapes, strict=True):
+            if len(spec.shape) == len(shape):
+                sizes.update(_sizes_of_input(spec, shape))
+        if len(self._sizes) >= self._limit or sizes in self._sizes:
+            return
+        with suppress(InputError):
+            # No program for sizes that the model refuses.
+            _require_sizes(self._compiled.inputs, sizes, sizes)
+            self._sizes.append(sizes)
+            self._waiting.put(sizes)
+            if self._idle.is_set():
+                self._idle.clear()
+                threading.Thread(target=self._build_waiting, daemon=True).start()
+
+    def _build_waiting(self) -> None:
+        """Builds until nothing waits; in a thread of its own."""
+        worker = Worker()
+        try:
+            while True:
+                with self._lock:
+                    if self._waiting.empty():
+                        self._idle.set()
+                        return
+                self._built.append(self._waiting.get())
+                self._build(worker, self._built)
+        except (TvmExtError, WorkerFailure) as error:
+            self._give_up(str(error))
+        finally:
+            worker.stop()
+
+    def _build(self, worker: Worker, sizes: Sequence[Mapping[str, int]]) -> None:
+        """Puts a program with these exact sizes in the place of the model's."""
+        if model_digest(self._model) != self._digest:
+            raise InputError("the model is not what it was when it was compiled")
+        source = self._model
+        sent = source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
+        with tempfile.TemporaryDirectory(prefix="tvm-ext-") as folder:
+            path = Path(folder) / "model.tvmx"
+            arguments = {**self._arguments, "specialize": list(map(dict, sizes))}
+            worker.call(compile_and_save, sent, arguments, str(path), timeout=_BUILD_SECONDS)
+            self._compiled.replace_program(load(path))
+
+    def _give_up(self, reason: str) -> None:
+        self._compiled.report.warnings = [
+            *self._compiled.report.warnings,
+            f"no more programs for frequent sizes: {reason}",
+        ]
+        self._limit = 0
+        self._idle.set()
+
+
+def compile_and_save(model: str | bytes, arguments: Mapping[str, Any], path: str) -> None:
+    """Compiles a model, by its path or as an ONNX file's bytes, into a file; in a process of ours.
+
+    It lets other processes of the machine go first.
+    """
+    # Only here: it imports this module.
+    from tvm_ext.api import compile
+
+    os.nice(_NICENESS)
+    with warnings.catch_warnings():
+        # The process that watches has given them.
+        warnings.simplefilter("ignore")
+        source = onnx.load_from_string(model) if isinstance(model, bytes) else model
+        compile(source, **arguments).save(path)

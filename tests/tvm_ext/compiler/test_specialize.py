@@ -178,3 +178,52 @@ def test_what_has_no_such_programs() -> None:
         tvm_ext.compile(mlp(4), specialize=[{"x": [4, 6]}])
     with pytest.raises((InputError, TargetError), match="expected a CPU"):
         tvm_ext.compile(mlp(), "cuda", specialize=[{"N": 1}])
+
+
+def test_sizes_that_come_often_get_programs(tmp_path: Path) -> None:
+    """Built beside the runs, up to the limit, and saved with the model."""
+    made = proto()
+    compiled = tvm_ext.compile(made, specialize="auto", specialize_limit=1)
+    for length in (16, 7):
+        for _ in range(50):
+            compiled.run(x(8, length))
+    assert compiled.wait_for_specialized(120)
+    assert compiled.report.warnings == tvm_ext.compile(made).report.warnings
+    assert [one.inputs[0].shape for one in compiled.specialized] == [(8, 16, 5)]
+    compiled.save(tmp_path / "model.tvmx")
+    for one in (compiled, tvm_ext.load(tmp_path / "model.tvmx")):
+        assert one.chosen_for(x(8, 16)) is one.specialized[0]
+        assert one.chosen_for(x(8, 7)) is one
+        for feeds in (x(8, 16), x(8, 7), x(2, 3)):
+            (y,) = by_runtime(made, feeds)
+            np.testing.assert_allclose(one.run(feeds)["y"], y, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_has_changed_gets_no_more_programs(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(proto(), path)
+    compiled = tvm_ext.compile(path, specialize="auto")
+    onnx.save(mlp(), path)
+    for _ in range(50):
+        compiled.run(x(1, 2))
+    assert compiled.wait_for_specialized(60)
+    assert not compiled.specialized
+    assert "is not what it was" in compiled.report.warnings[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"specialize": "often"}, "'often' are no sizes; expected 'auto'"),
+        ({"specialize": "auto", "specialize_limit": 0}, "specialize_limit is 0; expected 1"),
+        ({"specialize": "auto", "target": "cuda"}, "no CPU"),
+    ],
+)
+def test_auto_refuses(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tvm_ext.compile(proto(), **arguments)
+
+
+def test_a_frozen_model_has_no_sizes_to_watch() -> None:
+    compiled = tvm_ext.compile(mlp(3), specialize="auto")
+    assert compiled.frequent_sizes is None
