@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import onnx
 import tvm
 import tvm_ffi
 from tvm import tirx
@@ -24,7 +23,7 @@ from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.compiler.stages import ModelSource
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError, TvmExtError
-from tvm_ext.onnx_frontend.weights import model_digest
+from tvm_ext.onnx_frontend.weights import model_digest, write_model
 from tvm_ext.report.records import KernelRecord, specialized_name
 from tvm_ext.runtime import load
 from tvm_ext.tensor_spec import SizeRange, TensorSpec, listed, shapes_of, symbolic_names
@@ -299,13 +298,19 @@ class FrequentSizes:
         """Puts a program with these exact sizes in the place of the model's."""
         if model_digest(self._model) != self._digest:
             raise InputError("the model is not what it was when it was compiled")
-        source = self._model
-        sent = source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
+        arguments = {**self._arguments, "specialize": list(map(dict, sizes))}
         with tempfile.TemporaryDirectory(prefix="tvm-ext-") as folder:
-            path = Path(folder) / "model.tvmx"
-            arguments = {**self._arguments, "specialize": list(map(dict, sizes))}
-            worker.call(compile_and_save, sent, arguments, str(path), timeout=_BUILD_SECONDS)
-            self._compiled.replace_program(load(path))
+            source, path = self._model, Path(folder) / "model.tvmx"
+            if not isinstance(source, str | Path):
+                source = Path(folder) / "model.onnx"
+                write_model(self._model, source)
+            job = (str(source), arguments, str(path))
+            worker.call(compile_and_save, *job, timeout=_BUILD_SECONDS)
+            made = load(path)
+        for report in (made.report, *made.report.specialized):
+            # A model in memory is not named after a file.
+            report.model = self._compiled.report.model
+        self._compiled.replace_program(made)
 
     def _give_up(self, reason: str) -> None:
         self._compiled.report.warnings = [
@@ -316,11 +321,8 @@ class FrequentSizes:
         self._idle.set()
 
 
-def compile_and_save(model: str | bytes, arguments: Mapping[str, Any], path: str) -> None:
-    """Compiles a model, by its path or as an ONNX file's bytes, into a file; in a process of ours.
-
-    It lets other processes of the machine go first.
-    """
+def compile_and_save(model: str, arguments: Mapping[str, Any], path: str) -> None:
+    """Compiles a model into a file, in a process that lets others of the machine go first."""
     # Only here: it imports this module.
     from tvm_ext.api import compile
 
@@ -328,5 +330,4 @@ def compile_and_save(model: str | bytes, arguments: Mapping[str, Any], path: str
     with warnings.catch_warnings():
         # The process that watches has given them.
         warnings.simplefilter("ignore")
-        source = onnx.load_from_string(model) if isinstance(model, bytes) else model
-        compile(source, **arguments).save(path)
+        compile(model, **arguments).save(path)
