@@ -84,6 +84,25 @@ def has_exact_arrays(func: tirx.PrimFunc) -> bool:
     return _EXACT_ARRAYS in func.attrs or not any(block.alloc_buffers for block in blocks)
 
 
+def sizes_at(
+    func: tirx.PrimFunc, arguments: Sequence[Sequence[int] | int | None]
+) -> dict[tvm.ir.Var, tirx.IntImm]:
+    """The numbers that a call gives to symbolic sizes and to parameters that are numbers.
+
+    ``arguments`` holds the shape of each tensor, the value of each number, and None for what is not
+    known. Constants may be packed in a shape of another rank than the kernel's parameter has.
+    """
+    found: dict[tvm.ir.Var, tirx.IntImm] = {}
+    for param, given in zip(func.params, arguments, strict=False):
+        if isinstance(given, int) and not hasattr(param, "shape"):
+            found[param] = tirx.const(given, str(param.ty))
+        elif isinstance(given, Sequence) and len(getattr(param, "shape", ())) == len(given):
+            for size, actual in zip(param.shape, given, strict=True):
+                if isinstance(size, tvm.ir.Var):
+                    found.setdefault(size, tirx.const(actual, str(size.ty)))
+    return found
+
+
 def with_sizes(func: tirx.PrimFunc, values: Mapping[Any, Any]) -> tirx.PrimFunc:
     """``func`` with numbers for symbolic sizes; those that are parameters are none any more."""
     params = [param for param in func.params if param not in values]

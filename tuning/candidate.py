@@ -1,8 +1,8 @@
 """Kernels to tune, and their candidates: each is one way to schedule a kernel, with its loops."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm
 from tvm import s_tir, tirx
@@ -21,7 +21,27 @@ from tvm_ext.tir_schedules.recorded_schedule import (
     schedule_as_recorded,
     workload,
 )
+from tvm_ext.tir_schedules.statements import sizes_at, with_sizes
 from tvm_ext.tuning.logs.lines import last_line
+
+Arguments: TypeAlias = tuple[tuple[int, ...] | int, ...]
+"""What a kernel is called with: shapes of tensors, of its results too, and numbers."""
+
+
+@dataclass(frozen=True)
+class NominalCall:
+    """A call of a kernel of dynamic sizes as it is measured.
+
+    Attributes
+    ----------
+    sizes : mapping of str to int
+        The sizes of the model's dimensions, by name.
+    arguments : Arguments
+        What the kernel gets then.
+    """
+
+    sizes: Mapping[str, int]
+    arguments: Arguments
 
 
 @dataclass(frozen=True)
@@ -42,6 +62,8 @@ class KernelTask:
         Calls in one run of the model.
     origins : tuple[str, ...]
         The model's nodes that it computes, one text a call.
+    nominal : tuple[NominalCall, ...]
+        Of dynamic sizes: the calls for which it is tuned, all together. Empty for known sizes.
     """
 
     name: str
@@ -50,14 +72,57 @@ class KernelTask:
     hash: str
     calls: int = 1
     origins: tuple[str, ...] = field(default=())
+    nominal: tuple[NominalCall, ...] = field(default=())
+
+    @property
+    def sizes(self) -> list[dict[str, int]]:
+        """The sizes of the model for which it is tuned; empty where they are known."""
+        return [dict(call.sizes) for call in self.nominal]
+
+    @property
+    def measured_calls(self) -> list[Arguments]:
+        """What it is measured with."""
+        if self.nominal:
+            return [call.arguments for call in self.nominal]
+        shapes = ([static_extent(size) or 0 for size in p.shape] for p in self.func.params)
+        return [tuple(map(tuple, shapes))]
+
+    def with_nominal_sizes(self, mod: tvm.IRModule) -> tvm.IRModule:
+        """Its loops with the sizes of one of the calls, the one in the middle, for cost models."""
+        if not self.nominal:
+            return mod
+        func = mod["main"]
+        arguments = self.nominal[len(self.nominal) // 2].arguments
+        known = with_sizes(func, sizes_at(func, arguments))
+        return s_tir.transform.StmtSimplify()(tvm.IRModule({"main": known}))
 
 
 def kernel_task(
-    name: str, func: tirx.PrimFunc, calls: int = 1, origins: Iterable[str] = ()
+    name: str,
+    func: tirx.PrimFunc,
+    calls: int = 1,
+    origins: Iterable[str] = (),
+    nominal: Iterable[NominalCall] = (),
 ) -> KernelTask:
     """The task for one kernel."""
     mod = workload(func)
-    return KernelTask(name, func, mod, kernel_hash(mod), calls, tuple(origins))
+    return KernelTask(
+        name,
+        func,
+        mod,
+        kernel_hash(mod),
+        calls,
+        tuple(origins),
+        () if is_known(func) else tuple(nominal),
+    )
+
+
+def is_known(func: tirx.PrimFunc) -> bool:
+    """Whether a kernel takes tensors of known sizes and nothing else."""
+    return all(
+        hasattr(param, "shape") and all(static_extent(size) is not None for size in param.shape)
+        for param in func.params
+    )
 
 
 def distinct_tasks(tasks: Iterable[KernelTask]) -> list[KernelTask]:
@@ -72,16 +137,14 @@ def distinct_tasks(tasks: Iterable[KernelTask]) -> list[KernelTask]:
     return list(joined.values())
 
 
-def refusal(func: tirx.PrimFunc) -> str:
+def refusal(task: KernelTask) -> str:
     """Why a kernel cannot be tuned; empty when it can."""
-    if any(not hasattr(param, "shape") for param in func.params):
-        return "it has a parameter that is no tensor"
-    sizes = [size for param in func.params for size in param.shape]
-    if any(static_extent(size) is None for size in sizes):
-        return "a size is known only at run time: freeze it with --input-shape"
-    if any(static_extent(size) == 0 for size in sizes):
-        return "a tensor is empty"
-    return ""
+    if not is_known(task.func) and not task.nominal:
+        return (
+            "data decide one of its sizes, or its place in a branch: freeze it with --input-shape"
+        )
+    shapes = (given for call in task.measured_calls for given in call if isinstance(given, tuple))
+    return "a tensor is empty" if any(0 in shape for shape in shapes) else ""
 
 
 def read_trace(data: Any, mod: tvm.IRModule) -> Trace:
@@ -122,6 +185,8 @@ class Candidate:
         The constant parameter that it expects packed.
     hash : str
         Equal for equal loops, however they came about.
+    modelled : tvm.IRModule
+        ``mod`` as cost models look at it, with known sizes.
     """
 
     task: KernelTask
@@ -129,6 +194,7 @@ class Candidate:
     mod: tvm.IRModule
     packed: Packed | None
     hash: str
+    modelled: tvm.IRModule
 
     @property
     def trace_json(self) -> Any:
@@ -138,7 +204,7 @@ class Candidate:
     def measure_candidate(self) -> ms.MeasureCandidate:
         """The scheduled kernel as MetaSchedule's feature extractors and models take it."""
         # Loops that are final need not be in the form that primitives can go on from.
-        return self._as_measured(s_tir.Schedule(self.mod, enable_check=False))
+        return self._as_measured(s_tir.Schedule(self.modelled, enable_check=False))
 
     def traced(self) -> ms.MeasureCandidate:
         """The unscheduled kernel with the trace applied to it, as a database holds it."""
@@ -147,8 +213,18 @@ class Candidate:
         return self._as_measured(sch)
 
     def _as_measured(self, sch: s_tir.Schedule) -> ms.MeasureCandidate:
-        args = ms.arg_info.ArgInfo.from_entry_func(self.task.workload, remove_preproc=True)
-        return ms.MeasureCandidate(sch, args)
+        return ms.MeasureCandidate(sch, argument_infos(self.task.workload))
+
+
+def argument_infos(mod: tvm.IRModule) -> list[ms.arg_info.ArgInfo]:
+    """The parameters of a workload as MetaSchedule notes them; it has no sign for unknown sizes."""
+    return [
+        ms.arg_info.TensorInfo(
+            str(param.dtype if hasattr(param, "shape") else param.ty),
+            [static_extent(size) or 1 for size in getattr(param, "shape", ())],
+        )
+        for param in mod["main"].params
+    ]
 
 
 def candidate_of(
@@ -183,7 +259,8 @@ def make_candidate(
     """The candidate for a kernel that is scheduled already."""
     func = scheduled.func.with_attr("global_symbol", "main")
     mod = finish(tvm.IRModule({"main": func}))
-    return Candidate(task, recorded, mod, scheduled.packed, kernel_hash(mod))
+    modelled = task.with_nominal_sizes(mod)
+    return Candidate(task, recorded, mod, scheduled.packed, kernel_hash(mod), modelled)
 
 
 def plain_json(value: Any) -> Any:

@@ -21,8 +21,13 @@ from tvm_ext.tir_schedules.cuda.cublas import library_modules
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tuning.cuda.build import CudaBuildCheck, checked_build
-from tvm_ext.tuning.kernel_data import before_run, difference, finite_share, numpy_dtype
-from tvm_ext.tuning.runner import RunDeviceAddress, open_device
+from tvm_ext.tuning.kernel_data import (
+    before_run,
+    difference,
+    finite_share,
+    numpy_dtype,
+)
+from tvm_ext.tuning.runner import RunDevice, RunDeviceAddress, open_device
 
 # Share of finite results that makes arrays good enough to compare by.
 _MOSTLY = 0.9
@@ -67,8 +72,8 @@ class RunJob:
         Shared libraries with a kernel "main".
     packed, reference_packed : PackedOperand, PaddedOperand or None
         The parameter that each of them expects packed.
-    data : str
-        File that ``compute_expected`` wrote.
+    data : tuple[str, ...]
+        Files that ``compute_expected`` wrote, one for each call that is measured.
     threads : int
         Threads of the kernels.
     plan : TimingPlan
@@ -81,7 +86,7 @@ class RunJob:
     packed: Packed | None
     reference: str
     reference_packed: Packed | None
-    data: str
+    data: tuple[str, ...]
     threads: int
     plan: TimingPlan
     device: RunDeviceAddress
@@ -94,7 +99,7 @@ class Timing:
     Attributes
     ----------
     seconds, reference_seconds : list[float]
-        Of one call, turn by turn.
+        Of one call, turn by turn; the geometric mean of several calls with different arguments.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -130,7 +135,7 @@ def compute_expected(job: ExpectedJob) -> None:
     Raises ValueError if no results are finite: nothing could be compared with them.
     """
     most = -1.0
-    best: list[np.ndarray] = []
+    best: list[Any] = []
     results = _results(job.inputs[0])
     with open_device(job.device) as device:
         kernel = device.kernel(job.library)
@@ -152,28 +157,44 @@ def compute_expected(job: ExpectedJob) -> None:
 
 def check_and_time(job: RunJob) -> Timing:
     """Runs the candidate once, compares its results, and times it if they are right."""
-    arrays, results = _load(job.data), _results(job.data)
-    expected = [arrays[position] for position in results]
-    for position in results:
-        arrays[position] = before_run(arrays[position])
     with open_device(job.device) as device:
         device.use_threads(job.threads)
-        tensors = device.tensors(_packed(arrays, job.packed))
-        kernel = device.kernel(job.library)
-        kernel(*tensors)
-        wrong = difference([tensors[position].numpy() for position in results], expected)
+        calls = [_Call(device, job, path) for path in job.data]
+        wrong = next(filter(None, (call.wrong() for call in calls)), "")
         if wrong:
             return Timing(wrong=wrong)
-        candidate = device.timer(job.library, tensors, job.plan.flush_bytes)
-        others = tensors
-        if job.packed != job.reference_packed:
-            others = device.tensors(_packed(arrays, job.reference_packed))
-        reference = device.timer(job.reference, others, job.plan.flush_bytes)
-        timing = _in_turn(candidate, reference, job.plan)
+        timing = _in_turn([call.timers() for call in calls], job.plan)
         # Threads that race are not wrong every time.
-        kernel(*tensors)
-        wrong = difference([tensors[position].numpy() for position in results], expected)
+        wrong = next(filter(None, (call.wrong() for call in calls)), "")
         return Timing(wrong=wrong) if wrong else timing
+
+
+class _Call:
+    """A call of the candidate, and of the reference, with the arrays of one file."""
+
+    def __init__(self, device: RunDevice, job: RunJob, path: str) -> None:
+        arrays, self._results = _load(path), _results(path)
+        self._expected = [arrays[position] for position in self._results]
+        for position in self._results:
+            arrays[position] = before_run(arrays[position])
+        self._device, self._job = device, job
+        self._tensors = self._others = device.tensors(_packed(arrays, job.packed))
+        if job.packed != job.reference_packed:
+            self._others = device.tensors(_packed(arrays, job.reference_packed))
+
+    def wrong(self) -> str:
+        """How the candidate's results differ from what is expected; empty if they do not."""
+        self._device.kernel(self._job.library)(*self._tensors)
+        results = [self._tensors[position].numpy() for position in self._results]
+        return difference(results, self._expected)
+
+    def timers(self) -> "tuple[Timer, Timer]":
+        """The candidate's and the reference's."""
+        flush = self._job.plan.flush_bytes
+        return (
+            self._device.timer(self._job.library, self._tensors, flush),
+            self._device.timer(self._job.reference, self._others, flush),
+        )
 
 
 def spread_of(values: Sequence[float]) -> float:
@@ -184,8 +205,8 @@ def spread_of(values: Sequence[float]) -> float:
     return (high - low) / middle if middle else 0.0
 
 
-def save_arrays(path: str, arrays: Sequence[np.ndarray], results: Sequence[int]) -> None:
-    """Writes arrays of any element type, and which of them are results.
+def save_arrays(path: str, arrays: Sequence[Any], results: Sequence[int]) -> None:
+    """Writes arrays of any element type, numbers, and which of them are results.
 
     Raises
     ------
@@ -193,7 +214,7 @@ def save_arrays(path: str, arrays: Sequence[np.ndarray], results: Sequence[int])
         The file cannot be written.
     """
     plain = {f"a{i}": np.frombuffer(a.tobytes(), np.uint8) for i, a in enumerate(arrays)}
-    shapes = [list(a.shape) for a in arrays]
+    shapes = [list(a.shape) if isinstance(a, np.ndarray) else None for a in arrays]
     note = np.array(repr([shapes, [str(a.dtype) for a in arrays], list(results)]))
     try:
         with Path(path).open("wb") as file:
@@ -206,12 +227,16 @@ def save_arrays(path: str, arrays: Sequence[np.ndarray], results: Sequence[int])
         ) from error
 
 
-def _load(path: str) -> list[np.ndarray]:
+def _load(path: str) -> list[Any]:
     with np.load(path) as file:
         shapes, dtypes, _ = _note(file)
+        values = [
+            np.frombuffer(file[f"a{i}"].tobytes(), numpy_dtype(dtype))
+            for i, dtype in enumerate(dtypes)
+        ]
         return [
-            np.frombuffer(file[f"a{i}"].tobytes(), numpy_dtype(dtype)).reshape(shape).copy()
-            for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
+            flat[0] if shape is None else flat.reshape(shape).copy()
+            for flat, shape in zip(values, shapes, strict=True)
         ]
 
 
@@ -220,14 +245,14 @@ def _results(path: str) -> list[int]:
         return _note(file)[2]
 
 
-def _note(file: "np.lib.npyio.NpzFile") -> tuple[list[list[int]], list[str], list[int]]:
+def _note(file: "np.lib.npyio.NpzFile") -> tuple[list[list[int] | None], list[str], list[int]]:
     import ast
 
     shapes, dtypes, results = ast.literal_eval(str(file["note"]))
     return shapes, dtypes, results
 
 
-def _packed(arrays: Sequence[np.ndarray], packed: Packed | None) -> list[np.ndarray]:
+def _packed(arrays: Sequence[Any], packed: Packed | None) -> list[Any]:
     changed = list(arrays)
     if packed is not None:
         changed[packed.parameter] = packed.pack(arrays[packed.parameter])
@@ -238,25 +263,38 @@ Timer = Callable[[int], float]
 """Seconds of one call, as the mean over a number of calls."""
 
 
-def _in_turn(candidate: Timer, reference: Timer, plan: TimingPlan) -> Timing:
-    reference_calls, calls = _calls(reference, plan), _calls(candidate, plan)
+def _in_turn(timers: Sequence[tuple[Timer, Timer]], plan: TimingPlan) -> Timing:
+    """Times candidates and references in turn; each of them with all of its arguments."""
+    reference = _together([theirs for _, theirs in timers], plan)
+    candidate = _together([own for own, _ in timers], plan)
     ours: list[float] = []
     theirs: list[float] = []
     end = time.perf_counter() + plan.limit_seconds
     while len(ours) < plan.most_turns and (not ours or time.perf_counter() < end):
         # Every other turn the other way round, so that neither always follows the same one.
         if len(ours) % 2:
-            ours.append(candidate(calls))
-            theirs.append(reference(reference_calls))
+            ours.append(candidate())
+            theirs.append(reference())
         else:
-            theirs.append(reference(reference_calls))
-            ours.append(candidate(calls))
+            theirs.append(reference())
+            ours.append(candidate())
         ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
         if len(ours) < plan.fewest_turns:
             continue
         if spread_of(ratios) <= plan.spread or statistics.median(ratios) > plan.slow_factor:
             break
     return Timing(ours, theirs)
+
+
+def _together(timers: Sequence[Timer], plan: TimingPlan) -> Callable[[], float]:
+    """One turn of a kernel: the geometric mean of what it takes with each of its arguments."""
+    counts = [_calls(timer, plan) for timer in timers]
+
+    def turn() -> float:
+        seconds = [timer(calls) for timer, calls in zip(timers, counts, strict=True)]
+        return seconds[0] if len(seconds) == 1 else statistics.geometric_mean(seconds)
+
+    return turn
 
 
 def _calls(timer: Timer, plan: TimingPlan) -> int:

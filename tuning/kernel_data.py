@@ -1,13 +1,18 @@
 """Arrays that a kernel is run with, and what it has to compute from them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import tvm
 from tvm import tirx
+from tvm.sym import Analyzer
+from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.analysis.buffer_access import among, nodes, static_extent
+from tvm_ext.tir_schedules.statements import sizes_at
+from tvm_ext.tuning.candidate import Arguments
 
 # Differences relative to an element, or to the median magnitude where that is larger: sums cancel.
 # Sums in another order differ by some 1e-6, Winograd's transforms by 1e-5; a lost term of a sum of
@@ -27,8 +32,8 @@ class KernelArguments:
 
     Attributes
     ----------
-    shapes : tuple[tuple[int, ...], ...]
-        Sizes of each parameter.
+    arguments : Arguments
+        The sizes of each parameter, or its value where it is a number.
     dtypes : tuple[str, ...]
         Element type of each.
     results : tuple[int, ...]
@@ -39,7 +44,7 @@ class KernelArguments:
         Whether floating-point arrays hold positive numbers only, for logarithms and roots.
     """
 
-    shapes: tuple[tuple[int, ...], ...]
+    arguments: Arguments
     dtypes: tuple[str, ...]
     results: tuple[int, ...]
     index_limits: tuple[int | None, ...]
@@ -50,23 +55,31 @@ class KernelArguments:
         return replace(self, is_positive=True)
 
 
-def kernel_arguments(func: tirx.PrimFunc) -> KernelArguments:
-    """The parameters of ``func``, whose sizes are known."""
+def kernel_arguments(func: tirx.PrimFunc, arguments: Arguments) -> KernelArguments:
+    """The parameters of ``func`` in a call."""
     written = [store.buffer for store in nodes(func.body, tirx.BufferStore)]
+    sizes = sizes_at(func, arguments)
     return KernelArguments(
-        tuple(tuple(static_extent(size) or 0 for size in p.shape) for p in func.params),
-        tuple(str(param.dtype) for param in func.params),
+        arguments,
+        tuple(str(param.dtype if hasattr(param, "shape") else param.ty) for param in func.params),
         tuple(i for i, p in enumerate(func.params) if among(p, written)),
-        tuple(_index_limit(func, param) for param in func.params),
+        tuple(_index_limit(func, param, sizes) for param in func.params),
     )
 
 
-def _index_limit(func: tirx.PrimFunc, param: tirx.Buffer) -> int | None:
+def _index_limit(
+    func: tirx.PrimFunc, param: tirx.Buffer, sizes: Mapping[tvm.ir.Var, tirx.IntImm]
+) -> int | None:
     """The extent of the shortest axis that elements of a parameter select from."""
+
+    def extent(size: tirx.Expr) -> int | None:
+        known = structural_map(size, (tvm.ir.Var, lambda var: sizes.get(var, var)))
+        return static_extent(Analyzer().simplify(known))
+
     accesses = [(load.source, load.indices) for load in nodes(func.body, tvm.ir.TensorLoad)]
     accesses += [(store.buffer, store.indices) for store in nodes(func.body, tirx.BufferStore)]
     extents = [
-        static_extent(buffer.shape[axis]) or 1
+        extent(buffer.shape[axis]) or 1
         for buffer, indices in accesses
         for axis, index in enumerate(indices)
         if any(load.source.same_as(param) for load in nodes(index, tvm.ir.TensorLoad))
@@ -74,13 +87,13 @@ def _index_limit(func: tirx.PrimFunc, param: tirx.Buffer) -> int | None:
     return min(extents, default=None)
 
 
-def random_arrays(arguments: KernelArguments, seed: int) -> list[np.ndarray]:
-    """One array a parameter; the same for the same seed."""
+def random_arrays(arguments: KernelArguments, seed: int) -> list[Any]:
+    """One array a parameter, and the numbers as they are; the same for the same seed."""
     generator = np.random.default_rng(seed)
-    arrays = [
-        _random_array(generator, shape, dtype, limit)
-        for shape, dtype, limit in zip(
-            arguments.shapes, arguments.dtypes, arguments.index_limits, strict=True
+    arrays: list[Any] = [
+        np.int64(given) if isinstance(given, int) else _random_array(generator, given, dtype, limit)
+        for given, dtype, limit in zip(
+            arguments.arguments, arguments.dtypes, arguments.index_limits, strict=True
         )
     ]
     if arguments.is_positive:

@@ -93,9 +93,9 @@ class KernelState:
         return (self.progress.best_seconds or self.modelled_seconds) * self.task.calls
 
     def own_trials(self) -> list[Trial]:
-        """The trials without times of the other kind; see ``measures``."""
-        other = "modelled" if self.measures else "ok"
-        return [trial for trial in self.trials if trial.status != other]
+        """The trials for the task's sizes without times of the other kind; see ``measures``."""
+        other, sizes = "modelled" if self.measures else "ok", self.task.sizes
+        return [one for one in self.trials if one.status != other and one.sizes == sizes]
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether a candidate was tried before, in whatever session."""
@@ -111,7 +111,7 @@ class KernelState:
         default = self.search.default if self.search is not None else None
         if default is None:
             return None
-        measured = (t for t in self.trials if t.candidate == default.hash and t.is_measured)
+        measured = (t for t in self.own_trials() if t.candidate == default.hash and t.is_measured)
         return next((trial.seconds for trial in measured), None)
 
     def since_improvement(self) -> int:

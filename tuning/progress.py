@@ -91,6 +91,8 @@ class SessionProgress:
         How well the performance predictor ranks kernels that it has not seen; empty if unknown.
     is_modelled : bool
         Whether all times are a model's answers, and none was measured.
+    sizes : list[dict[str, int]]
+        Those of the model's dynamic dimensions that its kernels are tuned for.
     """
 
     model: str
@@ -108,6 +110,7 @@ class SessionProgress:
     was_interrupted: bool = False
     predictor: str = ""
     is_modelled: bool = False
+    sizes: list[dict[str, int]] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:

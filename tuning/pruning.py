@@ -46,7 +46,7 @@ class Pruner:
         worth = [True] * len(candidates)
         with self._optional():
             if self._model is not None and candidates and best_seconds is not None:
-                rows = [self._model.known_features(one.hash, one.mod) for one in candidates]
+                rows = [self._model.known_features(one.hash, one.modelled) for one in candidates]
                 known = [position for position, row in enumerate(rows) if row is not None]
                 features = np.array([rows[position] for position in known])
                 kept = self._model.predictor.keep(features, best_seconds) if known else ()
@@ -63,7 +63,7 @@ class Pruner:
             if self._model is not None:
                 self._model.predictor.add(
                     Sample(
-                        self._model.features_of(one.hash, one.mod),
+                        self._model.features_of(one.hash, one.modelled),
                         seconds,
                         one.task.hash,
                         one.hash,

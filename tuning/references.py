@@ -24,7 +24,7 @@ from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Candidate, KernelTask, plain_json
 from tvm_ext.tuning.jobs import ExpectedJob, build, build_job, compute_expected, save_arrays
-from tvm_ext.tuning.kernel_data import kernel_arguments, random_arrays
+from tvm_ext.tuning.kernel_data import KernelArguments, kernel_arguments, random_arrays
 from tvm_ext.tuning.logs.lines import last_line
 from tvm_ext.tuning.runner import QUEUE_SECONDS, RunDeviceAddress, RunnerPool
 from tvm_ext.tuning.session_options import Limits
@@ -153,7 +153,8 @@ def _attributes(machine: MachineDescription) -> dict[str, Any]:
 
 def _operations(mod: tvm.IRModule) -> float:
     """Arithmetic operations, or elements of the largest parameter; infinite if TVM cannot say."""
-    sizes = [[static_extent(size) or 1 for size in param.shape] for param in mod["main"].params]
+    tensors = [param for param in mod["main"].params if hasattr(param, "shape")]
+    sizes = [[static_extent(size) or 1 for size in param.shape] for param in tensors]
     elements = max((math.prod(shape) for shape in sizes), default=0)
     try:
         return max(float(estimate_tir_flops(mod)), float(elements))
@@ -167,15 +168,15 @@ class Reference:
 
     Attributes
     ----------
-    data : str
-        Arrays, with the results that are expected.
+    data : tuple[str, ...]
+        Arrays of each call that is measured, with the results that are expected.
     candidate : Candidate
         The kernel that others take turns with.
     library : str
         Its code.
     """
 
-    data: str
+    data: tuple[str, ...]
     candidate: Candidate
     library: str
 
@@ -226,23 +227,19 @@ class References:
             The deadline came first.
         """
         task, limits = candidate.task, self.limits
-        arguments = kernel_arguments(task.workload["main"])
-        if not arguments.results:
+        calls = [kernel_arguments(task.workload["main"], one) for one in task.measured_calls]
+        if not calls[0].results:
             return "it writes no tensor that could be compared"
-        data, plain, library = (str(self.new_file(end)) for end in ("npz", "so", "so"))
-        inputs = []
-        for one in (arguments, arguments.positive()):
-            inputs.append(str(self.new_file("npz")))
-            save_arrays(inputs[-1], random_arrays(one, self.seed), arguments.results)
+        plain, library = str(self.new_file("so")), str(self.new_file("so"))
+        data: list[str] = []
         what = "without a schedule"
         try:
             source = plain_kernel(task, self.machine)
             job = build_job(source.mod, source.target, plain)
             with deadline.limited(limits.expected_seconds) as seconds:
                 self.builders.call(build, job, timeout=seconds)
-            with deadline.limited(limits.expected_seconds) as seconds:
-                expected = ExpectedJob(plain, tuple(inputs), data, RunDeviceAddress())
-                self._compute(expected, seconds, source.is_here)
+            for arguments in calls:
+                data.append(self._expected(arguments, plain, source.is_here, deadline))
             what = "with its default schedule"
             # The default may spill: others are compared with it.
             check = tuning_of(self.machine).build_check(self.machine, True)
@@ -252,16 +249,32 @@ class References:
         except WorkerFailure as error:
             return f"the kernel {what} is of no use: {last_line(error)}"
         finally:
-            for path in (plain, *inputs):
-                Path(path).unlink(missing_ok=True)
-        self._made[task.hash] = Reference(data, candidate, library)
+            Path(plain).unlink(missing_ok=True)
+        self._made[task.hash] = Reference(tuple(data), candidate, library)
         return ""
+
+    def _expected(
+        self, arguments: KernelArguments, plain: str, is_here: bool, deadline: Deadline
+    ) -> str:
+        """A file with random arrays for a call, and what the plain kernel makes of them."""
+        data, inputs = str(self.new_file("npz")), []
+        try:
+            for one in (arguments, arguments.positive()):
+                inputs.append(str(self.new_file("npz")))
+                save_arrays(inputs[-1], random_arrays(one, self.seed), arguments.results)
+            with deadline.limited(self.limits.expected_seconds) as seconds:
+                job = ExpectedJob(plain, tuple(inputs), data, RunDeviceAddress())
+                self._compute(job, seconds, is_here)
+        finally:
+            for path in inputs:
+                Path(path).unlink(missing_ok=True)
+        return data
 
     def forget(self, task: KernelTask) -> None:
         """Removes the files of a task."""
         made = self._made.pop(task.hash, None)
         if made is not None:
-            for path in (made.data, made.library):
+            for path in (*made.data, made.library):
                 Path(path).unlink(missing_ok=True)
 
     def _compute(self, job: ExpectedJob, seconds: float, is_here: bool) -> None:

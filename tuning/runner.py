@@ -117,9 +117,14 @@ class RunDevice:
 
         return flushed_seconds if flush_bytes else seconds
 
-    def tensors(self, arrays: Sequence[np.ndarray]) -> list[Any]:
-        """The arrays where the kernels run."""
-        return [tvm.runtime.tensor(array, self._device) for array in arrays]
+    def tensors(self, arrays: Sequence[np.ndarray | np.generic]) -> list[Any]:
+        """The arrays where the kernels run, and the numbers as they are."""
+        return [
+            tvm.runtime.tensor(array, self._device)
+            if isinstance(array, np.ndarray)
+            else array.item()
+            for array in arrays
+        ]
 
     def _module(self, library: str) -> Any:
         if library not in self._modules:

@@ -76,7 +76,7 @@ class KernelOpening:
     def _proposed(self, state: KernelState) -> tuple[KernelState, KernelSearch, Candidate] | None:
         """The kernel with its search and its default schedule, if it can be tuned."""
         with self.guard.guarded(state):
-            reason = refusal(state.task.func)
+            reason = refusal(state.task)
             search = None if reason else self.new_search(state)
             if search is not None and search.default is not None:
                 return state, search, search.default
@@ -256,6 +256,7 @@ class TuningSession:
         self.progress = SessionProgress(
             model, machine.name, str(folder), is_modelled=not self._measures
         )
+        self.progress.sizes = next((task.sizes for task in tasks if task.nominal), [])
         self._path = folder
 
     def run(self) -> SessionProgress:

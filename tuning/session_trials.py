@@ -74,6 +74,8 @@ class TrialWriter:
             kernel_name=state.task.name,
             origins=list(state.task.origins),
             model=self._model,
+            sizes=state.task.sizes,
+            arguments=[list(call.arguments) for call in state.task.nominal],
             candidate=candidate.hash,
             template=candidate.recorded.template,
             decisions=dict(candidate.recorded.decisions),

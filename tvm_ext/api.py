@@ -40,6 +40,7 @@ from tvm_ext.compiler.stages import (
     plan_module,
     require_schedules,
     schedule_module,
+    usual_sizes,
 )
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders, require_hits
 from tvm_ext.errors import REPORT_IT, DefectWarning, InputError
@@ -48,12 +49,11 @@ from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import with_host_steps
-from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, part_of, prepare_model
+from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
 from tvm_ext.onnx_frontend.host.partition import partition_graph
 from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
 from tvm_ext.passes.results_to_out_params import out_params
 from tvm_ext.passes.runner import PassRunner
-from tvm_ext.relay_passes.expressions import nominal_sizes
 from tvm_ext.relay_passes.fresh_outputs import shared_outputs, writes_to_inputs
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.records import (
@@ -65,7 +65,7 @@ from tvm_ext.report.records import (
     PhaseRecord,
     specialized_name,
 )
-from tvm_ext.tensor_spec import TensorSpec, shapes_of
+from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.tir_schedules.schedule_kernels import TEMPLATE_FAILED, ScheduleChoice
 
 TargetSource: TypeAlias = "str | Path | tvm.target.Target | MachineDescription"
@@ -524,7 +524,7 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
         report.nominal = nominal_figures(
             lowered.kernels,
             records,
-            _sizes_to_show(imported),
+            usual_sizes(imported),
             context.storage_bytes,
             cost_model(machine),
         )
@@ -537,15 +537,6 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
     problems = [str(problem) for problem in context.records.problems] if context.records else []
     report.warnings = [*imported.warnings, *_warnings(report), *problems]
     return report
-
-
-def _sizes_to_show(imported: ImportedModel) -> dict[str, int]:
-    """By name, sizes for figures: a batch of one, and usual ones within the given ranges."""
-    ends = {name: allowed.ends for name, allowed in imported.ranges.items()}
-    shapes = shapes_of(imported.inputs).values()
-    inner = {size for shape in shapes for size in shape[1:]}
-    sizes = nominal_sizes(imported.mod, ends)
-    return {n: s if n in inner else max(1, ends.get(n, (1, 1))[0]) for n, s in sizes.items()}
 
 
 def _with_graph_refusal(device: DeviceRecord | None, report: CompileReport) -> DeviceRecord | None:

@@ -1,6 +1,7 @@
 """``tune``: finds faster schedules for the kernels of a model and writes them down."""
 
 import fnmatch
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +12,37 @@ from tvm import tirx
 
 from tvm_ext.api import TargetSource
 from tvm_ext.artifact import VersionsRecord
-from tvm_ext.compiler.kernel_records import kernel_seconds
-from tvm_ext.compiler.stages import LoweredModel, ModelSource, Phases, lower_model
-from tvm_ext.errors import TuningError
-from tvm_ext.hardware.cost_model import cost_model
+from tvm_ext.compiler.kernel_records import calls_at, kernel_seconds, work_of_call
+from tvm_ext.compiler.stages import (
+    LoweredModel,
+    ModelSource,
+    Phases,
+    lower_model,
+    usual_sizes,
+)
+from tvm_ext.configs.errors import nearest_hint
+from tvm_ext.errors import InputError, TuningError
+from tvm_ext.hardware.cost_model import CostModel, cost_model
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
 from tvm_ext.passes.runner import PassRunner
+from tvm_ext.tensor_spec import SizeRange
 from tvm_ext.tuning.backend import tuning_of
-from tvm_ext.tuning.candidate import Finish, KernelTask, distinct_tasks, kernel_task
+from tvm_ext.tuning.candidate import (
+    Finish,
+    KernelTask,
+    NominalCall,
+    distinct_tasks,
+    kernel_task,
+)
 from tvm_ext.tuning.cost_models.choose import model_name
 from tvm_ext.tuning.progress import ProgressListener, SessionProgress
 from tvm_ext.tuning.runner import RunDeviceAddress
 from tvm_ext.tuning.session import TuningSession
 from tvm_ext.tuning.session_options import Limits, SessionOptions, load_effort
+
+# Combinations of sizes with which each candidate is measured.
+_MOST_SIZES = 8
 
 
 @dataclass(frozen=True)
@@ -38,7 +56,7 @@ class ModelKernels:
     tasks : list[KernelTask]
         Its kernels, each once, the most expensive first by the cost model.
     modelled : dict[str, float]
-        By kernel hash, seconds that the cost model expects of one call.
+        By kernel hash, seconds that the cost model expects of one call, at the first of its sizes.
     finish : Finish
         The passes that come behind the schedules.
     """
@@ -64,6 +82,7 @@ def tune(
     rpc: Sequence[RunDeviceAddress] = (),
     limits: Limits | None = None,
     l2: str = "cold",
+    sizes: Mapping[str, Sequence[int]] | None = None,
     input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     opt_level: int | str = "O3",
     disabled_passes: Iterable[str] = (),
@@ -104,6 +123,11 @@ def tune(
     l2 : str
         Of a GPU: "cold" empties its L2 cache before each call that is timed, "warm" leaves in it
         what the call before has left.
+    sizes : mapping of dimension name to sizes, optional
+        Of dynamic dimensions: the sizes for which kernels are tuned, ``{"N": [1, 8, 64]}``; of
+        several dimensions each size with each. A schedule is as good as the geometric mean of its
+        times says. One usual size of each dimension that is left out: a batch of one, 224 others,
+        or what its range has.
     listener : ProgressListener, optional
         Shows the progress.
 
@@ -134,7 +158,7 @@ def tune(
     passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
     folder = Path(work_dir)
     with compiling_for(machine):
-        found = model_kernels(model, input_shapes, passes)
+        found = model_kernels(model, input_shapes, passes, sizes or {})
         session = TuningSession(
             found.model,
             _selected(found.tasks, list(only), list(skip)),
@@ -153,13 +177,17 @@ def model_kernels(
     model: ModelSource,
     input_shapes: Mapping[str, Sequence[int | str]] | None,
     pipeline: Pipeline,
+    sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> ModelKernels:
-    """The kernels of a model as ``compile`` schedules them, for the target that TVM has set."""
+    """The kernels of a model as ``compile`` schedules them, for the target that TVM has set.
+
+    ``sizes`` are as for ``tune``.
+    """
     runner = PassRunner()
     lowered = lower_model(model, input_shapes, pipeline, runner, Phases())
     costs = cost_model(resolve_target(tvm.target.Target.current()))
-    tasks = distinct_tasks(_tasks(lowered))
-    modelled = {task.hash: kernel_seconds(task.func, costs) for task in tasks}
+    tasks = distinct_tasks(_tasks(lowered, _combined(lowered, sizes or {})))
+    modelled = {task.hash: _modelled_seconds(task, costs) for task in tasks}
     tasks.sort(key=lambda task: -modelled[task.hash] * task.calls)
     return ModelKernels(lowered.imported.name, tasks, modelled, kernel_finish(pipeline))
 
@@ -174,15 +202,63 @@ def kernel_finish(pipeline: Pipeline) -> Finish:
     return finish
 
 
-def _tasks(lowered: LoweredModel) -> list[KernelTask]:
+def _modelled_seconds(task: KernelTask, costs: CostModel) -> float:
+    if not task.nominal:
+        return kernel_seconds(task.func, costs)
+    work = work_of_call({task.name: task.func}, task.name, task.nominal[0].arguments)
+    return costs.seconds(work) if work is not None else 0.0
+
+
+def _combined(lowered: LoweredModel, given: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
+    """Each of the given sizes of the model's dimensions with each, and usual ones of others."""
+    imported = lowered.imported
+    usual = usual_sizes(imported)
+    for name, sizes in given.items():
+        if name not in usual:
+            hint = nearest_hint(name, usual) if usual else "the model has none: leave it out"
+            raise InputError(f"sizes: '{name}' is no dynamic dimension; {hint}")
+        allowed = imported.ranges.get(name) or SizeRange(1)
+        wrong = [size for size in sizes if size not in allowed]
+        if wrong or not sizes:
+            raise InputError(
+                f"sizes: {wrong[0] if wrong else 'none'} for dimension '{name}'; expected "
+                f"{allowed}: give sizes in it"
+            )
+    options = [given.get(name, [size]) for name, size in usual.items()]
+    found = [dict(zip(usual, one, strict=True)) for one in itertools.product(*options)]
+    if len(found) > _MOST_SIZES:
+        raise InputError(
+            f"sizes: {len(found)} combinations; expected {_MOST_SIZES} at most, as each candidate "
+            "is measured with all of them: give fewer"
+        )
+    return found
+
+
+def _tasks(lowered: LoweredModel, sizes: Sequence[Mapping[str, int]]) -> list[KernelTask]:
     calls: dict[str, list[str]] = {}
     for call in lowered.calls:
         calls.setdefault(call.kernel, []).append(call.where)
+    nominal = _nominal_calls(lowered, sizes)
     return [
-        kernel_task(name, lowered.kernels[name], len(places), places)
+        kernel_task(name, lowered.kernels[name], len(places), places, nominal.get(name, ()))
         for name, places in calls.items()
         if isinstance(lowered.kernels[name], tirx.PrimFunc)
     ]
+
+
+def _nominal_calls(
+    lowered: LoweredModel, sizes: Sequence[Mapping[str, int]]
+) -> dict[str, list[NominalCall]]:
+    """By kernel, its first call at each of ``sizes``; none where that is not known for all."""
+    found: dict[str, list[NominalCall]] = {}
+    for one in sizes if any(sizes) else ():
+        first: dict[str, Any] = {}
+        for name, arguments in calls_at(lowered.kernels, one):
+            first.setdefault(name, arguments)
+        for name, arguments in first.items():
+            if arguments is not None:
+                found.setdefault(name, []).append(NominalCall(one, arguments))
+    return {name: calls for name, calls in found.items() if len(calls) == len(sizes)}
 
 
 def _selected(tasks: list[KernelTask], only: list[str], skip: list[str]) -> list[KernelTask]:

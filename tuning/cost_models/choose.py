@@ -80,7 +80,7 @@ class GuardedCostModel(ms.cost_model.PyCostModel):
 
         def ask(model: Any) -> np.ndarray:
             if hasattr(model, "score_modules"):
-                scores: np.ndarray = model.score_modules([one.mod for one in candidates])
+                scores: np.ndarray = model.score_modules([one.modelled for one in candidates])
                 return scores
             return model.predict(context, [one.measure_candidate() for one in candidates])
 

@@ -60,9 +60,11 @@ class CandidateResult:
 def timed(trials: Iterable[Trial]) -> list[Trial]:
     """Of one kernel on one target, the trials whose times count: all of one kind.
 
-    The measured ones; those of a model where nothing was measured.
+    The measured ones; those of a model where nothing was measured. Of a kernel of dynamic sizes,
+    those for the sizes of the last one.
     """
     known = list(trials)
+    known = [trial for trial in known if trial.sizes == known[-1].sizes]
     measured = [trial for trial in known if trial.is_measured]
     return measured or [trial for trial in known if trial.is_modelled]
 

@@ -21,7 +21,7 @@ from tvm.s_tir.schedule import Trace
 from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.configs.errors import FormError, own_words
 from tvm_ext.tir_schedules.recorded_schedule import kernel_hash
-from tvm_ext.tuning.candidate import plain_json, read_trace
+from tvm_ext.tuning.candidate import argument_infos, plain_json, read_trace
 from tvm_ext.tuning.logs.lines import Problem, append_line, read_lines, strict_json
 
 WORKLOADS = "database_workload.json"
@@ -169,7 +169,7 @@ def stored_record(
     workload: StoredWorkload, trace: Trace, seconds: list[float], target: tvm.target.Target
 ) -> StoredRecord:
     """A record as TVM stores it."""
-    args = ms.arg_info.ArgInfo.from_entry_func(workload.mod, remove_preproc=True)
+    args = argument_infos(workload.mod)
     # Not by TuningRecord.as_json, which refuses traces that transform layouts.
     body = [trace.as_json(), seconds, target.export(), [arg.as_json() for arg in args]]
     return _record(workload.hash, plain_json(body), 0)

@@ -12,6 +12,7 @@ from tvm_ext.tir_schedules.recorded_schedule import (
     describe_schedule,
     recorded_schedule,
 )
+from tvm_ext.tuning.candidate import NominalCall
 from tvm_ext.tuning.jobs import spread_of
 from tvm_ext.tuning.logs.best_records import (
     Group,
@@ -44,6 +45,8 @@ class BestSchedule:
         What it says.
     is_modelled : bool
         Whether its time is a model's answer.
+    nominal : tuple[NominalCall, ...]
+        Of dynamic sizes: the calls for which it was tuned last.
     """
 
     kernel: str
@@ -52,6 +55,7 @@ class BestSchedule:
     record: StoredRecord
     recorded: RecordedSchedule
     is_modelled: bool = False
+    nominal: tuple[NominalCall, ...] = ()
 
     @property
     def target(self) -> dict[str, Any]:
@@ -71,7 +75,9 @@ def best_schedules(records: Records) -> list[BestSchedule]:
         name, origins = (known.kernel_name, known.origins) if known else (kernel, [])
         recorded = best_schedule(records, record)
         is_modelled = kinds.is_modelled(record)
-        found.append(BestSchedule(kernel, name, origins, record, recorded, is_modelled))
+        pairs = zip(known.sizes, known.arguments, strict=False) if known else ()
+        nominal = tuple(NominalCall(sizes, tuple(arguments)) for sizes, arguments in pairs)
+        found.append(BestSchedule(kernel, name, origins, record, recorded, is_modelled, nominal))
     return found
 
 

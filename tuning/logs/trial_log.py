@@ -46,6 +46,10 @@ class Trial(BaseModel):
     origins: list[str] = Field(default_factory=list)
     """The model's nodes that the kernel computes."""
     model: str = ""
+    sizes: list[dict[str, int]] = Field(default_factory=list)
+    """Of a kernel of dynamic sizes: those of the model's dimensions that it was tuned for."""
+    arguments: list[list[tuple[int, ...] | int]] = Field(default_factory=list)
+    """For each of ``sizes``, what the kernel got: shapes of its tensors, and numbers."""
     candidate: Hash
     """Hash of the scheduled loops."""
     template: TemplateName = ""
@@ -67,7 +71,7 @@ class Trial(BaseModel):
     """Whether it was the search's trial, or one of the best measured again beside the default."""
     seconds: Seconds | None = None
     """Of one call, freed of the machine's drift; measured if the status is "ok", a model's answer
-    if it is "modelled", else None.
+    if it is "modelled", else None. The geometric mean of a call for each of ``sizes``.
     """
     samples: list[Seconds] = Field(default_factory=list)
     """Of one call, turn by turn, as measured."""

@@ -140,10 +140,10 @@ def _verified(
     mod = records.files.workloads[best.kernel].mod
     if [name.name_hint for name in mod.get_global_vars()] != ["main"]:
         return Verified(best, "build", "its workload is not one kernel named 'main'")
-    reason = refusal(mod["main"])
+    task = kernel_task(best.name, mod["main"], origins=best.origins, nominal=best.nominal)
+    reason = refusal(task)
     if reason:
         return Verified(best, "build", reason)
-    task = kernel_task(best.name, mod["main"], origins=best.origins)
     candidate = candidate_of(task, best.recorded.trace, machine, finish)
     if isinstance(candidate, NotApplicable):
         return Verified(best, "build", candidate.reason)

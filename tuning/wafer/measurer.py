@@ -112,7 +112,7 @@ class WaferMeasurer(Measurer):
     def _cost(self, candidate: Candidate) -> WaferCost | str:
         """The cost, or why there is none."""
         try:
-            return wafer_cost(candidate.mod, self._mesh)
+            return wafer_cost(candidate.modelled, self._mesh)
         except (NotApplicable, WaferLimitError) as error:
             return str(error)
 

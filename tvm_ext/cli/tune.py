@@ -3,12 +3,14 @@
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tvm_ext.cli import INTERRUPTED, options
+from tvm_ext.cli.input_parsing import parse_dimension_sizes
 from tvm_ext.cli.options import CompileOptions, is_saved_model
 from tvm_ext.errors import InputError
 
@@ -35,6 +37,21 @@ def parse_duration(option: str, text: str) -> float:
             "write it so"
         )
     return seconds
+
+
+def parse_sizes_to_tune(texts: Sequence[str]) -> dict[str, list[int]]:
+    """``["N=1,8"]`` to ``{"N": [1, 8]}``; raises InputError for other forms or a repeated name."""
+    found: dict[str, list[int]] = {}
+    for text in texts:
+        name, _, sizes = text.rpartition("=")
+        each = [parse_dimension_sizes([f"{name}={one.strip()}"])[name] for one in sizes.split(",")]
+        if name in found:
+            raise InputError(
+                f"--size was given twice for dimension '{name}'; expected one: join the sizes by "
+                "commas"
+            )
+        found[name] = sorted(set(each))
+    return found
 
 
 EXAMPLE = "Example: tvm-ext tune model.onnx --time-budget 10m --output records"
@@ -129,6 +146,16 @@ def tune_command(
             help="Memory that a candidate may take, in GiB; not on a GPU of this machine.",
         ),
     ] = 8.0,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--size",
+            metavar="DIM=N,N",
+            rich_help_panel=_LIMITS,
+            show_default="a batch of one, 224 others",
+            help="Sizes of a dynamic dimension that kernels are tuned for; repeatable.",
+        ),
+    ] = None,
     l2: Annotated[
         str,
         typer.Option(
@@ -227,6 +254,7 @@ def tune_command(
                 build_seconds=seconds, run_seconds=seconds, memory_bytes=int(memory * 2**30)
             ),
             l2=l2,
+            sizes=parse_sizes_to_tune(size or ()),
             listener=view,
             **chosen.keywords(),
         )

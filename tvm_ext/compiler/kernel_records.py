@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -16,7 +16,7 @@ from tvm_ext.relay_passes.spans import bindings_of
 from tvm_ext.report.records import KernelCall, KernelRecord, SizesRecord
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
-from tvm_ext.tir_schedules.statements import with_sizes
+from tvm_ext.tir_schedules.statements import sizes_at, with_sizes
 
 _UNSCHEDULED = ScheduleChoice("as written", "as written", "ScheduleKernels did not run")
 
@@ -89,22 +89,14 @@ def _extent(size: tirx.Expr | int) -> int | None:
 
 
 def work_of_call(
-    kernels: Mapping[str, tirx.PrimFunc], name: str, shapes: Sequence[tuple[int, ...] | None]
+    kernels: Mapping[str, tirx.PrimFunc], name: str, shapes: Sequence[tuple[int, ...] | int | None]
 ) -> Work | None:
     """Operations and bytes of one call at its sizes; None where its arguments do not tell them.
 
-    ``shapes`` are those of the arguments, None for what is no tensor. Constants may be packed in
-    another shape than the kernel's parameter has.
+    ``shapes`` are those of the arguments, or values of numbers; None for what is not known.
     """
     func = kernels[name]
-    found: dict[tvm.ir.Var, tirx.IntImm] = {}
-    for param, shape in zip(func.params, shapes, strict=False):
-        if shape is None or not hasattr(param, "shape") or len(param.shape) != len(shape):
-            continue
-        for size, actual in zip(param.shape, shape, strict=True):
-            if isinstance(size, tvm.ir.Var):
-                found.setdefault(size, tirx.IntImm(str(size.ty), actual))
-    known = with_sizes(func, found)
+    known = with_sizes(func, sizes_at(func, shapes))
     return kernel_work(known) if has_known_sizes(known) else None
 
 
@@ -148,34 +140,60 @@ def _work_of_run(
         for record in records
         if record.flops is not None and record.bytes is not None
     }
+    bound = [binding.value for binding in bindings_of(kernels["main"])]
+    if any(isinstance(v, relax.If) or _is_call_of_function(v) for v in bound):
+        return None
     found = []
-    for binding in bindings_of(kernels["main"]):
-        call = binding.value
-        if isinstance(call, relax.If) or isinstance(getattr(call, "op", None), tvm.ir.GlobalVar):
+    for name, arguments in calls_at(kernels, sizes):
+        if arguments is None:
             return None
-        if operator_name(call) != "relax.call_tir":
-            continue
-        name = str(call.args[0].name_hint)
-        results = getattr(call.ty_args[0], "fields", call.ty_args[:1])
-        types = [*(argument.ty for argument in call.args[1]), *results]
-        shapes = [ty.shape if isinstance(ty, relax.TensorType) else [] for ty in types]
-        if not all(_are_possible(shape, sizes) for shape in shapes):
-            return None
-        numbers = [tuple(value_for(extent, sizes) or 0 for extent in shape) for shape in shapes]
-        work = known.get(name) or work_of_call({name: kernels[name]}, name, numbers)
+        work = known.get(name) or work_of_call({name: kernels[name]}, name, arguments)
         if work is None:
             return None
         found.append(work)
     return found
 
 
-def _are_possible(shape: Any, sizes: Mapping[str, int]) -> bool:
-    """Whether ``sizes`` alone decide a shape, and are such that the model takes."""
-    if not isinstance(shape, relax.ShapeExpr | list):
-        return False
-    names = {str(var.name) for one in shape for var in tirx.analysis.undefined_vars(one)}
-    values = [value_for(extent, sizes) for extent in shape]
-    return names <= set(sizes) and all(value is not None and value >= 0 for value in values)
+def _is_call_of_function(value: Any) -> bool:
+    return isinstance(getattr(value, "op", None), tvm.ir.GlobalVar)
+
+
+def calls_at(
+    kernels: tvm.IRModule, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, tuple[tuple[int, ...] | int, ...] | None]]:
+    """The kernels that ``main`` calls, with the arguments that they get at ``sizes``, by name.
+
+    Arguments are shapes of tensors, of the results as well, and numbers; None where ``sizes`` alone
+    do not decide them, or are such that the model does not take.
+    """
+    for binding in bindings_of(kernels["main"]):
+        call = binding.value
+        if operator_name(call) != "relax.call_tir":
+            continue
+        results = getattr(call.ty_args[0], "fields", call.ty_args[:1])
+        given = [*(_shape_or_number(argument) for argument in call.args[1])]
+        given += [getattr(ty, "shape", None) for ty in results]
+        values = [_value_at(one, sizes) for one in given]
+        known = tuple(value for value in values if value is not None)
+        yield str(call.args[0].name_hint), known if len(known) == len(values) else None
+
+
+def _shape_or_number(argument: relax.Expr) -> Any:
+    return argument.ty.shape if isinstance(argument.ty, relax.TensorType) else argument
+
+
+def _value_at(given: Any, sizes: Mapping[str, int]) -> tuple[int, ...] | int | None:
+    """A shape or a number for ``sizes``; None if other sizes decide it, or it is below 0."""
+    is_shape = isinstance(given, relax.ShapeExpr)
+    if not is_shape and not isinstance(getattr(given, "ty", None), tvm.ir.PrimType):
+        return None
+    extents = list(given) if is_shape else [given]
+    names = {str(var.name) for one in extents for var in tirx.analysis.undefined_vars(one)}
+    values = [value_for(extent, sizes) for extent in extents]
+    numbers = tuple(value for value in values if value is not None and value >= 0)
+    if not names <= set(sizes) or len(numbers) < len(values):
+        return None
+    return numbers if is_shape else numbers[0]
 
 
 def kernel_work(func: tirx.PrimFunc) -> Work:

@@ -28,7 +28,7 @@ from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
 from tvm_ext.passes.pipeline import Pipeline, build_pipeline
 from tvm_ext.passes.runner import BUILDER_LOCK, PassRunner, freezing_advice
 from tvm_ext.relax_frontend import import_relax, normalized
-from tvm_ext.relay_passes.expressions import deciding_for
+from tvm_ext.relay_passes.expressions import deciding_for, nominal_sizes
 from tvm_ext.report.records import PhaseRecord
 from tvm_ext.tensor_spec import InputShapes, shapes_of
 from tvm_ext.tir_schedules.backend import scheduling_of
@@ -220,3 +220,12 @@ def tvm_ext_pipeline(records: RecordsSource = (), **options: Any) -> tvm.transfo
             return plan_module(scheduled, pipeline, runner, phases)
 
     return run
+
+
+def usual_sizes(imported: ImportedModel) -> dict[str, int]:
+    """By name, sizes for figures: a batch of one, and usual ones within the given ranges."""
+    ends = {name: allowed.ends for name, allowed in imported.ranges.items()}
+    shapes = shapes_of(imported.inputs).values()
+    inner = {size for shape in shapes for size in shape[1:]}
+    sizes = nominal_sizes(imported.mod, ends)
+    return {n: s if n in inner else max(1, ends.get(n, (1, 1))[0]) for n, s in sizes.items()}

@@ -166,6 +166,12 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
+def sizes_text(progress: "SessionProgress") -> str:
+    """Return the sizes of dynamic dimensions that it tunes for; empty for known sizes."""
+    each = [[f"{name}={size}" for name, size in sizes.items()] for sizes in progress.sizes]
+    return "; ".join(map(", ".join, each))
+
+
 def trials_planned(progress: "SessionProgress") -> str:
     """The limits of the session, for example "at most 256 trials, 30 min"."""
     limits = []
@@ -204,6 +210,7 @@ def tuning_json(
         "model": progress.model,
         "target": progress.target,
         "folder": progress.folder,
+        "sizes": progress.sizes,
         "facts": dict(facts),
         "versions": dict(versions or {}),
         "outcome": progress.outcome,

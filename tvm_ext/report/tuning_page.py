@@ -23,6 +23,7 @@ from tvm_ext.report.tuning_figures import (
     latency_gain,
     left_out,
     result,
+    sizes_text,
     trials_planned,
 )
 from tvm_ext.report.tuning_text import times
@@ -194,6 +195,7 @@ def _facts(progress: "SessionProgress", facts: Mapping[str, str]) -> list[tuple[
     known = [
         ("Model", progress.model),
         ("Target", progress.target),
+        ("Sizes", sizes_text(progress)),
         ("Records", progress.folder),
         ("Limits", trials_planned(progress)),
         ("Predictor", progress.predictor),

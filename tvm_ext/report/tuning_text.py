@@ -26,6 +26,7 @@ from tvm_ext.report.tuning_figures import (
     latency_gain,
     left_out,
     result,
+    sizes_text,
     trials_planned,
 )
 from tvm_ext.report.units import (
@@ -85,7 +86,8 @@ def compile_line(
 
 def _title(progress: "SessionProgress") -> Text:
     title = Text(plain(file_name(progress)), style="bold")
-    return title.append(f"  tuned for {plain(progress.target)}", style="not bold dim")
+    sizes = f" at {plain(sizes_text(progress))}" if progress.sizes else ""
+    return title.append(f"  tuned for {plain(progress.target)}{sizes}", style="not bold dim")
 
 
 def _key_figures(progress: "SessionProgress") -> Table:
