@@ -1,6 +1,6 @@
 """Kernels to tune, and their candidates: each is one way to schedule a kernel, with its loops."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -42,6 +42,17 @@ class NominalCall:
 
     sizes: Mapping[str, int]
     arguments: Arguments
+
+    def as_lists(self) -> list[list[int] | int]:
+        """The arguments as values of JSON."""
+        return [one if isinstance(one, int) else list(one) for one in self.arguments]
+
+    @classmethod
+    def from_lists(
+        cls, sizes: Mapping[str, int], arguments: Sequence[list[int] | int]
+    ) -> "NominalCall":
+        """The call whose arguments ``as_lists`` gave."""
+        return cls(sizes, tuple(one if isinstance(one, int) else tuple(one) for one in arguments))
 
 
 @dataclass(frozen=True)
@@ -140,9 +151,7 @@ def distinct_tasks(tasks: Iterable[KernelTask]) -> list[KernelTask]:
 def refusal(task: KernelTask) -> str:
     """Why a kernel cannot be tuned; empty when it can."""
     if not is_known(task.func) and not task.nominal:
-        return (
-            "data decide one of its sizes, or its place in a branch: freeze it with --input-shape"
-        )
+        return "data decide its sizes or whether it runs: freeze inputs with --input-shape"
     shapes = (given for call in task.measured_calls for given in call if isinstance(given, tuple))
     return "a tensor is empty" if any(0 in shape for shape in shapes) else ""
 

@@ -75,7 +75,7 @@ class TrialWriter:
             origins=list(state.task.origins),
             model=self._model,
             sizes=state.task.sizes,
-            arguments=[list(call.arguments) for call in state.task.nominal],
+            arguments=[call.as_lists() for call in state.task.nominal],
             candidate=candidate.hash,
             template=candidate.recorded.template,
             decisions=dict(candidate.recorded.decisions),

@@ -379,7 +379,8 @@ def _planned(
         scheduled = schedule_module(lowered, pipeline, runner, phases, context, records)
         _warn_of_defects(context.choices, lowered)
         if request.require_records:
-            require_hits(context.choices, lowered.kernels, lowered.calls)
+            sizes = usual_sizes(lowered.imported)
+            require_hits(context.choices, lowered.kernels, lowered.calls, sizes)
         mod = plan_module(scheduled, pipeline, runner, phases)
         require_memory(
             context.memory,

@@ -8,7 +8,7 @@ from tvm_ext.tuning.session import next_kernel
 
 
 class NamedTask:
-    hash, origins = "a" * 16, ()
+    hash, origins, sizes = "a" * 16, (), []
 
     def __init__(self, name, calls=1):
         self.name, self.calls = name, calls

@@ -83,7 +83,7 @@ def timed(tmp_path, monkeypatch):
         save_arrays(data, [source, 2 * source], [1])
         monkeypatch.setattr(run_job, "open_device", lambda address: device)
         return check_and_time(
-            RunJob("candidate", None, "reference", None, data, 3, plan, "nowhere")
+            RunJob("candidate", None, "reference", None, (data,), 3, plan, "nowhere")
         )
 
     return run

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from small_kernels import matmul_task
-from tvm import te
+from tvm import te, tirx
 
 from tvm_ext.tuning.kernel_data import (
     KernelArguments,
@@ -26,7 +26,8 @@ def arguments(*dtypes, shape=(40, 50), results=(), limits=None):
 
 
 def test_arguments_of_a_kernel():
-    found = kernel_arguments(matmul_task(24, 32, 16).func)
+    task = matmul_task(24, 32, 16)
+    found = kernel_arguments(task.func, task.measured_calls[0])
     shapes = ((24, 16), (16, 32), (24, 32))
     assert found == KernelArguments(shapes, ("float32",) * 3, (2,), (None,) * 3)
 
@@ -35,7 +36,7 @@ def test_several_results_and_types():
     source = te.placeholder((6, 4), name="source", dtype="int8")
     wide = te.compute((6, 4), lambda i, j: source[i, j].astype("int32"), name="wide")
     signs = te.compute((6, 4), lambda i, j: source[i, j] > te.const(0, "int8"), name="signs")
-    found = kernel_arguments(te.create_prim_func([wide, source, signs]))
+    found = kernel_arguments(te.create_prim_func([wide, source, signs]), ((6, 4),) * 3)
     assert found.dtypes == ("int32", "int8", "bool")
     assert found.results == (0, 2)
 
@@ -68,11 +69,24 @@ def test_indices_of_a_kernel_are_found():
     table = te.placeholder((7, 3), name="table")
     rows = te.placeholder((5,), name="rows", dtype="int64")
     result = te.compute((5, 3), lambda i, j: table[rows[i], j], name="result")
-    assert kernel_arguments(te.create_prim_func([table, rows, result])).index_limits == (
-        None,
-        7,
-        None,
-    )
+    func = te.create_prim_func([table, rows, result])
+    found = kernel_arguments(func, ((7, 3), (5,), (5, 3)))
+    assert found.index_limits == (None, 7, None)
+
+
+def test_arguments_of_a_call_with_dynamic_sizes():
+    """Numbers are handed on, and indices stay inside of an axis that the call decides."""
+    count, length = tirx.Var("count", "int64"), tirx.Var("length", "int64")
+    table = te.placeholder((2 * length, 3), name="table")
+    rows = te.placeholder((length,), name="rows", dtype="int64")
+    result = te.compute((length, 3), lambda i, j: table[rows[i], j] + count, name="result")
+    func = te.create_prim_func([table, rows, count, result])
+    found = kernel_arguments(func, ((4, 3), (2,), 7, (2, 3)))
+    assert found.dtypes == ("float32", "int64", "int64", "float32")
+    assert (found.results, found.index_limits) == ((3,), (None, 4, None, None))
+    values = random_arrays(found, seed=0)
+    assert values[2] == 7
+    assert [np.shape(one) for one in values] == [(4, 3), (2,), (), (2, 3)]
 
 
 def test_positive_numbers():

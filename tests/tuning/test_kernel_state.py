@@ -11,7 +11,7 @@ DEFAULT, FIRST, SECOND, THIRD = (f"{number:016x}" for number in range(4))
 
 
 class MatmulTask:
-    name, hash, calls, origins = "matmul", "a" * 16, 3, ("MatMul.0",)
+    name, hash, calls, origins, sizes = "matmul", "a" * 16, 3, ("MatMul.0",), []
 
 
 class FakeCandidate:

@@ -266,7 +266,7 @@ def test_kernels_that_cannot_be_tuned_are_skipped(tmp_path, monkeypatch):
     skipped = [kernel for kernel in progress.kernels if kernel.state == "skipped"]
     reasons = {kernel.name: kernel.reason for kernel in skipped}
     assert reasons == {
-        "dynamic": "a size is known only at run time: freeze it with --input-shape",
+        "dynamic": "data decide its sizes or whether it runs: freeze inputs with --input-shape",
         sick.name: "the kernel without a schedule is of no use: the process died of SIGSEGV",
     }
     assert {kernel for kernel, _ in searched(tmp_path)} == {ADD.hash}

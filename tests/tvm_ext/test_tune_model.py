@@ -3,13 +3,17 @@
 import numpy as np
 import onnx
 import pytest
+from operator_models import by_runtime
 from small_models import model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.errors import RecordsError, TuningError
+from tvm_ext.errors import InputError, RecordsError, TuningError
 from tvm_ext.passes.pipeline import load_pipelines
+from tvm_ext.tuning.logs.record_folder import read_folder
+from tvm_ext.tuning.logs.summary import best_schedules
 from tvm_ext.tuning.logs.trial_log import read_trials
+from tvm_ext.tuning.logs.verify import verify_records
 
 
 def network(width: int = 32) -> onnx.ModelProto:
@@ -127,10 +131,56 @@ def test_refusals(tmp_path):
         tvm_ext.compile(network(), HOST, records=tmp_path / "empty")
 
 
-def test_symbolic_kernels_are_skipped(tmp_path):
-    nodes = [node("Relu", ["x"], ["y"], name="relu")]
-    dynamic = model(nodes, [value("x", ["N", 4])], [value("y", ["N", 4])])
-    progress = tvm_ext.tune(dynamic, HOST, work_dir=tmp_path, effort="quick")
-    (kernel,) = progress.kernels
-    assert kernel.state == "skipped"
-    assert "known only at run time" in kernel.reason
+def dynamic_network() -> onnx.ModelProto:
+    nodes = [node("MatMul", ["x", "w"], ["m"]), node("Softmax", ["m"], ["y"], axis=1)]
+    return model(nodes, [value("x", ["N", 24])], [value("y", ["N", 32])], w=rand(24, 32))
+
+
+def test_kernels_of_dynamic_sizes_are_tuned_for_some(tmp_path):
+    """Records say for which sizes, and any size runs with them."""
+    dynamic = dynamic_network()
+    options = {"work_dir": tmp_path, "effort": "quick", "trials": 6}
+    progress = tvm_ext.tune(dynamic, HOST, sizes={"N": [1, 9]}, **options)
+    assert progress.sizes == [{"N": 1}, {"N": 9}]
+    assert {kernel.state for kernel in progress.kernels} == {"done"}
+    trials = read_folder(tmp_path).trials
+    assert all(one.sizes == progress.sizes for one in trials)
+    assert {one.status for one in trials} == {"ok"}
+    assert [[[1, 24], [24, 32], [1, 32]], [[9, 24], [24, 32], [9, 32]]] in [
+        one.arguments for one in trials
+    ]
+    compiled = tvm_ext.compile(dynamic, HOST, records=tmp_path, require_records=True)
+    assert {kernel.tuned for kernel in compiled.report.kernels} == {"hit"}
+    for batch in (1, 5, 9, 70):
+        x = rand(batch, 24)
+        (y,) = by_runtime(dynamic, {"x": x})
+        np.testing.assert_allclose(compiled.run({"x": x})["y"], y, rtol=1e-5, atol=1e-6)
+    verified = list(verify_records(read_folder(tmp_path), HOST))
+    assert {one.status for one in verified} <= {"ok", "slower"}
+
+
+def test_other_sizes_are_other_trials(tmp_path):
+    """Times at different sizes are never compared: the last sizes count."""
+    options = {"work_dir": tmp_path, "effort": "quick", "only": ["*softmax*"]}
+    first = tvm_ext.tune(dynamic_network(), HOST, sizes={"N": [4000]}, trials=3, **options)
+    again = tvm_ext.tune(dynamic_network(), HOST, sizes={"N": [2]}, trials=3, **options)
+    (slow,), (quick,) = first.kernels, again.kernels
+    assert quick.best_seconds < slow.best_seconds
+    assert again.trials_done == first.trials_done > 0
+    (best,) = best_schedules(read_folder(tmp_path))
+    assert [call.sizes for call in best.nominal] == [{"N": 2}]
+    assert best.record.seconds == pytest.approx(quick.best_seconds)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"M": [1]}, "'M' is no dynamic dimension"),
+        ({"N": [0]}, "0 for dimension 'N'"),
+        ({"N": []}, "none for dimension 'N'"),
+        ({"N": list(range(1, 10))}, "9 combinations; expected 8 at most"),
+    ],
+)
+def test_sizes_that_are_refused(tmp_path, sizes, message):
+    with pytest.raises(InputError, match=message):
+        tvm_ext.tune(dynamic_network(), HOST, work_dir=tmp_path, sizes=sizes)

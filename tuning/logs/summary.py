@@ -76,7 +76,7 @@ def best_schedules(records: Records) -> list[BestSchedule]:
         recorded = best_schedule(records, record)
         is_modelled = kinds.is_modelled(record)
         pairs = zip(known.sizes, known.arguments, strict=False) if known else ()
-        nominal = tuple(NominalCall(sizes, tuple(arguments)) for sizes, arguments in pairs)
+        nominal = tuple(NominalCall.from_lists(*pair) for pair in pairs)
         found.append(BestSchedule(kernel, name, origins, record, recorded, is_modelled, nominal))
     return found
 

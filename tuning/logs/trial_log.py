@@ -48,7 +48,7 @@ class Trial(BaseModel):
     model: str = ""
     sizes: list[dict[str, int]] = Field(default_factory=list)
     """Of a kernel of dynamic sizes: those of the model's dimensions that it was tuned for."""
-    arguments: list[list[tuple[int, ...] | int]] = Field(default_factory=list)
+    arguments: list[list[list[int] | int]] = Field(default_factory=list)
     """For each of ``sizes``, what the kernel got: shapes of its tensors, and numbers."""
     candidate: Hash
     """Hash of the scheduled loops."""

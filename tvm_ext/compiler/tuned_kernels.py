@@ -7,13 +7,13 @@ from typing import TypeAlias
 import tvm
 
 from tvm_ext.compiler.backend import programs_of
+from tvm_ext.compiler.kernel_records import calls_at
 from tvm_ext.configs.errors import RecordsError
 from tvm_ext.configs.loader import config_folder
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.report.records import KernelCall
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
-from tvm_ext.tuning.candidate import refusal
 from tvm_ext.tuning.logs.record_lookup import RecordLookup
 
 RecordsSource: TypeAlias = "str | Path | Sequence[str | Path]"
@@ -62,17 +62,22 @@ def shipped_name(machine: CpuDescription) -> str:
 
 
 def require_hits(
-    choices: Mapping[str, ScheduleChoice], kernels: tvm.IRModule, calls: Sequence[KernelCall]
+    choices: Mapping[str, ScheduleChoice],
+    kernels: tvm.IRModule,
+    calls: Sequence[KernelCall],
+    sizes: Mapping[str, int],
 ) -> None:
     """Raises RecordsError, which names kernels and reasons, unless all had a record.
 
-    All that can be tuned: others (sizes known only at run time, loops written by hand) have none.
+    All that can be tuned: others (sizes that data decide, loops written by hand) have none.
+    ``sizes`` are some that the model's dimensions may have.
     """
+    arguments = dict(calls_at(kernels, sizes))
     where = {call.kernel: call.where for call in calls}
     missed = {
         name: choice.miss
         for name, choice in choices.items()
-        if choice.miss and choice.source not in _UNTUNABLE and not refusal(kernels[name])
+        if choice.miss and choice.source not in _UNTUNABLE and arguments.get(name) is not None
     }
     if not missed:
         return
