@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import prod
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tvm.ir import GenericConst
 from tvm_ext.hardware.cost_model import CostModel, Work, cost_model
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import feature_map_obstacle, nominal_shape
+from tvm_ext.relay_passes.expressions import feature_map_obstacle, is_symbolic, nominal_shape
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.layout_cost import tensor_bytes
 
@@ -354,6 +355,9 @@ def _terms(matrix: Matrix) -> float:
 # Modelled gain below which the direct form stays: it is exact to fewer roundings, and packs less.
 LEAST_GAIN = 1.25
 
+# A batch that a run decides is taken to be each of these.
+_BATCHES = (1, 8)
+
 # Sides of a tile of outputs by taps, in the order of preference. In two dimensions rounding errors
 # multiply: tiles with more than six inputs are for one.
 _TILES = {(3, 3): (4, 4), (5, 5): (2, 2), (3, 1): (4, 1), (5, 1): (4, 1), (7, 1): (2, 1)}
@@ -374,7 +378,8 @@ class WinogradConvolution:
     Leaves alone: other kernels, strides, dilations, groups; weights that are not constant; other
     types than float32; symbolic channels; channels-first layouts; targets that are not CPUs; maps
     so small, or weights so large, that reading more weights (36 instead of 9) costs more than is
-    saved for a batch of one. Symbolic heights and widths are taken to be those of a common image.
+    saved. Of a symbolic batch the gains for one item and for eight count alike. Symbolic heights and
+    widths are taken to be those of a common image.
 
     Run after: ConvBnReluFold, LayoutPlanning. Run before: PadOutputChannels, LegalizeOps.
     """
@@ -413,12 +418,10 @@ class _WinogradRewriter(BindingRewriter):
         if reason:
             self.refuse(reason, var)
             return None
-        batch, height, width, outputs = nominal_shape(var.ty) or []
-        inputs = int(call.args[0].ty.shape[-1])
-        lanes = self.machine.vector_lanes("float32")
+        outputs, lanes = int(var.ty.shape[-1]), self.machine.vector_lanes("float32")
         padded = -(-outputs // lanes) * lanes
-        work = WinogradWork.of(form, batch, (height, width), inputs, padded)
-        gain = self._direct_seconds(call) / self._seconds(work)
+        batches = _BATCHES if is_symbolic(var.ty.shape[0]) else (1,)
+        gain = geometric_mean(self._gain(call, form, padded, times) for times in batches)
         if gain < LEAST_GAIN:
             self.refuse(f"modelled to run at {gain:.2f} times the direct form's speed", var)
             return None
@@ -439,15 +442,20 @@ class _WinogradRewriter(BindingRewriter):
         is_whole = cast is not None and "int" in str(cast.args[0].ty.dtype)
         return is_whole and np.array_equal(np.rint(weights), weights)
 
-    def _direct_seconds(self, call: relax.Call) -> float:
-        kernel = [int(size) for size in call.args[1].ty.shape]
-        flops = 2.0 * prod(kernel[:3]) * prod(nominal_shape(call.ty) or [])
-        weights = tensor_bytes(call.args[1].ty)
-        nbytes = weights + tensor_bytes(call.args[0].ty) + tensor_bytes(call.ty)
-        return max(self.costs.seconds(Work(flops, nbytes)), self._loading(weights))
+    def _gain(self, call: relax.Call, form: WinogradForm, channels: int, times: int) -> float:
+        """How many times as fast as the direct form, for ``times`` the nominal batch."""
+        batch, height, width, _ = nominal_shape(call.ty) or []
+        inputs = int(call.args[0].ty.shape[-1])
+        work = WinogradWork.of(form, times * batch, (height, width), inputs, channels)
+        seconds = max(work.seconds(self.costs), self._loading(work.weight_bytes))
+        return self._direct_seconds(call, times) / seconds
 
-    def _seconds(self, work: WinogradWork) -> float:
-        return max(work.seconds(self.costs), self._loading(work.weight_bytes))
+    def _direct_seconds(self, call: relax.Call, times: int) -> float:
+        kernel = [int(size) for size in call.args[1].ty.shape]
+        flops = 2.0 * prod(kernel[:3]) * times * prod(nominal_shape(call.ty) or [])
+        weights = tensor_bytes(call.args[1].ty)
+        nbytes = weights + times * (tensor_bytes(call.args[0].ty) + tensor_bytes(call.ty))
+        return max(self.costs.seconds(Work(flops, nbytes)), self._loading(weights))
 
     def _loading(self, weight_bytes: float) -> float:
         """Time to read weights from where they are left by the layers between two runs."""

@@ -382,7 +382,8 @@ class KernelSearch:
         self._database = ms.database.MemoryDatabase()
         space = TemplateSpace(task, machine, finish)
         self.default = space.default_candidate()
-        self.uses_templates = _has_decisions(space)
+        # TVM's own space has no loops of dynamic sizes.
+        self.uses_templates = _has_decisions(space) or bool(task.nominal)
         target = machine.tvm_target()
         seed = (seed * 1_000_003 + int(task.hash[:7], 16)) % (2**31 - 1) or 1
         if self.uses_templates:

@@ -68,7 +68,7 @@ CPU = Backend(
                 CpuScan(),
                 CpuRecurrentLayer(),
                 DotProductTile(),
-                BatchLoop(Winograd()),
+                BatchLoop(Winograd(), least_uses=8),
                 BatchLoop(CpuDepthwiseConvolution()),
                 BatchLoop(RegisterTile(), least_uses=16),
                 CpuReduction(products=True, name="matrix times vector"),
