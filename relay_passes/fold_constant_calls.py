@@ -11,7 +11,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.hardware.tvm_compat import without_scope_marks
 from tvm_ext.relay_passes.binding_rewriter import GraphView
-from tvm_ext.relay_passes.expressions import constant_value, static_extents
+from tvm_ext.relay_passes.expressions import constant_value, operator_name, static_extents
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied
 from tvm_ext.relay_passes.layout_graph import blocks_of
 from tvm_ext.relay_passes.spans import describe_origin, relax_functions
@@ -45,6 +45,7 @@ class FoldConstantCalls:
 
     Before: ``w = permute_dims(W)``; ``y = matmul(x, w)``
     After:  ``y = matmul(x, W')`` with the constant ``W' = W.T``
+    So are sizes that are taken from a shape whose other sizes a run decides.
 
     Views, casts and arithmetic are computed here, the rest by its kernels, built together. TVM's
     FoldConstant lowers every operator of a module to see whether its result can be computed, and
@@ -82,6 +83,10 @@ def _fold_once(mod: tvm.IRModule) -> tvm.IRModule | None:
 
 def _folded_values(mod: tvm.IRModule, func: relax.Function) -> dict[relax.Var, relax.Expr]:
     """By variable of ``func``: the literal that it turns out to be."""
+    if sizes := _known_sizes(func):
+        for var in sizes:
+            record_applied(NAME, describe_origin(var), "a size that is known")
+        return sizes
     candidates = _constant_bindings(func)
     wanted = [var for var in candidates if not isinstance(var.ty, relax.TupleType)]
     values = _evaluated(GraphView(func), wanted) if wanted else {}
@@ -93,6 +98,37 @@ def _folded_values(mod: tvm.IRModule, func: relax.Function) -> dict[relax.Var, r
         if isinstance(candidates[var], relax.Call):
             record_applied(NAME, describe_origin(var), "computed at compile time")
     return values
+
+
+def _known_sizes(func: relax.Function) -> dict[relax.Var, relax.Expr]:
+    """Those that are taken from a shape of which a run decides others only."""
+    shapes: dict[relax.Var, np.ndarray] = {}
+    found: dict[relax.Var, relax.Expr] = {}
+    for block in blocks_of(func.body):
+        for binding in block.bindings:
+            call = getattr(binding, "value", None)
+            name = operator_name(call)
+            if name == "relax.shape_to_tensor" and call.args[0].ty.values is not None:
+                shapes[binding.var] = np.array(list(call.args[0].ty.values), dtype=object)
+            elif name == "relax.take" and call.args[0] in shapes:
+                sizes = _taken(shapes[call.args[0]], call.args[1])
+                if sizes is not None:
+                    found[binding.var] = relax.const(sizes, str(binding.var.ty.dtype))
+    return found
+
+
+def _taken(shape: np.ndarray, places: relax.Expr) -> np.ndarray | None:
+    """The numbers at constant places; None where one of them is none."""
+    if not isinstance(places, tvm.ir.GenericConst):
+        return None
+    indices = places.value.numpy()
+    if indices.size and (indices.min() < 0 or indices.max() >= shape.size):
+        return None
+    taken = shape[indices]
+    sizes = list(taken.flat) if isinstance(taken, np.ndarray) else [taken]
+    if not all(isinstance(size, tirx.IntImm) for size in sizes):
+        return None
+    return np.array([int(size) for size in sizes], dtype=np.int64).reshape(indices.shape)
 
 
 def _evaluated(view: GraphView, variables: list[relax.Var]) -> dict[relax.Var, relax.Expr]:

@@ -74,18 +74,33 @@ def batch_item(func: tirx.PrimFunc) -> BatchItem:
     NotApplicable
         Other sizes are symbolic as well, or items meet: their sum is taken, say.
     """
-    if not isinstance(func.body, s_tir.SBlockRealize):
-        raise NotApplicable("it has no blocks")
-    tensors = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
+    tensors = _tensors(func)
     size = _symbolic_size(tensors)
     if any(not param.same_as(size) for param in func.params if not among(param, tensors)):
         raise NotApplicable("it has parameters that are no tensors")
-    root = func.body.block
-    parts = {buffer: _batch_part(buffer, size) for buffer in (*tensors, *root.alloc_buffers)}
-    for param in tensors:
-        part = parts[param]
+    parts = batch_parts(func, size)
+    for param, part in zip(tensors, parts, strict=True):
         if part is not None and any(static_extent(n) != 1 for n in param.shape[: part.axis]):
             raise NotApplicable("a parameter has the batch inside of another dimension")
+    return BatchItem(with_sizes(func, {size: tirx.const(1, str(size.ty))}), size, parts)
+
+
+def _tensors(func: tirx.PrimFunc) -> list[tvm.ir.Var]:
+    return [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
+
+
+def batch_parts(func: tirx.PrimFunc, size: tirx.Var) -> "tuple[BatchPart | None, ...]":
+    """Where each tensor parameter has the items of ``size``, each of which is computed by itself.
+
+    Raises
+    ------
+    NotApplicable
+        Items meet: their sum is taken, say.
+    """
+    if not isinstance(func.body, s_tir.SBlockRealize):
+        raise NotApplicable("it has no blocks")
+    root, tensors = func.body.block, _tensors(func)
+    parts = {buffer: _batch_part(buffer, size) for buffer in (*tensors, *root.alloc_buffers)}
     loops = {loop.loop_var: loop.extent for loop in nodes(root.body, tirx.For)}
     realizes = nodes(root.body, s_tir.SBlockRealize)
     inside = [nodes(realize.block, tirx.BufferStore) for realize in realizes]
@@ -94,8 +109,7 @@ def batch_item(func: tirx.PrimFunc) -> BatchItem:
         raise NotApplicable("it consists of more than blocks of assignments")
     for realize in realizes:
         _check_block(realize, size, parts, loops)
-    item = with_sizes(func, {size: tirx.const(1, str(size.ty))})
-    return BatchItem(item, size, tuple(parts[param] for param in tensors))
+    return tuple(parts[param] for param in tensors)
 
 
 def _symbolic_size(tensors: Sequence[tvm.ir.Var]) -> tirx.Var:
@@ -113,7 +127,7 @@ def _symbolic_size(tensors: Sequence[tvm.ir.Var]) -> tirx.Var:
 def _batch_part(buffer: tvm.ir.Var, size: tirx.Var) -> BatchPart | None:
     if buffer.strides or static_extent(buffer.elem_offset) not in (None, 0):
         raise NotApplicable("a buffer has strides")
-    symbolic = [axis for axis, n in enumerate(buffer.shape) if static_extent(n) is None]
+    symbolic = [axis for axis, n in enumerate(buffer.shape) if depends(n, size)]
     if len(symbolic) > 1:
         raise NotApplicable("several dimensions of an array are symbolic")
     return next((BatchPart(axis, _multiple(buffer.shape[axis], size)) for axis in symbolic), None)
@@ -201,7 +215,8 @@ class _Split:
 
     def _check_place(self, buffer: tvm.ir.Var, indices: Any) -> None:
         part = self.parts[buffer]
-        simple = [self.analyzer.simplify(index) for index in indices]
+        # What an index is read from is looked at as a place of its own.
+        simple = [self._simplified(_without_loads(index)) for index in indices]
         if part is not None:
             start = self.item * tirx.const(part.indices, str(self.item.ty))
             row = self.analyzer.simplify(simple[part.axis] - start)
@@ -211,13 +226,29 @@ class _Split:
         if any(depends(index, self.item, self.size) for index in simple):
             raise NotApplicable("a place depends on the number of the item")
 
+    def _simplified(self, index: Any) -> Any:
+        """``index``, in which a place of its own for a batch of one is what it is for others."""
+
+        def chosen(select: tirx.Select) -> Any:
+            alone = isinstance(select.condition, tirx.EQ) and select.condition.a.same_as(self.size)
+            if alone and static_extent(select.condition.b) == 1:
+                first = substitute(select.false_value, {self.item: _zero(self.item)})
+                if self.analyzer.can_prove_equal(first, select.true_value):
+                    return select.false_value
+            return select
+
+        return self.analyzer.simplify(structural_map(index, (tirx.Select, chosen)))
+
     def _beside(self, statement: tirx.Stmt) -> Iterator[Any]:
         """What ``statement`` computes, without the places that it reads and writes."""
 
-        def without(load: tvm.ir.TensorLoad) -> Any:
-            return tirx.Var("element", str(load.ty))
+        yield from (_without_loads(store.value) for store in nodes(statement, tirx.BufferStore))
 
-        yield from (
-            structural_map(store.value, (tvm.ir.TensorLoad, without))
-            for store in nodes(statement, tirx.BufferStore)
-        )
+
+def _without_loads(value: Any) -> Any:
+    """An expression with a variable for each element that it reads."""
+
+    def element(load: tvm.ir.TensorLoad) -> tirx.Var:
+        return tirx.Var("element", str(load.ty))
+
+    return structural_map(value, (tvm.ir.TensorLoad, element))

@@ -5,11 +5,14 @@ what was left without a kernel.
 import functools
 import math
 from collections import Counter
+from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.sym import Analyzer
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.errors import REPORT_IT, ModelError
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.spans import (
@@ -22,7 +25,9 @@ from tvm_ext.relay_passes.spans import (
 )
 from tvm_ext.report.records import KernelCall, ModuleCounts
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, listed
+from tvm_ext.tir_schedules.analysis.batch_item import batch_parts
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.statements import with_sizes
 
 # Operators that the virtual machine runs itself, by prefix.
 _RUN_BY_VM = (
@@ -209,3 +214,118 @@ def kernel_calls(mod: tvm.IRModule) -> list[KernelCall]:
         if isinstance(mod[kernel], tirx.PrimFunc):
             calls.append(KernelCall(str(kernel.name_hint), origins_of(binding.var)))
     return calls
+
+
+# Batches whose items a program computes each by itself.
+
+
+def independent_items(mod: tvm.IRModule) -> str:
+    """Name of the dimension of ``main``'s inputs and outputs along which their items are computed
+    one by one: a run of some items gives what a run of more gives for them. Empty if there is none.
+
+    ``mod`` is lowered: ``main`` calls kernels, which have no schedules yet.
+    """
+    main = mod["main"]
+    params = [param.ty for param in main.params]
+    results = list(getattr(main.ret_ty, "fields", [main.ret_ty]))
+    sizes = [_outermost(ty) for ty in params]
+    size = next((one for one in sizes if isinstance(one, tirx.Var)), None)
+    if size is None or not all(_has_items(ty, size) or not _mentions(ty, size) for ty in params):
+        return ""
+    if not all(_has_items(ty, size) for ty in results):
+        return ""
+    is_by_item = all(_is_by_item(value, mod, size) for value in _used_values(main))
+    return str(size.name) if is_by_item else ""
+
+
+def _used_values(func: relax.Function) -> list[relax.Expr]:
+    """What is bound in a function and decides its results."""
+    used: set[relax.Var] = set(relax.analysis.free_vars(func.body.body))
+    found = []
+    for binding in reversed(list(bindings_of(func))):
+        if binding.var in used:
+            used.update(relax.analysis.free_vars(binding.value))
+            found.append(binding.value)
+    return found
+
+
+def _outermost(ty: tvm.ir.Type) -> tirx.Expr | None:
+    shape = getattr(ty, "shape", None)
+    return shape[0] if isinstance(shape, relax.ShapeExpr) and len(shape) else None
+
+
+def _has_items(ty: tvm.ir.Type, size: tirx.Var) -> bool:
+    """Whether the first dimension is the size, and no other depends on it."""
+    first = _outermost(ty)
+    return first is not None and first.same_as(size) and not _depends(list(ty.shape)[1:], size)
+
+
+def _mentions(value: Any, size: tirx.Var) -> bool:
+    """Whether the shape of a tensor, or of one of a tuple, may depend on the size."""
+    if isinstance(value, relax.TupleType):
+        return any(_mentions(one, size) for one in value.fields)
+    shape = getattr(value, "shape", None)
+    return not isinstance(shape, relax.ShapeExpr) or _depends(list(shape), size)
+
+
+def _depends(extents: list[Any], size: tirx.Var) -> bool:
+    return any(size.same_as(v) for one in extents for v in tirx.analysis.undefined_vars(one))
+
+
+def _is_by_item(value: relax.Expr, mod: tvm.IRModule, size: tirx.Var) -> bool:
+    """Whether what is bound has the items along one dimension, and no item decides another."""
+    name = operator_name(value)
+    if name == "relax.reshape":
+        return _keeps_items(value.args[0].ty, value.ty, size)
+    if isinstance(
+        value, relax.Var | relax.Tuple | relax.TupleGetItem | relax.ShapeExpr | tvm.ir.GenericConst
+    ):
+        return True
+    func = mod[value.args[0]] if name == "relax.call_tir" else None
+    if not isinstance(func, tirx.PrimFunc):
+        return False
+    given = [_extents_of(argument) for argument in value.args[1]]
+    given += [_extents_of(ty) for ty in getattr(value.ty_args[0], "fields", value.ty_args[:1])]
+    if any(extents is None for extents in given):
+        return False
+    if not any(_depends(extents, size) for extents in given):
+        return True
+    own: dict[tirx.Var, Any] = {}
+    for param, extents in zip(func.params, given, strict=True):
+        for variable, extent in zip(getattr(param, "shape", [param]), extents, strict=True):
+            if isinstance(variable, tirx.Var) and _depends([extent], size):
+                own.setdefault(variable, extent)
+    if len(own) == 1:
+        (items,) = own
+    else:
+        # Sizes with names of their own that are multiples of one.
+        func, items = with_sizes(func, own), size
+    try:
+        return bool(batch_parts(func, items))
+    except NotApplicable:
+        return False
+
+
+def _keeps_items(before: tvm.ir.Type, after: tvm.ir.Type, size: tirx.Var) -> bool:
+    """Whether a reshape leaves the items where they are, along the outermost dimension or another."""
+    shapes = [_extents_of(before), _extents_of(after)]
+    if shapes[0] is None or shapes[1] is None:
+        return False
+    ends = []
+    for shape in shapes:
+        axes = [axis for axis, extent in enumerate(shape) if _depends([extent], size)]
+        if len(axes) > 1:
+            return False
+        around = shape[: axes[0]] if axes else []
+        ends.append(None if all(static_extent(n) == 1 for n in around) else shape[: axes[0] + 1])
+    if ends == [None, None]:
+        return True
+    return None not in ends and tvm_ffi.structural_equal(*map(relax.ShapeExpr, ends))
+
+
+def _extents_of(argument: relax.Expr | tvm.ir.Type) -> list[Any] | None:
+    """The sizes of a tensor, or a number itself; None for others."""
+    ty = argument if isinstance(argument, tvm.ir.Type) else argument.ty
+    if isinstance(ty, relax.TensorType):
+        return list(ty.shape) if isinstance(ty.shape, relax.ShapeExpr) else None
+    return [argument] if isinstance(ty, tvm.ir.PrimType) else None
