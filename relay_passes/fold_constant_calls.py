@@ -106,7 +106,7 @@ def _known_sizes(func: relax.Function) -> dict[relax.Var, relax.Expr]:
     found: dict[relax.Var, relax.Expr] = {}
     for block in blocks_of(func.body):
         for binding in block.bindings:
-            call = getattr(binding, "value", None)
+            call: Any = getattr(binding, "value", None)
             name = operator_name(call)
             if name == "relax.shape_to_tensor" and call.args[0].ty.values is not None:
                 shapes[binding.var] = np.array(list(call.args[0].ty.values), dtype=object)

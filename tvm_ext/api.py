@@ -1,5 +1,6 @@
 """``compile``: the road that a model takes, from ONNX to a program."""
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,10 +18,16 @@ from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.compiler.backend import default_limit, programs_of, require_memory, target_record
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import CompileContext, compiling
-from tvm_ext.compiler.graph_analysis import may_divide_by_zero, operator_counts, sizes_from_data
+from tvm_ext.compiler.graph_analysis import (
+    independent_items,
+    may_divide_by_zero,
+    operator_counts,
+    sizes_from_data,
+)
 from tvm_ext.compiler.kernel_records import (
     kernel_records,
     largest_result,
+    micro_batch,
     nominal_figures,
     work_of_call,
 )
@@ -62,7 +69,9 @@ from tvm_ext.report.records import (
     SET_UP,
     DeviceRecord,
     GraphRecord,
+    MicroBatchRecord,
     PhaseRecord,
+    SizesRecord,
     specialized_name,
 )
 from tvm_ext.tensor_spec import TensorSpec
@@ -529,6 +538,7 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
             context.storage_bytes,
             cost_model(machine),
         )
+        report.micro_batch = _micro_batch(lowered, report.nominal)
     report.passes = runner.records
     report.memory = replace(
         context.memory.without_bounds(),
@@ -538,6 +548,23 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
     problems = [str(problem) for problem in context.records.problems] if context.records else []
     report.warnings = [*imported.warnings, *_warnings(report), *problems]
     return report
+
+
+def _micro_batch(lowered: LoweredModel, nominal: SizesRecord) -> MicroBatchRecord | None:
+    """How a run on this CPU cuts its batch into micro-batches, if its items are independent."""
+    if current_cpu() is None or not nominal.estimated_seconds:
+        return None
+    dimension = independent_items(lowered.kernels)
+    if not dimension:
+        return None
+    shapes = [spec.shape for spec in lowered.imported.inputs]
+    elements = sum(
+        math.prod(nominal.sizes[n] if isinstance(n, str) else n for n in shape[1:])
+        for shape in shapes
+        if shape[:1] == (dimension,)
+    )
+    sizes, seconds = nominal.sizes, nominal.estimated_seconds
+    return micro_batch(lowered.kernels, dimension, sizes, elements, seconds / sizes[dimension])
 
 
 def _with_graph_refusal(device: DeviceRecord | None, report: CompileReport) -> DeviceRecord | None:

@@ -47,6 +47,7 @@ from tvm_ext.report.records import (
 )
 from tvm_ext.report.units import format_bytes
 from tvm_ext.run_errors import TVM_ERRORS, failing_node, register_failed_branch, run_error
+from tvm_ext.runner import MicroBatches, Runner, Share
 from tvm_ext.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from tvm_ext.cuda.program import CudaProgram
     from tvm_ext.profiling import MeasuredRun, ProfiledMachine, WorkOfCall
     from tvm_ext.report.profile import Profile
-    from tvm_ext.runner import Runner
 
 
 # For how many shapes of inputs it is known which program runs.
@@ -129,6 +129,10 @@ class CompiledModel:
             )
         )
         self._chosen: dict[tuple[Any, ...], CompiledModel] = {}
+        self._micro_batches: MicroBatches | None = None
+        cut, specs = report.micro_batch, (inputs, outputs)
+        if cut is not None and not self._narrow_outputs and MicroBatches.are_known(*specs):
+            self._micro_batches = MicroBatches(cut, *specs, self._out_params, self._made)
 
     def run(
         self,
@@ -186,7 +190,7 @@ class CompiledModel:
         if threads is not None:
             with running_on(self._checked_threads(threads)):
                 return self.run(inputs, out=out, on_device=on_device)
-        if self.frequent_sizes is not None:
+        if self.frequent_sizes is not None and self._shares(inputs) is None:
             self.frequent_sizes.count(inputs)
         try:
             if self.specialized and (chosen := self.chosen_for(inputs)) is not self:
@@ -243,6 +247,11 @@ class CompiledModel:
         written = written_directly(self.outputs, self._out_params, given, arrays, sizes)
         if not written:
             results = self._results(inputs, False if self._gpu is not None else None)
+        elif self._micro_batches is not None and (shares := self._shares(inputs)) is not None:
+            names = (self._output_names[place] for place in self._out_params)
+            known = dict(zip(names, written, strict=True))
+            results = with_new_arrays(self.outputs, known, sizes)
+            self._micro_batches.run(shares, arrays, results)
         else:
             call = self._made()
             tensors = [memory_tensor(array) for array in written]
@@ -259,14 +268,26 @@ class CompiledModel:
             return self._gpu.run(inputs, on_device)
         if on_device:
             require_no_device(on_device)
+        if self._micro_batches is not None and (shares := self._shares(inputs)) is not None:
+            sizes: dict[str, int] = {}
+            arrays = check_inputs(self.inputs, inputs, sizes=sizes)
+            results = with_new_arrays(self.outputs, {}, sizes)
+            self._micro_batches.run(shares, arrays, results)
+            return results
         call = self._made()
         names = self._input_names
-        arrays = None
+        found = None
         if type(inputs) is dict and len(inputs) == len(names):
-            arrays = call.like_last(list(map(inputs.get, names)))
-        if arrays is None:
-            arrays = call(check_inputs(self.inputs, inputs))
-        return self._named(arrays)
+            found = call.like_last(list(map(inputs.get, names)))
+        if found is None:
+            found = call(check_inputs(self.inputs, inputs))
+        return self._named(found)
+
+    def _shares(self, inputs: Mapping[str, Any]) -> tuple[Share, ...] | None:
+        """How a run of these inputs is cut into micro-batches; None where it is not."""
+        if self._micro_batches is None or not isinstance(inputs, Mapping):
+            return None
+        return self._micro_batches.shares(inputs, thread_pool.count_for(self._threads))
 
     def _named(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """Outputs by name, those in memory of something else as copies."""
@@ -326,7 +347,7 @@ class CompiledModel:
         written = written_directly(self.outputs, self._out_params, given, arrays, sizes)
         return IOBinding(self, bound, given, written or (), self._made)
 
-    def runner(self, streams: int | None = None) -> "Runner":
+    def runner(self, streams: int | None = None) -> Runner:
         """Runs side by side: more a second than one after the other, each a little slower.
 
         Parameters
@@ -345,8 +366,6 @@ class CompiledModel:
         TargetError
             ``streams`` is below 1, or the model is for a GPU, whose runs queue on the device.
         """
-        from tvm_ext.runner import Runner
-
         threads = self._checked_threads(self._threads)
         count = threads if streams is None else streams
         if count < 1:

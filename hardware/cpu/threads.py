@@ -36,10 +36,14 @@ class ThreadPool:
                 return
         module.get_function("tvm_ext_share_thread_pool", query_imports=True)(self._launcher)
 
+    def count_for(self, count: int) -> int:
+        """How many threads a run of the calling thread has, of a program for ``count``."""
+        return _asked.count or count
+
     def use_threads(self, count: int) -> None:
         """How many threads run the loops that the calling thread launches; every run says it."""
         if self._use is not None:
-            self._use(_asked.count or count)
+            self._use(self.count_for(count))
 
 
 class _Asked(threading.local):

@@ -277,17 +277,19 @@ def _is_by_item(value: relax.Expr, mod: tvm.IRModule, size: tirx.Var) -> bool:
     name = operator_name(value)
     if name == "relax.reshape":
         return _keeps_items(value.args[0].ty, value.ty, size)
-    if isinstance(
-        value, relax.Var | relax.Tuple | relax.TupleGetItem | relax.ShapeExpr | tvm.ir.GenericConst
-    ):
-        return True
-    func = mod[value.args[0]] if name == "relax.call_tir" else None
-    if not isinstance(func, tirx.PrimFunc):
-        return False
-    given = [_extents_of(argument) for argument in value.args[1]]
-    given += [_extents_of(ty) for ty in getattr(value.ty_args[0], "fields", value.ty_args[:1])]
-    if any(extents is None for extents in given):
-        return False
+    if name == "relax.call_tir":
+        func = mod[value.args[0]]
+        results = getattr(value.ty_args[0], "fields", value.ty_args[:1])
+        given = [_extents_of(one) for one in (*value.args[1], *results)]
+        known = [extents for extents in given if extents is not None]
+        is_kernel = isinstance(func, tirx.PrimFunc) and len(known) == len(given)
+        return is_kernel and _computes_by_item(func, known, size)
+    views = relax.Var | relax.Tuple | relax.TupleGetItem | relax.ShapeExpr | tvm.ir.GenericConst
+    return isinstance(value, views)
+
+
+def _computes_by_item(func: tirx.PrimFunc, given: list[list[Any]], size: tirx.Var) -> bool:
+    """Whether a kernel that gets tensors of these sizes, and numbers, goes item by item."""
     if not any(_depends(extents, size) for extents in given):
         return True
     own: dict[tirx.Var, Any] = {}
@@ -307,14 +309,13 @@ def _is_by_item(value: relax.Expr, mod: tvm.IRModule, size: tirx.Var) -> bool:
 
 
 def _keeps_items(before: tvm.ir.Type, after: tvm.ir.Type, size: tirx.Var) -> bool:
-    """Whether a reshape leaves the items where they are, along the outermost dimension or another."""
-    shapes = [_extents_of(before), _extents_of(after)]
-    if shapes[0] is None or shapes[1] is None:
-        return False
+    """Whether a reshape leaves the items where they are: along the outermost dimension, or inside
+    of the same others.
+    """
     ends = []
-    for shape in shapes:
-        axes = [axis for axis, extent in enumerate(shape) if _depends([extent], size)]
-        if len(axes) > 1:
+    for shape in map(_extents_of, (before, after)):
+        axes = [axis for axis, extent in enumerate(shape or []) if _depends([extent], size)]
+        if shape is None or len(axes) > 1:
             return False
         around = shape[: axes[0]] if axes else []
         ends.append(None if all(static_extent(n) == 1 for n in around) else shape[: axes[0] + 1])

@@ -13,7 +13,7 @@ from tvm.sym import Analyzer
 from tvm_ext.hardware.cost_model import CostModel, Work
 from tvm_ext.relay_passes.expressions import operator_name, value_for
 from tvm_ext.relay_passes.spans import bindings_of
-from tvm_ext.report.records import KernelCall, KernelRecord, SizesRecord
+from tvm_ext.report.records import KernelCall, KernelRecord, MicroBatchRecord, SizesRecord
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 from tvm_ext.tir_schedules.statements import sizes_at, with_sizes
@@ -152,6 +152,49 @@ def _work_of_run(
             return None
         found.append(work)
     return found
+
+
+# A micro-batch reads and writes arrays of its own this many times as much as weights, and takes
+# this long: what is faster has several items go through each kernel together.
+_OWN_TO_WEIGHTS = 4.0
+_LEAST_SECONDS = 500e-6
+
+
+def micro_batch(
+    kernels: tvm.IRModule,
+    dimension: str,
+    sizes: Mapping[str, int],
+    item_elements: int,
+    item_seconds: float,
+) -> MicroBatchRecord | None:
+    """How a batch whose items are independent is cut into micro-batches; None if not at all.
+
+    ``sizes`` are nominal ones, with ``item_elements`` elements of the inputs of one item, which is
+    modelled to take ``item_seconds``.
+    """
+    one, two = (_bytes_of_run(kernels, {**sizes, dimension: items}) for items in (1, 2))
+    if one is None or two is None or two <= one or item_seconds <= 0:
+        return None
+    own = two - one
+    items = max(_OWN_TO_WEIGHTS * max(one - own, 0.0) / own, _LEAST_SECONDS / item_seconds)
+    return MicroBatchRecord(dimension, items, item_elements)
+
+
+def _bytes_of_run(kernels: tvm.IRModule, sizes: Mapping[str, int]) -> float | None:
+    """Bytes of the parameters of all calls; None where ``sizes`` do not decide some."""
+    gathered: dict[str, dict[str, int]] = {}
+    total = 0.0
+    for name, arguments in calls_at(kernels, sizes):
+        if arguments is None:
+            return None
+        params = kernels[name].params
+        read = gathered.setdefault(name, _gathered_elements(kernels[name]))
+        for param, shape in zip(params, arguments, strict=True):
+            if isinstance(shape, tuple):
+                elements = math.prod(shape)
+                elements = min(elements, read.get(str(param.name), elements))
+                total += elements * tvm.DataType(str(param.dtype)).bits / 8
+    return total
 
 
 def _is_call_of_function(value: Any) -> bool:

@@ -24,6 +24,7 @@ from tvm_ext.report.records import (
     HostRecord,
     KernelRecord,
     MemoryRecord,
+    MicroBatchRecord,
     PassRecord,
     PhaseRecord,
     SizesRecord,
@@ -122,7 +123,7 @@ class CompileReport(RenderedReport):
     ``kernels_from_cache`` counts the kernels whose code an earlier compilation left. Phases and
     passes are in the order in which they ran. ``specialized`` are the reports of the programs for
     exact sizes, whose phases are among those here. ``nominal`` has figures of a program whose
-    sizes a run decides.
+    sizes a run decides, ``micro_batch`` says how its batch is cut, if it can be.
     """
 
     model: str
@@ -142,6 +143,7 @@ class CompileReport(RenderedReport):
     kernels_from_cache: int = 0
     specialized: list["CompileReport"] = field(default_factory=list)
     nominal: SizesRecord | None = None
+    micro_batch: MicroBatchRecord | None = None
 
     @property
     def model_name(self) -> str:

@@ -3,6 +3,7 @@
 Records hold no TVM objects, only JSON values.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -318,6 +319,31 @@ class SizesRecord:
     def where(self) -> str:
         """The sizes in words."""
         return "at " + ", ".join(f"{name}={size:,}" for name, size in self.sizes.items())
+
+
+@dataclass(frozen=True)
+class MicroBatchRecord:
+    """How a batch is cut into micro-batches, each of which one thread takes through the program.
+
+    Attributes
+    ----------
+    dimension : str
+        The batch, whose items are computed one by one.
+    items : float
+        How many make a micro-batch at nominal sizes, at least: so many that their own arrays are
+        read and written four times as much as the weights, and that they take half a millisecond.
+    item_elements : int
+        Elements of the inputs of one item, at nominal sizes.
+    """
+
+    dimension: str
+    items: float
+    item_elements: int
+
+    def items_for(self, item_elements: int) -> int:
+        """The items of a micro-batch, a power of two, where one has so many elements."""
+        wanted = self.items * self.item_elements / max(item_elements, 1)
+        return 1 << max(0, math.ceil(math.log2(max(wanted, 1.0))))
 
 
 @dataclass(frozen=True)
