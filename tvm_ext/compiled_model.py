@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -345,7 +346,11 @@ class CompiledModel:
             require_in_place(name, inputs[name], array)
         given = with_new_arrays(self.outputs, checked_out(self.outputs, out or {}, sizes), sizes)
         written = written_directly(self.outputs, self._out_params, given, arrays, sizes)
-        return IOBinding(self, bound, given, written or (), self._made)
+        shares = self._shares(bound) if written else None
+        in_parts = None
+        if self._micro_batches is not None and shares is not None:
+            in_parts = partial(self._micro_batches.run, shares, arrays, given)
+        return IOBinding(self, bound, given, written or (), self._made, in_parts)
 
     def runner(self, streams: int | None = None) -> Runner:
         """Runs side by side: more a second than one after the other, each a little slower.

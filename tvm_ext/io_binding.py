@@ -176,6 +176,7 @@ class IOBinding:
         out: Mapping[str, np.ndarray],
         written: Sequence[np.ndarray],
         call: Callable[[], ProgramCall],
+        in_parts: Callable[[], None] | None = None,
     ) -> None:
         self.inputs = dict(inputs)
         self.out = dict(out)
@@ -189,6 +190,7 @@ class IOBinding:
             if id(self.out[spec.name]) not in direct
         ]
         self._call = call
+        self._in_parts = in_parts
 
     def run(self) -> dict[str, np.ndarray]:
         """Runs the model once; returns ``out``, the same arrays each time.
@@ -198,6 +200,9 @@ class IOBinding:
         RunError
             The program failed while it ran.
         """
+        if self._in_parts is not None:
+            self._in_parts()
+            return self.out
         results = self._call().write(self._inputs, self._written)
         for place, name in self._copied:
             copy_into(name, self.out[name], results[place])

@@ -93,6 +93,12 @@ def test_results_are_those_of_a_whole_run(threads: int, tmp_path: Path) -> None:
                 for name, right in zip(("y", "z"), wanted, strict=True):
                     np.testing.assert_allclose(found[name], right, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(out["z"], wanted[1], rtol=1e-5, atol=1e-6)
+            bound = one.io_binding(given)
+            for factor in (1, 2):
+                bound.inputs["x"][:] = factor * given["x"]
+                bound.run()
+                (right, _) = by_runtime(made, bound.inputs)
+                np.testing.assert_allclose(bound.out["y"], right, rtol=1e-5, atol=1e-6)
 
 
 def test_the_threads_of_a_run_decide() -> None:

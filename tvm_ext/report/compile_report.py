@@ -172,6 +172,18 @@ class CompileReport(RenderedReport):
         return sum(known) if len(known) == len(times) else None
 
     @property
+    def micro_batch_figure(self) -> str:
+        """How a batch is cut, in words; empty where it is not."""
+        cut = self.micro_batch
+        if cut is None or self.nominal is None:
+            return ""
+        where = "".join(f", {n}={s:,}" for n, s in self.nominal.sizes.items() if n != cut.dimension)
+        items = cut.items_for(cut.item_elements)
+        return (
+            f"{items:,} or so of {cut.dimension} for a thread{f' at {where[2:]}' if where else ''}"
+        )
+
+    @property
     def symbolic_sizes(self) -> list[str]:
         """Names of the dimensions of the inputs that each run decides."""
         shapes = [text[text.rindex("[") :] for text in self.inputs if "[" in text]

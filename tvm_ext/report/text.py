@@ -78,6 +78,7 @@ def _key_figures(report: "CompileReport") -> Table:
             "Batch norms left": f"{left:,}" if left else "",
             "Peak memory": _memory_figure(report),
             "Weights": format_bytes(report.memory.weights_bytes),
+            "Micro-batches": plain(report.micro_batch_figure),
             "Device code": device.code_figure if device is not None else "",
             "CUDA graphs": device.graph_figure if device is not None else "",
             "Estimated latency": _latency_figure(report),
