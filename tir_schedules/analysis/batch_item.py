@@ -6,6 +6,7 @@ item, and knows all other sizes: it can be scheduled as if the batch were one.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import tvm
@@ -89,6 +90,8 @@ def _tensors(func: tirx.PrimFunc) -> list[tvm.ir.Var]:
     return [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
 
 
+# Templates ask for a kernel's, and after them what looks at the whole graph.
+@lru_cache(maxsize=256)
 def batch_parts(func: tirx.PrimFunc, size: tirx.Var) -> "tuple[BatchPart | None, ...]":
     """Where each tensor parameter has the items of ``size``, each of which is computed by itself.
 

@@ -234,8 +234,8 @@ def independent_items(mod: tvm.IRModule) -> str:
         return ""
     if not all(_has_items(ty, size) for ty in results):
         return ""
-    is_by_item = all(_is_by_item(value, mod, size) for value in _used_values(main))
-    return str(size.name) if is_by_item else ""
+    items = _Items(mod, size)
+    return str(size.name) if all(map(items.are_apart_in, _used_values(main))) else ""
 
 
 def _used_values(func: relax.Function) -> list[relax.Expr]:
@@ -272,38 +272,51 @@ def _depends(extents: list[Any], size: tirx.Var) -> bool:
     return any(size.same_as(v) for one in extents for v in tirx.analysis.undefined_vars(one))
 
 
-def _is_by_item(value: relax.Expr, mod: tvm.IRModule, size: tirx.Var) -> bool:
-    """Whether what is bound has the items along one dimension, and no item decides another."""
-    name = operator_name(value)
-    if name == "relax.reshape":
-        return _keeps_items(value.args[0].ty, value.ty, size)
-    if name == "relax.call_tir":
-        func = mod[value.args[0]]
-        results = getattr(value.ty_args[0], "fields", value.ty_args[:1])
-        given = [_extents_of(one) for one in (*value.args[1], *results)]
-        known = [extents for extents in given if extents is not None]
-        is_kernel = isinstance(func, tirx.PrimFunc) and len(known) == len(given)
-        return is_kernel and _computes_by_item(func, known, size)
-    views = relax.Var | relax.Tuple | relax.TupleGetItem | relax.ShapeExpr | tvm.ir.GenericConst
-    return isinstance(value, views)
+class _Items:
+    """Tells of values of a program whether the items of a batch are apart in them."""
+
+    def __init__(self, mod: tvm.IRModule, size: tirx.Var) -> None:
+        self._mod, self._size = mod, size
+        # By kernel and the variable that stands for the batch in it.
+        self._known: dict[tuple[str, tirx.Var], bool] = {}
+
+    def are_apart_in(self, value: relax.Expr) -> bool:
+        """Whether ``value`` has the items along one dimension, and no item decides another."""
+        name = operator_name(value)
+        if name == "relax.reshape":
+            return _keeps_items(value.args[0].ty, value.ty, self._size)
+        if name == "relax.call_tir":
+            results = getattr(value.ty_args[0], "fields", value.ty_args[:1])
+            given = [_extents_of(one) for one in (*value.args[1], *results)]
+            known = [extents for extents in given if extents is not None]
+            is_kernel = isinstance(self._mod[value.args[0]], tirx.PrimFunc)
+            return is_kernel and len(known) == len(given) and self._in_kernel(value, known)
+        views = relax.Var | relax.Tuple | relax.TupleGetItem | relax.ShapeExpr
+        return isinstance(value, views | tvm.ir.GenericConst)
+
+    def _in_kernel(self, call: relax.Call, given: list[list[Any]]) -> bool:
+        """Whether a kernel that gets tensors of these sizes, and numbers, goes item by item."""
+        func = self._mod[call.args[0]]
+        if not any(_depends(extents, self._size) for extents in given):
+            return True
+        own: dict[tirx.Var, Any] = {}
+        for param, extents in zip(func.params, given, strict=True):
+            for variable, extent in zip(getattr(param, "shape", [param]), extents, strict=True):
+                if isinstance(variable, tirx.Var) and _depends([extent], self._size):
+                    own.setdefault(variable, extent)
+        if len(own) > 1:
+            # Sizes with names of their own that are multiples of one.
+            return _goes_by_item(with_sizes(func, own), self._size)
+        (variable,) = own
+        key = str(call.args[0].name_hint), variable
+        if key not in self._known:
+            self._known[key] = _goes_by_item(func, variable)
+        return self._known[key]
 
 
-def _computes_by_item(func: tirx.PrimFunc, given: list[list[Any]], size: tirx.Var) -> bool:
-    """Whether a kernel that gets tensors of these sizes, and numbers, goes item by item."""
-    if not any(_depends(extents, size) for extents in given):
-        return True
-    own: dict[tirx.Var, Any] = {}
-    for param, extents in zip(func.params, given, strict=True):
-        for variable, extent in zip(getattr(param, "shape", [param]), extents, strict=True):
-            if isinstance(variable, tirx.Var) and _depends([extent], size):
-                own.setdefault(variable, extent)
-    if len(own) == 1:
-        (items,) = own
-    else:
-        # Sizes with names of their own that are multiples of one.
-        func, items = with_sizes(func, own), size
+def _goes_by_item(func: tirx.PrimFunc, size: tirx.Var) -> bool:
     try:
-        return bool(batch_parts(func, items))
+        return bool(batch_parts(func, size))
     except NotApplicable:
         return False
 
