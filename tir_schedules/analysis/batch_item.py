@@ -83,6 +83,8 @@ def batch_item(func: tirx.PrimFunc) -> BatchItem:
     for param, part in zip(tensors, parts, strict=True):
         if part is not None and any(static_extent(n) != 1 for n in param.shape[: part.axis]):
             raise NotApplicable("a parameter has the batch inside of another dimension")
+    if not all(_batch_loops(block, size) for block in nodes(func.body.block.body, s_tir.SBlock)):
+        raise NotApplicable("a part of it is computed for all items together")
     return BatchItem(with_sizes(func, {size: tirx.const(1, str(size.ty))}), size, parts)
 
 
@@ -165,20 +167,33 @@ def _check_block(
         raise NotApplicable("a block of it has a condition")
     if nodes(block.body, s_tir.SBlockRealize, tirx.For):
         raise NotApplicable("a block of it holds others, or loops")
-    batch = [
-        (iter_var, value)
-        for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True)
-        if depends(iter_var.dom.extent, size)
-    ]
+    batch = _batch_loops(block, size)
+    if not batch and _is_for_all_items(block, size, parts):
+        return
     if len(batch) != 1:
         raise mixing
-    iter_var, value = batch[0]
-    extent = loops.get(value)
+    (iter_var,) = batch
+    values = zip(block.iter_vars, realize.iter_values, strict=True)
+    extent = next(loops.get(value) for own, value in values if own.same_as(iter_var))
     if iter_var.iter_type != tirx.IterVar.DataPar or extent is None:
         raise mixing
     times = _multiple(iter_var.dom.extent, size)
     if _multiple(extent, size) != times or not _is_zero(iter_var.dom.min):
         raise mixing
+    _check_accesses(block, size, parts, iter_var, times)
+
+
+def _check_accesses(
+    block: s_tir.SBlock,
+    size: tirx.Var,
+    parts: Mapping[tvm.ir.Var, BatchPart | None],
+    iter_var: tirx.IterVar,
+    times: int,
+) -> None:
+    """Raises NotApplicable where the block reads or writes what is another item's.
+
+    ``iter_var`` goes over ``times`` indices for each item.
+    """
     item, row = tirx.Var("item", str(iter_var.var.ty)), tirx.Var("row", str(iter_var.var.ty))
     split = _Split(item, size, parts, Analyzer())
     split.analyzer.bind(item, tvm.ir.Range(0, size))
@@ -190,6 +205,19 @@ def _check_block(
     for statement in (block.body, block.init):
         if statement is not None:
             split.check(substitute(statement, {iter_var.var: place}))
+
+
+def _batch_loops(block: s_tir.SBlock, size: tirx.Var) -> list[tirx.IterVar]:
+    return [iter_var for iter_var in block.iter_vars if depends(iter_var.dom.extent, size)]
+
+
+def _is_for_all_items(
+    block: s_tir.SBlock, size: tirx.Var, parts: Mapping[tvm.ir.Var, BatchPart | None]
+) -> bool:
+    """Whether a block computes what items share, of what they share."""
+    stores, loads = nodes(block, tirx.BufferStore), nodes(block, tvm.ir.TensorLoad)
+    arrays = [*(store.buffer for store in stores), *(load.source for load in loads)]
+    return all(parts[array] is None for array in arrays) and not depends(block.body, size)
 
 
 @dataclass(frozen=True)
