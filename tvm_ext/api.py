@@ -555,7 +555,9 @@ def _micro_batch(lowered: LoweredModel, nominal: SizesRecord) -> MicroBatchRecor
     if current_cpu() is None or not nominal.estimated_seconds:
         return None
     dimension = independent_items(lowered.kernels)
-    if not dimension:
+    allowed = lowered.imported.ranges.get(dimension)
+    if not dimension or (allowed is not None and allowed.low > 1):
+        # Code for at least two items is not for one.
         return None
     shapes = [spec.shape for spec in lowered.imported.inputs]
     elements = sum(

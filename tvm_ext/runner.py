@@ -154,10 +154,12 @@ class MicroBatches:
 
     def shares(self, inputs: Mapping[str, Any], threads: int) -> tuple[Share, ...] | None:
         """How a run of these inputs is cut; None where it is not. They may be of any kind."""
+        first = getattr(inputs.get(self._names[0]), "shape", None)
+        if not first or first[0] < 2:
+            return None
         shapes = [tuple(getattr(inputs.get(name), "shape", ())) for name in self._names]
-        sizes = {shape[0] if shape else 0 for shape in shapes}
-        size = sizes.pop()
-        if sizes or size < 2:
+        size = first[0]
+        if any(shape[:1] != (size,) for shape in shapes):
             return None
         elements = sum(math.prod(shape[1:]) for shape in shapes)
         return shares_of_batch(size, self._record.items_for(elements), threads)

@@ -101,6 +101,15 @@ def test_results_are_those_of_a_whole_run(threads: int, tmp_path: Path) -> None:
                 np.testing.assert_allclose(bound.out["y"], right, rtol=1e-5, atol=1e-6)
 
 
+def test_a_range_without_one_item_is_run_whole() -> None:
+    compiled = tvm_ext.compile(network(), HOST, input_shapes={"x": ["2:8", 3, 8, 8]}, threads=2)
+    assert compiled.report.micro_batch is None
+    compiled = tvm_ext.compile(network(), HOST, input_shapes={"x": ["1:8", 3, 8, 8]}, threads=2)
+    given = feeds(8)
+    assert compiled._shares(given) is not None
+    np.testing.assert_allclose(compiled.run(given)["y"], by_runtime(network(), given)[0], rtol=1e-5)
+
+
 def test_the_threads_of_a_run_decide() -> None:
     compiled = tvm_ext.compile(network(), HOST, threads=2)
     given = feeds(4)

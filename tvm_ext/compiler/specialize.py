@@ -264,14 +264,13 @@ class FrequentSizes:
 
     def _ask_for(self, shapes: _Shapes) -> None:
         sizes: dict[str, int] = {}
-        for spec, shape in zip(self._compiled.inputs, shapes, strict=True):
-            if len(spec.shape) == len(shape):
-                sizes.update(_sizes_of_input(spec, shape))
-        if len(self._sizes) >= self._limit or sizes in self._sizes:
-            return
         with suppress(InputError):
             # No program for sizes that the model refuses.
+            for spec, shape in zip(self._compiled.inputs, shapes, strict=True):
+                sizes.update(_sizes_of_input(spec, shape))
             _require_sizes(self._compiled.inputs, sizes, sizes)
+            if len(self._sizes) >= self._limit or sizes in self._sizes:
+                return
             self._sizes.append(sizes)
             self._waiting.put(sizes)
             if self._idle.is_set():
@@ -289,7 +288,7 @@ class FrequentSizes:
                         return
                 self._built.append(self._waiting.get())
                 self._build(worker, self._built)
-        except (TvmExtError, WorkerFailure) as error:
+        except (TvmExtError, WorkerFailure, OSError) as error:
             self._give_up(str(error))
         finally:
             worker.stop()
@@ -326,7 +325,8 @@ def compile_and_save(model: str, arguments: Mapping[str, Any], path: str) -> Non
     # Only here: it imports this module.
     from tvm_ext.api import compile
 
-    os.nice(_NICENESS)
+    if hasattr(os, "nice"):
+        os.nice(_NICENESS)
     with warnings.catch_warnings():
         # The process that watches has given them.
         warnings.simplefilter("ignore")
