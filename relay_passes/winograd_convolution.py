@@ -20,7 +20,7 @@ from tvm.ir import GenericConst
 from tvm_ext.hardware.cost_model import CostModel, Work, cost_model
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import feature_map_obstacle, is_symbolic, nominal_shape
+from tvm_ext.relay_passes.expressions import feature_map_obstacle, nominal_shape
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.layout_cost import tensor_bytes
 
@@ -378,8 +378,8 @@ class WinogradConvolution:
     Leaves alone: other kernels, strides, dilations, groups; weights that are not constant; other
     types than float32; symbolic channels; channels-first layouts; targets that are not CPUs; maps
     so small, or weights so large, that reading more weights (36 instead of 9) costs more than is
-    saved. Of a symbolic batch the gains for one item and for eight count alike. Symbolic heights and
-    widths are taken to be those of a common image.
+    saved. Of a symbolic batch of known images the gains for one item and for eight count alike.
+    Symbolic heights and widths are taken to be those of a common image, and the batch is one.
 
     Run after: ConvBnReluFold, LayoutPlanning. Run before: PadOutputChannels, LegalizeOps.
     """
@@ -420,7 +420,8 @@ class _WinogradRewriter(BindingRewriter):
             return None
         outputs, lanes = int(var.ty.shape[-1]), self.machine.vector_lanes("float32")
         padded = -(-outputs // lanes) * lanes
-        batches = _BATCHES if is_symbolic(var.ty.shape[0]) else (1,)
+        unknown = [not isinstance(size, tirx.IntImm) for size in var.ty.shape]
+        batches = _BATCHES if unknown == [True, False, False, False] else (1,)
         gain = geometric_mean(self._gain(call, form, padded, times) for times in batches)
         if gain < LEAST_GAIN:
             self.refuse(f"modelled to run at {gain:.2f} times the direct form's speed", var)
