@@ -7,11 +7,12 @@ from conv_modules import AVX512, kernels, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thoroughness import DRAWS
-from tvm import relax, te
+from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
 from unoptimised import LLVM
 
 from tvm_ext.hardware.targets import compiling_for
+from tvm_ext.relay_passes import expressions
 from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.winograd_convolution import (
     WinogradConvolution,
@@ -124,6 +125,24 @@ def test_near_matches_are_refused_with_the_reason(changes, reason):
     (refusal,) = log
     assert not refusal.applied
     assert reason in refusal.reason
+
+
+def test_a_batch_that_a_run_decides_is_one_and_eight():
+    """Weights that are too large for one item pay for eight; of images of any size one counts."""
+    large = {"side": 4, "inputs": 256, "outputs": 256}
+    taken = []
+    for batch in (1, 8, tirx.Var("n", "int64")):
+        before = conv_module(batch=batch, **large)
+        taken.append(not structural_equal(rewritten(before), before))
+    assert taken == [False, True, True]
+    side = tirx.Var("side", "int64")
+    anywhere = conv_module(batch=tirx.Var("n", "int64"), **{**large, "side": side})
+    sizes = {"n": 1, "side": 4}
+    token = expressions._nominal.set(sizes)
+    try:
+        assert structural_equal(rewritten(anywhere), anywhere)
+    finally:
+        expressions._nominal.reset(token)
 
 
 def of_integers(layout: str, weight: float) -> tvm.IRModule:
