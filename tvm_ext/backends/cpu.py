@@ -68,7 +68,8 @@ CPU = Backend(
                 CpuScan(),
                 CpuRecurrentLayer(),
                 DotProductTile(),
-                BatchLoop(Winograd(), least_uses=8),
+                # Weights of 36 positions go through L2 for each item of few tiles.
+                BatchLoop(Winograd(), least_uses=24),
                 BatchLoop(CpuDepthwiseConvolution()),
                 BatchLoop(RegisterTile(), least_uses=16),
                 CpuReduction(products=True, name="matrix times vector"),
