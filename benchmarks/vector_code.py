@@ -18,8 +18,9 @@ from pathlib import Path
 import tvm_ext
 from tvm_ext.check.inputs import random_inputs
 
-_FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
-_REFERENCE = re.compile(r"<([^+>]+)(?:\+0x[0-9a-f]+)?>")
+_FUNCTION = re.compile(r"^([0-9a-f]+) <(.+)>:$")
+_SYMBOL = re.compile(r"^([0-9a-f]+) .* (\S+)$")
+_REFERENCE = re.compile(r"<([^+@>]+)(?:@plt)?(?:\+0x[0-9a-f]+)?>")
 _KINDS = {
     "wide": re.compile(r"%[yz]mm"),
     "narrow": re.compile(r"\tv?\w+(?:p[sd]|dqu|[bwdq])\s.*%xmm"),
@@ -35,16 +36,25 @@ def _disassembly(compiled: tvm_ext.CompiledModel) -> dict[str, list[str]]:
         compiled.save(Path(folder) / "model.tvmx")
         with zipfile.ZipFile(Path(folder) / "model.tvmx") as archive:
             library = archive.extract("model.so", folder)
-        command = ["objdump", "-d", "--no-show-raw-insn", library]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        code, symbols = (
+            subprocess.run(
+                ["objdump", *options, library], capture_output=True, text=True, check=True
+            )
+            for options in (["-d", "--no-show-raw-insn"], ["-T"])
+        )
     found: dict[str, list[str]] = {}
+    at: dict[int, list[str]] = {}
     lines: list[str] = []
-    for line in text.splitlines():
+    for line in code.stdout.splitlines():
         name = _FUNCTION.match(line)
         if name is not None:
-            lines = found.setdefault(name[1], [])
+            lines = found.setdefault(name[2], [])
+            at[int(name[1], 16)] = lines
         else:
             lines.append(line)
+    # Equal kernels are one function with several names, of which the disassembly has one.
+    for symbol in filter(None, map(_SYMBOL.match, symbols.stdout.splitlines())):
+        found.setdefault(symbol[2], at.get(int(symbol[1], 16), []))
     return found
 
 
@@ -66,7 +76,10 @@ def _counts(functions: Mapping[str, list[str]], kernel: str) -> dict[str, int]:
 
 def _table(path: Path, sizes: Mapping[str, int], count: int, only_without: bool) -> None:
     compiled = tvm_ext.compile(path)
-    inputs = random_inputs(compiled.inputs, sizes=sizes)
+    names = {size for spec in compiled.inputs for size in spec.shape}
+    inputs = random_inputs(
+        compiled.inputs, sizes={name: n for name, n in sizes.items() if name in names}
+    )
     kernels = compiled.profile(inputs).kernels
     functions = _disassembly(compiled)
     total = sum(kernel.microseconds for kernel in kernels)
@@ -95,7 +108,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="+", type=Path, help="ONNX files")
-    parser.add_argument("--size", action="append", type=_size, default=[], help="DIM=N, repeatable")
+    parser.add_argument(
+        "--size", action="append", type=_size, default=[], help="DIM=N of models that have it"
+    )
     parser.add_argument("--count", type=int, default=20, help="kernels of each model")
     parser.add_argument(
         "--only-without", action="store_true", help="only kernels without a vector instruction"
