@@ -144,7 +144,8 @@ class MicroBatches:
         self._outputs = [spec.name for spec in outputs]
         self._out_params = list(out_params)
         self._call = call
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        # The process and the number of the threads.
+        self._pool: tuple[int, int, ThreadPoolExecutor] | None = None
 
     @staticmethod
     def are_known(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
@@ -185,10 +186,10 @@ class MicroBatches:
     def _threads(self, count: int) -> ThreadPoolExecutor:
         """Threads of this process: a copy of it, as ``fork`` makes, has none of them."""
         known = self._pool
-        if known is None or known[0] != os.getpid():
-            known = os.getpid(), ThreadPoolExecutor(count, thread_name_prefix="tvm_ext-batch")
-            self._pool = known
-        return known[1]
+        if known is None or known[0] != os.getpid() or known[1] < count:
+            pool = ThreadPoolExecutor(count, thread_name_prefix="tvm_ext-batch")
+            known = self._pool = os.getpid(), count, pool
+        return known[2]
 
     def _run(
         self, share: Share, arrays: Sequence[np.ndarray], out: Mapping[str, np.ndarray]
