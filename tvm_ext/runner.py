@@ -16,7 +16,7 @@ from tvm_ext.errors import InputError
 from tvm_ext.hardware.cpu.threads import running_on
 from tvm_ext.program_call import ProgramCall, memory_tensor
 from tvm_ext.report.records import MicroBatchRecord
-from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.tensor_spec import TensorSpec, shapes_of, symbolic_names
 
 
 class Runner:
@@ -150,8 +150,8 @@ class MicroBatches:
     @staticmethod
     def are_known(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
         """Whether the sizes of the outputs are known ahead of a run."""
-        names = {size for spec in inputs for size in spec.shape if isinstance(size, str)}
-        return all(n in names for spec in outputs for n in spec.shape if isinstance(n, str))
+        known, wanted = (set(symbolic_names(shapes_of(specs))) for specs in (inputs, outputs))
+        return wanted <= known
 
     def shares(self, inputs: Mapping[str, Any], threads: int) -> tuple[Share, ...] | None:
         """How a run of these inputs is cut; None where it is not. They may be of any kind."""

@@ -26,7 +26,7 @@ from tvm_ext.relay_passes.spans import (
 from tvm_ext.report.records import KernelCall, ModuleCounts
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, listed
 from tvm_ext.tir_schedules.analysis.batch_item import batch_parts
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import depends, nodes, static_extent
 from tvm_ext.tir_schedules.statements import with_sizes
 
 # Operators that the virtual machine runs itself, by prefix.
@@ -257,7 +257,7 @@ def _outermost(ty: tvm.ir.Type) -> tirx.Expr | None:
 def _has_items(ty: tvm.ir.Type, size: tirx.Var) -> bool:
     """Whether the first dimension is the size, and no other depends on it."""
     first = _outermost(ty)
-    return first is not None and first.same_as(size) and not _depends(list(ty.shape)[1:], size)
+    return first is not None and first.same_as(size) and not depends(list(ty.shape)[1:], size)
 
 
 def _mentions(value: Any, size: tirx.Var) -> bool:
@@ -265,11 +265,7 @@ def _mentions(value: Any, size: tirx.Var) -> bool:
     if isinstance(value, relax.TupleType):
         return any(_mentions(one, size) for one in value.fields)
     shape = getattr(value, "shape", None)
-    return not isinstance(shape, relax.ShapeExpr) or _depends(list(shape), size)
-
-
-def _depends(extents: list[Any], size: tirx.Var) -> bool:
-    return any(size.same_as(v) for one in extents for v in tirx.analysis.undefined_vars(one))
+    return not isinstance(shape, relax.ShapeExpr) or depends(list(shape), size)
 
 
 class _Items:
@@ -297,12 +293,12 @@ class _Items:
     def _in_kernel(self, call: relax.Call, given: list[list[Any]]) -> bool:
         """Whether a kernel that gets tensors of these sizes, and numbers, goes item by item."""
         func = self._mod[call.args[0]]
-        if not any(_depends(extents, self._size) for extents in given):
+        if not any(depends(extents, self._size) for extents in given):
             return True
         own: dict[tirx.Var, Any] = {}
         for param, extents in zip(func.params, given, strict=True):
             for variable, extent in zip(getattr(param, "shape", [param]), extents, strict=True):
-                if isinstance(variable, tirx.Var) and _depends([extent], self._size):
+                if isinstance(variable, tirx.Var) and depends(extent, self._size):
                     own.setdefault(variable, extent)
         if len(own) > 1:
             # Sizes with names of their own that are multiples of one.
@@ -327,7 +323,7 @@ def _keeps_items(before: tvm.ir.Type, after: tvm.ir.Type, size: tirx.Var) -> boo
     """
     ends = []
     for shape in map(_extents_of, (before, after)):
-        axes = [axis for axis, extent in enumerate(shape or []) if _depends([extent], size)]
+        axes = [axis for axis, extent in enumerate(shape or []) if depends(extent, size)]
         if shape is None or len(axes) > 1:
             return False
         around = shape[: axes[0]] if axes else []
