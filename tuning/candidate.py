@@ -95,8 +95,7 @@ class KernelTask:
         """What it is measured with."""
         if self.nominal:
             return [call.arguments for call in self.nominal]
-        shapes = ([static_extent(size) or 0 for size in p.shape] for p in self.func.params)
-        return [tuple(map(tuple, shapes))]
+        return [known_arguments(self.func)]
 
     def with_nominal_sizes(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Its loops with the sizes of one of the calls, the one in the middle, for cost models."""
@@ -128,6 +127,12 @@ def kernel_task(
     )
 
 
+def known_arguments(func: tirx.PrimFunc) -> Arguments:
+    """What a kernel of known sizes is called with."""
+    shapes = ([static_extent(size) or 0 for size in param.shape] for param in func.params)
+    return tuple(map(tuple, shapes))
+
+
 def is_known(func: tirx.PrimFunc) -> bool:
     """Whether a kernel takes tensors of known sizes and nothing else."""
     return all(
@@ -152,8 +157,19 @@ def refusal(task: KernelTask) -> str:
     """Why a kernel cannot be tuned; empty when it can."""
     if not is_known(task.func) and not task.nominal:
         return "data decide its sizes or whether it runs: freeze inputs with --input-shape"
-    shapes = (given for call in task.measured_calls for given in call if isinstance(given, tuple))
-    return "a tensor is empty" if any(0 in shape for shape in shapes) else ""
+    return next(filter(None, map(_refusal_of_call, task.measured_calls)), "")
+
+
+def refusal_of_known(func: tirx.PrimFunc) -> str:
+    """Why a kernel that runs with known sizes only cannot be scheduled; empty when it can."""
+    if not is_known(func):
+        return "a size is known only at run time: freeze it with --input-shape"
+    return _refusal_of_call(known_arguments(func))
+
+
+def _refusal_of_call(arguments: Arguments) -> str:
+    is_empty = any(0 in given for given in arguments if isinstance(given, tuple))
+    return "a tensor is empty" if is_empty else ""
 
 
 def read_trace(data: Any, mod: tvm.IRModule) -> Trace:

@@ -16,7 +16,7 @@ from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.recorded_schedule import RecordedSchedule, RecordSource
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_kernel
 from tvm_ext.tir_schedules.template import FixedDecisions
-from tvm_ext.tuning.candidate import is_known, kernel_task, refusal
+from tvm_ext.tuning.candidate import refusal_of_known
 from tvm_ext.tuning.wafer.cost_model import read_program
 
 # Regions whose sides differ by less than this part of them get the same schedule.
@@ -122,7 +122,7 @@ class KernelCosts:
     def _cost(self, name: str, mesh: WaferDescription, records: RecordSource | None) -> KernelCost:
         func = without_scope_marks(self._kernels[name])
         origins = tuple(self._origins.get(name, ()))
-        unknown = _unknown_sizes(name, func)
+        unknown = refusal_of_known(func)
         if unknown:
             found = KernelCost(name, len(origins), origins, "as written", "as written", unknown)
             return replace(found, refusal=unknown)
@@ -137,13 +137,6 @@ class KernelCosts:
             _decisions(func, choice, mesh, records),
         )
         return _with_cost(found, scheduled, mesh)
-
-
-def _unknown_sizes(name: str, func: tirx.PrimFunc) -> str:
-    """Why a kernel has no cost on a mesh, whose memory is planned; empty if it has one."""
-    if not is_known(func):
-        return "a size is known only at run time: freeze it with --input-shape"
-    return refusal(kernel_task(name, func))
 
 
 def _with_cost(kernel: KernelCost, scheduled: tirx.PrimFunc, mesh: WaferDescription) -> KernelCost:
