@@ -38,8 +38,9 @@ class MatrixInstruction:
     a, b, accumulator : str
         Types of the operands, as buffers have them, and of the sums.
     held : str
-        Where operands are: "lanes" of vector registers, one value of A in all of them; registers of
-        one "thread", or of the threads of a "warp"; or "shared" memory, in swizzled rows.
+        Where operands are: "lanes" of vector registers, one value of A in all of them; "tiles",
+        registers of rows; registers of one "thread", or of the threads of a "warp"; or "shared"
+        memory, in swizzled rows.
     packed : int
         Neighbouring steps of K in one lane or register of 32 bits, of both operands.
     across : bool
@@ -60,7 +61,7 @@ class MatrixInstruction:
     a: str
     b: str
     accumulator: str
-    held: Literal["lanes", "thread", "warp", "shared"]
+    held: Literal["lanes", "tiles", "thread", "warp", "shared"]
     packed: int
     across: bool
     needs: str
@@ -82,6 +83,9 @@ def _capability(arch: str) -> int:
     return int("".join(filter(str.isdigit, arch)))
 
 
+_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1, "uint8": 1}
+
+
 def _vector(dtype: str, needs: str = "") -> MatrixInstruction:
     """A multiply-add of whole vectors, which LLVM makes of ``a * b + c``."""
     return MatrixInstruction(
@@ -94,6 +98,15 @@ def _dot_product(name: str, intrinsic: str, needs: str) -> MatrixInstruction:
     """Products of uint8 and int8, four of which are added to each lane of int32."""
     return MatrixInstruction(
         *(name, intrinsic, 1, LANES, 4, "uint8", "int8", "int32", "lanes", 4, False, needs, "uint8")
+    )
+
+
+def _tile(a: str, b: str, accumulator: str, name: str, needs: str) -> MatrixInstruction:
+    """Products of 16 rows of 64 bytes and 16 columns: Intel AMX."""
+    k = 64 // _BYTES[a]
+    return MatrixInstruction(
+        *(name, f"llvm.x86.{name}", 16, 16, k, a, b, accumulator, "tiles", 4 // _BYTES[a]),
+        *(False, needs, a),
     )
 
 
@@ -121,7 +134,6 @@ def _thread(dtype: str) -> MatrixInstruction:
 # Bytes of the steps of K of one instruction of tensor cores, and of a register.
 _DEPTH_BYTES, _REGISTER_BYTES = 32, 4
 
-_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1, "uint8": 1}
 _INTEGERS = ("int8", "uint8")
 
 
@@ -142,6 +154,13 @@ def _tensor_cores(
         "tf32" if a == "float32" else a,
     )
 
+
+TILE_INSTRUCTIONS = (
+    _tile("uint8", "int8", "int32", "tdpbusd", "amx-int8"),
+    _tile("int8", "int8", "int32", "tdpbssd", "amx-int8"),
+    _tile("bfloat16", "bfloat16", "float32", "tdpbf16ps", "amx-bf16"),
+)
+"""Of CPUs, beside those of vectors."""
 
 THREAD_INSTRUCTIONS = {dtype: _thread(dtype) for dtype in ("float32", "float64")}
 """By the operands' type."""

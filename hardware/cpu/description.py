@@ -12,7 +12,11 @@ from tvm_ext.configs.errors import TargetError
 from tvm_ext.configs.loader import Count, Positive
 from tvm_ext.hardware.cpu.features import FLAGS, VectorBits, architecture_of, vector_bits
 from tvm_ext.hardware.machine import MachineDescription
-from tvm_ext.hardware.matrix_instructions import MatrixInstruction, cpu_instruction
+from tvm_ext.hardware.matrix_instructions import (
+    TILE_INSTRUCTIONS,
+    MatrixInstruction,
+    cpu_instruction,
+)
 from tvm_ext.hardware.targets import current_machine
 from tvm_ext.hardware.tvm_compat import llvm_codegen
 
@@ -143,6 +147,11 @@ class CpuDescription(MachineDescription):
     def instruction(self, dtype: str) -> MatrixInstruction:
         """What sums of products of ``dtype`` become on this CPU."""
         return cpu_instruction(dtype, tvm.DataType(dtype).bits, self.features)
+
+    def tile_instruction(self, a: str, b: str) -> MatrixInstruction | None:
+        """What multiplies tiles of types ``a`` and ``b``; None where the CPU has no such registers."""
+        rows = (row for row in TILE_INSTRUCTIONS if (row.a, row.b) == (a, b))
+        return next((row for row in rows if row.needs in self.features), None)
 
     @property
     def has_dot_products(self) -> bool:

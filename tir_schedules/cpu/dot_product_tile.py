@@ -106,7 +106,7 @@ def _operands(
         raise NotApplicable(f"no instruction adds products of {types[0]} and {types[1]}")
     if constant_parameter(func, weights.source) is None:
         raise NotApplicable("the weights are computed in the run")
-    order = tuple(_axis_of(contraction, index) for index in weights.indices)
+    order = tuple(weight_axis(contraction, index) for index in weights.indices)
     spatial = [axis for axis in order if _is_one_of(axis, contraction.spatial)]
     depths = [
         axis
@@ -136,7 +136,11 @@ def _factors(product: tvm.ir.Expr) -> tuple[tvm.ir.TensorLoad, tvm.ir.TensorLoad
     return loads[0], loads[1]
 
 
-def _axis_of(contraction: SymbolicContraction, index: tvm.ir.Expr) -> LoopAxis:
+def weight_axis(contraction: SymbolicContraction, index: tvm.ir.Expr) -> LoopAxis:
+    """The loop that an axis of the weights belongs to, of one iteration where it has one element.
+
+    Raises NotApplicable where the index is no loop of known length.
+    """
     if static_extent(index) == 0:
         return LoopAxis(tirx.Var("once", str(index.ty)), index + 1)
     for axis in (*contraction.spatial, *contraction.reduction):

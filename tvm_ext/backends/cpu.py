@@ -12,6 +12,7 @@ from tvm_ext.hardware.backend import Backend
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import cpu_of_tvm_target, host_description
 from tvm_ext.tir_schedules.backend import Scheduling
+from tvm_ext.tir_schedules.cpu.amx_tile import AmxTile
 from tvm_ext.tir_schedules.cpu.batch_loop import BatchLoop
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution
@@ -67,6 +68,7 @@ CPU = Backend(
                 BatchLoop(CpuReduction()),
                 CpuScan(),
                 CpuRecurrentLayer(),
+                AmxTile(),
                 DotProductTile(),
                 # Weights of 36 positions go through L2 for each item of few tiles.
                 BatchLoop(Winograd(), least_uses=24),
