@@ -17,6 +17,13 @@ from tvm_ext.relay_passes.zero_point_compensation import are_whole, centred_inte
 # The magnitude of a byte less a zero point of its type.
 _LARGEST = 255
 
+# What may be between scaled sums and the division by a scale, and how much of it.
+_ELEMENTWISE = tuple(
+    f"relax.{name}"
+    for name in ("add", "subtract", "multiply", "maximum", "minimum", "clip", "nn.relu")
+)
+_LONGEST_CHAIN = 8
+
 
 @graph_pass
 class FakeQuantizationToInteger:
@@ -27,6 +34,9 @@ class FakeQuantizationToInteger:
 
     This is what DequantizeLinear in front of both operands of an operator means to programs that
     have integer arithmetic. The sums are exact; the scales are multiplied once for each result.
+    Where such a result is divided by the scale of a QuantizeLinear, it is multiplied by the
+    reciprocal, as ONNX Runtime does: a vector division takes as long as ten other operations. At
+    the border between two steps that may give the other one.
 
     Leaves alone: data whose zero point or scale is computed in the run or is not one number;
     weights that are not whole numbers of 8 bits times a scale for each output, which the importer
@@ -57,6 +67,9 @@ class _IntegerRewriter(BindingRewriter):
     pass_name = "FakeQuantizationToInteger"
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        divided = self.view.call(value, "relax.divide")
+        if divided is not None:
+            return self._with_reciprocal(divided)
         call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
         if call is None or str(var.ty.dtype) != "float32":
             return None
@@ -79,6 +92,26 @@ class _IntegerRewriter(BindingRewriter):
         wide = relax.op.astype(self.bind(total, var), "float32")
         made = relax.op.multiply(wide, relax.const(factor, "float32"))
         return Replacement(made, (), "integers are multiplied")
+
+    def _with_reciprocal(self, call: relax.Call) -> Replacement | None:
+        """A division of scaled sums of integers by one stored number, as a multiplication."""
+        divisor = constant_value(self.view, call.args[1])
+        if divisor is None or divisor.size != 1 or str(divisor.dtype) != "float32":
+            return None
+        with np.errstate(all="ignore"):
+            factor = np.float32(1) / divisor
+        if not _are_normal(factor) or not self._is_of_sums(call.args[0], _LONGEST_CHAIN):
+            return None
+        made = relax.op.multiply(call.args[0], relax.const(factor, "float32"))
+        return Replacement(made, (), "multiplied by the reciprocal of a scale")
+
+    def _is_of_sums(self, expr: relax.Expr, steps: int) -> bool:
+        """Whether it is computed element by element from sums of integers that were scaled."""
+        if self.view.call(expr, "relax.astype") is not None:
+            sums = self.view.call(self.view.value(expr).args[0], "relax.matmul", *CONVOLUTIONS)
+            return sums is not None and str(sums.ty.dtype) == "int32"
+        call = self.view.call(expr, *_ELEMENTWISE) if steps else None
+        return call is not None and any(self._is_of_sums(arg, steps - 1) for arg in call.args[:2])
 
     def _data(self, expr: relax.Expr, var: relax.Var) -> tuple[relax.Expr, np.float32] | None:
         """The integers less their zero point, in int16, and the scale."""

@@ -23,6 +23,10 @@ from tvm_ext.hardware.tvm_compat import llvm_codegen
 # What the templates and the features were written for.
 ARCHITECTURES = ("x86_64", "aarch64")
 
+# For Intel's processors LLVM makes two halves of every vector of 512 bits, lest a few of them lower
+# the clock of code that is mostly scalar: all of ours is not.
+_WIDEST_BITS, _WHOLE_VECTORS = 512, "-prefer-256-bit"
+
 
 class CpuDescription(MachineDescription):
     """A CPU. Caches L1 and L2 are per core, L3 and memory are shared by all cores.
@@ -105,13 +109,16 @@ class CpuDescription(MachineDescription):
 
     def tvm_target(self) -> tvm.target.Target:
         """The TVM target that builds code for this CPU. Raises ValueError for a wrong option."""
+        attributes = [*self.mattr]
+        if self.vector_bits == _WIDEST_BITS and self.architecture == "x86_64":
+            attributes.append(_WHOLE_VECTORS)
         config = {
             **self.target_options,
             "kind": "llvm",
             "mtriple": self.mtriple,
             "mcpu": self.mcpu,
             "num-cores": self.cores,
-            **({"mattr": list(self.mattr)} if self.mattr else {}),
+            **({"mattr": attributes} if attributes else {}),
         }
         return tvm.target.Target(config)
 
