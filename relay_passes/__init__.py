@@ -9,6 +9,7 @@ if __name__ != "tvm_ext.relay_passes":
 from typing import Any
 
 from tvm_ext.relay_passes.accumulate_in_float32 import AccumulateInFloat32
+from tvm_ext.relay_passes.activation_lookup_tables import ActivationLookupTables
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
 from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv
@@ -45,6 +46,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     GemmFusion,
     LayoutPlanning,
     CancelTransposes,
+    ActivationLookupTables,
     LayerNormFusion,
     FuseCastIntoSoftmax,
     GroupedConvolution,

@@ -16,7 +16,9 @@ import tvm
 from tvm_ext.configs.decision import Decision
 from tvm_ext.configs.errors import ConfigError, nearest_hint
 
-# TVM's numbers, a kernel's attribute ``op_pattern``: elementwise operators may follow, and none.
+# TVM's numbers, a kernel's attribute ``op_pattern``: it may follow others, elementwise operators may
+# follow it, and none. (TVM finds out for itself where the number is that of elementwise ones, 0.)
+BROADCAST = 1
 OUT_ELEMENTWISE_FUSABLE = 4
 OPAQUE = 8
 

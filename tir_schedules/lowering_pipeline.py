@@ -14,6 +14,7 @@ from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, Truncate
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
     FlattenFewAccesses,
     JoinArgumentChecks,
+    LookUpInRegisters,
     NoAliasOfLoneArguments,
     SerialFills,
     UnalignedArguments,
@@ -112,6 +113,7 @@ _OURS: dict[str, tuple[_Passes, _Passes]] = {
     "llvm": (
         (InsertBoundsChecks, FlattenFewAccesses, SerialFills, NoAliasOfLoneArguments),
         (
+            LookUpInRegisters,
             UnalignedArguments,
             JoinArgumentChecks,
             TruncateDivisions,

@@ -160,6 +160,9 @@ def read_position(stmt: s_tir.SBlock, buffer: tirx.Buffer) -> int:
     return next(i for i, read in enumerate(stmt.reads) if read.source.same_as(buffer))
 
 
+_BYTE_VALUES = 256
+
+
 def access_of(sch: s_tir.Schedule, block: SBlockRV) -> BlockAccess | None:
     """The access of a block whose loops are one to one with its iteration variables.
 
@@ -206,10 +209,23 @@ def constant_parameter(func: tirx.PrimFunc, buffer: tirx.Buffer) -> int | None:
 
 
 def _strides(region: TensorRegion, variables: list[tirx.Var]) -> list[int | None]:
+    if len(region.region) == 1 and is_looked_up(region.source, region.region[0].min):
+        return [0] * len(variables)
     address = _flat_address(region)
     if address is None:
         return [None] * len(variables)
     return [slope(address, variable) for variable in variables]
+
+
+def is_looked_up(buffer: tirx.Buffer, place: tvm.ir.Expr) -> bool:
+    """Whether ``place``, a byte that is loaded or computed, selects one of 256 bytes.
+
+    Such a table stays in registers: it counts as an array that moves with no loop.
+    """
+    size = static_extent(buffer.shape[0]) if len(buffer.shape) == 1 else None
+    if size != _BYTE_VALUES or element_bytes(buffer) != 1 or not isinstance(place, tirx.Cast):
+        return False
+    return tvm.DataType(str(place.value.ty)).bits == 8
 
 
 def _flat_address(region: TensorRegion) -> tvm.ir.Expr | None:

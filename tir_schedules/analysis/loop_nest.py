@@ -15,6 +15,7 @@ from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
+    is_looked_up,
     nodes,
     runs_in_any_order,
     slope,
@@ -210,8 +211,12 @@ def store_strides(nest: Nest) -> tuple[int | None, ...]:
 
 
 def load_strides(nest: Nest) -> list[tuple[int | None, ...]]:
-    """The same for each load."""
-    return [_strides(nest, load.indices) for load in nest.loads()]
+    """The same for each load; 0 for those of a table that stays in registers."""
+    still = (0,) * len(nest.axes)
+    return [
+        still if is_looked_up(load.source, load.indices[0]) else _strides(nest, load.indices)
+        for load in nest.loads()
+    ]
 
 
 def in_order_of_writing(nest: Nest) -> Nest:
@@ -225,7 +230,8 @@ def in_order_of_writing(nest: Nest) -> Nest:
 
 def joined(nest: Nest) -> Nest:
     """Neighbouring loops that every buffer walks as if they were one are made one."""
-    addresses = [nest.store.indices[0], *(load.indices[0] for load in nest.loads())]
+    moving = (one for one in nest.loads() if not is_looked_up(one.source, one.indices[0]))
+    addresses = [nest.store.indices[0], *(load.indices[0] for load in moving)]
     table = [tuple(stride(index, axis.var) for axis in nest.axes) for index in addresses]
     kept = nest.free_axes()
     position = len(nest.axes) - 1

@@ -12,6 +12,7 @@ from tvm.s_tir import SBlockRealize
 from tvm_ffi import structural_map, structural_walk
 
 from tvm_ext.configs.errors import CONTRADICTING_SIZES
+from tvm_ext.hardware.cpu.description import llvm_features
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     among,
     flat_address,
@@ -240,6 +241,87 @@ def _argument_conditions(statement: tirx.Stmt) -> list[tvm.ir.Expr] | None:
 @cache
 def _struct_get() -> tvm.ir.Op:
     return tvm.ir.Op.get("tirx.tvm_struct_get")
+
+
+# Tables of bytes are looked up for all lanes at once.
+#
+# LLVM loads each lane for itself. AVX512-VBMI permutes the bytes of two registers by those of a
+# third: two such instructions go through all of a table of 256, and the highest bit of an index
+# says which of the two has found it.
+
+_TABLE, _REGISTER_BYTES = 256, 64
+_PERMUTATION = "llvm.x86.avx512.vpermi2var.qi.512"
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="LookUpInRegisters")
+class LookUpInRegisters:
+    """Reads of a table of 256 bytes at vectors of bytes become permutations of registers.
+
+    Before: ``y = table[int32x32(x)]``
+    After:  ``y = x < 128 ? permute(table[0:64], x, table[64:128]) : permute(table[128:192], x, ...)``
+
+    Leaves alone: vectors of an odd number of lanes; CPUs without AVX512-VBMI.
+    """
+
+    def transform_function(
+        self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
+        """Kernels without such a table stay as they are."""
+        if not any(map(_is_look_up, nodes(func.body, tvm.ir.TensorLoad))):
+            return func
+        target = func.attrs["target"]
+        attributes = tuple(str(feature) for feature in target.attrs.get("mattr", ()))
+        names = (str(target.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
+        if "avx512vbmi" not in llvm_features(*names, attributes):
+            return func
+        return func.with_body(structural_map(func.body, (tvm.ir.TensorLoad, _permuted)))
+
+
+def _is_look_up(load: tvm.ir.TensorLoad) -> bool:
+    """Whether all lanes of an index are bytes, and the table has a number for each."""
+    index = load.indices[-1] if len(load.indices) == 1 else None
+    if not isinstance(index, tirx.Cast) or static_extent(load.source.shape[0]) != _TABLE:
+        return False
+    table, kind = (tvm.DataType(str(ty)) for ty in (load.source.dtype, index.value.ty))
+    is_of_bytes = str(table) in ("uint8", "int8") and kind == tvm.DataType(f"uint8x{kind.lanes}")
+    return is_of_bytes and (kind.lanes in (8, 16, 32) or kind.lanes % _REGISTER_BYTES == 0)
+
+
+def _permuted(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
+    if not _is_look_up(load):
+        return load
+    places = load.indices[0].value
+    lanes = tvm.DataType(str(places.ty)).lanes
+    if lanes <= _REGISTER_BYTES:
+        whole = _lanes_of([places] * (_REGISTER_BYTES // lanes), 0, _REGISTER_BYTES)
+        found = _lanes_of([_permuted_register(load.source, whole)], 0, lanes)
+    else:
+        starts = range(0, lanes, _REGISTER_BYTES)
+        pieces = (_lanes_of([places], start, _REGISTER_BYTES) for start in starts)
+        found = _lanes_of([_permuted_register(load.source, piece) for piece in pieces], 0, lanes)
+    return found if str(load.source.dtype) == "uint8" else tirx.reinterpret(str(load.ty), found)
+
+
+def _permuted_register(table: tirx.Buffer, places: tvm.ir.Expr) -> tvm.ir.Expr:
+    """The bytes of ``table`` at 64 places."""
+    one, kind = tirx.const(1, "int32"), f"uint8x{_REGISTER_BYTES}"
+    rows = [
+        tirx.BufferLoad(table, [tirx.Ramp(tirx.const(first, "int32"), one, _REGISTER_BYTES)])
+        for first in range(0, _TABLE, _REGISTER_BYTES)
+    ]
+    lower, upper = (
+        tirx.call_llvm_pure_intrin(kind, _PERMUTATION, rows[n], places, rows[n + 1]) for n in (0, 2)
+    )
+    half = tirx.Broadcast(tirx.const(_TABLE // 2, "uint8"), _REGISTER_BYTES)
+    return tirx.Select(tirx.LT(places, half), lower, upper)
+
+
+def _lanes_of(vectors: list[tvm.ir.Expr], first: int, count: int) -> tvm.ir.Expr:
+    """``count`` lanes of several vectors next to each other, from the lane ``first`` on."""
+    if len(vectors) == 1 and tvm.DataType(str(vectors[0].ty)).lanes == count:
+        return vectors[0]
+    lanes = [tirx.const(first + n, "int32") for n in range(count)]
+    return tirx.Shuffle(vectors, lanes)
 
 
 # Loops that fill with one value are left to LLVM to make vectors of, where TVM cannot.
