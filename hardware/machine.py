@@ -14,6 +14,9 @@ import tvm
 from tvm_ext.configs.errors import TargetError
 from tvm_ext.configs.loader import ConfigModel
 
+MODEL_PRECISION = "model"
+"""Products in the types that a model has them in."""
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -70,6 +73,18 @@ class MachineDescription(ConfigModel):
         raise TargetError(
             f"tf32 was asked for and target '{self.name}' is no GPU; expected one, whose "
             "tensor cores know tf32: leave it out"
+        )
+
+    def with_precision(self, precision: str) -> "MachineDescription":
+        """The same machine with products of float32 in ``precision``; "model": as models have them.
+
+        Raises TargetError where it has no instruction for these.
+        """
+        if precision == MODEL_PRECISION:
+            return self
+        raise TargetError(
+            f"precision '{precision}' was asked for and target '{self.name}' has none but "
+            f"'{MODEL_PRECISION}'; expected that one: leave it out"
         )
 
     def vector_lanes(self, dtype: str) -> int:

@@ -150,6 +150,9 @@ def convolution_seconds(call: relax.Call, layout: ChannelLayout, machine: Layout
     if dtype == "int16" and is_last and convolution.fits_dot_products:
         steps = convolution.group_inputs if convolution.group_inputs > 1 else convolution.kernel[-1]
         dtype, fraction = "uint8", fraction * _filled(steps, 4)
+    # Tile registers take neighbouring channels; else bfloat16 is widened.
+    if dtype == "bfloat16":
+        dtype, fraction = ("bfloat16", 1.0) if is_last else ("float32", fraction)
     return machine.seconds(Work(convolution.flops, convolution.nbytes, dtype, fraction))
 
 

@@ -93,6 +93,7 @@ def compile(
     records: RecordsSource = (),
     require_records: bool = False,
     tf32: bool = False,
+    precision: str = "model",
     pipeline: PipelineSource | None = None,
     threads: int | None = None,
     specialize: 'Sequence[Specialization] | Literal["auto"]' = (),
@@ -128,6 +129,10 @@ def compile(
     tf32 : bool
         On a GPU: whether products of float32 go to the tensor cores with 10 bits of mantissa
         instead of 23, as PyTorch's ``allow_tf32``. Sums are float32.
+    precision : str
+        "model": products as the model has them. "bfloat16": matmuls and convolutions of float32
+        round both operands to 8 bits and sum in float32, on CPUs with tile registers (amx-bf16) and
+        where that takes less time.
     pipeline : PassPipeline, or path of its TOML file, optional
         Passes of your own choice, in your order and with your options, which are checked before
         anything runs; stages that it leaves open are those of ``opt_level``.
@@ -157,6 +162,7 @@ def compile(
     begun = time.perf_counter() - tvm_ext.import_seconds.pop("compile", 0.0)
     machine = program_target(target)
     machine = machine.with_tf32() if tf32 else machine
+    machine = machine.with_precision(precision)
     machine = machine if threads is None else machine.with_threads(threads)
     passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
     require_schedules(passes, machine)

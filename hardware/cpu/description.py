@@ -11,7 +11,7 @@ from tvm.target import Target
 from tvm_ext.configs.errors import TargetError
 from tvm_ext.configs.loader import Count, Positive
 from tvm_ext.hardware.cpu.features import FLAGS, VectorBits, architecture_of, vector_bits
-from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.machine import MODEL_PRECISION, MachineDescription
 from tvm_ext.hardware.matrix_instructions import (
     TILE_INSTRUCTIONS,
     MatrixInstruction,
@@ -26,6 +26,8 @@ ARCHITECTURES = ("x86_64", "aarch64")
 # For Intel's processors LLVM makes two halves of every vector of 512 bits, lest a few of them lower
 # the clock of code that is mostly scalar: all of ours is not.
 _WIDEST_BITS, _WHOLE_VECTORS = 512, "-prefer-256-bit"
+
+_NARROW = "bfloat16"
 
 
 class CpuDescription(MachineDescription):
@@ -64,6 +66,8 @@ class CpuDescription(MachineDescription):
     """Time to call one kernel that does nothing."""
     parallel_overhead_us: Positive
     """Time to hand a kernel to all threads and wait for them."""
+    products: Literal["float32", "bfloat16"] = "float32"
+    """What products of float32 are computed in, with sums of float32: see ``with_precision``."""
     target_options: dict[str, Any] = Field(default_factory=dict)
     """Other attributes for the TVM target, such as {"fast-math" = true}."""
 
@@ -130,6 +134,22 @@ class CpuDescription(MachineDescription):
         """See ``MachineDescription``: a thread a core."""
         return self.with_cores(threads)
 
+    def with_precision(self, precision: str) -> "CpuDescription":
+        """See ``MachineDescription``: "bfloat16" where tile registers multiply it."""
+        if precision == MODEL_PRECISION:
+            return self
+        if precision != _NARROW:
+            raise TargetError(
+                f"precision '{precision}' is not known; "
+                f"expected '{MODEL_PRECISION}' or '{_NARROW}': change it"
+            )
+        if self.tile_instruction(_NARROW, _NARROW) is None:
+            raise TargetError(
+                f"precision '{precision}' was asked for and target '{self.name}' has no instruction "
+                f"for its products; expected a CPU with the feature amx-bf16: leave it out"
+            )
+        return self.model_copy(update={"products": _NARROW})
+
     def fastest_seconds(self, seconds_on: Callable[[MachineDescription], float]) -> float:
         """The better of one core and of all cores, whose threads are woken first."""
         if self.cores == 1:
@@ -149,7 +169,11 @@ class CpuDescription(MachineDescription):
         """
         instruction = self.instruction(dtype)
         multiply_adds = instruction.m * instruction.k * self.vector_lanes(instruction.accumulator)
-        return 2 * multiply_adds * self.fma_units * self.clock_ghz * 1e9 * self.cores
+        in_vectors = multiply_adds * self.fma_units
+        tiles = (row for row in TILE_INSTRUCTIONS if row.a == dtype and row.needs in self.features)
+        # One starts in as many cycles as it has rows: Intel's manual, "Intel AMX".
+        in_tiles = max((row.n * row.k for row in tiles), default=0)
+        return 2 * max(in_vectors, in_tiles) * self.clock_ghz * 1e9 * self.cores
 
     def instruction(self, dtype: str) -> MatrixInstruction:
         """What sums of products of ``dtype`` become on this CPU."""

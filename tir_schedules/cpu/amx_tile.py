@@ -25,6 +25,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     constant_parameter,
     count_calls,
     depends,
+    is_conditional,
     is_data_parallel,
     nodes,
     slope,
@@ -210,6 +211,20 @@ def _factors(
     raise NotApplicable("the weights are computed in the run")
 
 
+def _bits_of(expr: Any, dtype: str) -> Any:
+    """An element, or padding in its place, as an integer of ``dtype`` of the same bits."""
+    if str(expr.ty) == dtype:
+        return expr
+    if is_conditional(expr):
+        condition, *values = expr.args
+        return tirx.if_then_else(condition, *(_bits_of(value, dtype) for value in values))
+    if isinstance(expr, tirx.FloatImm) and expr.value == 0:
+        return tirx.const(0, dtype)
+    if not isinstance(expr, tvm.ir.TensorLoad):
+        raise NotApplicable("the data are computed as they are read")
+    return tirx.reinterpret(dtype, expr)
+
+
 def _depends(expr: Any, axis: LoopAxis) -> bool:
     return depends(expr, axis.var)
 
@@ -266,7 +281,9 @@ class _Code:
         self.index = str(operands.columns.var.ty)
         self.sums_type = operands.instruction.accumulator
         shape = (self.panel_rows * operands.row_elements,)
-        self.panel = tirx.decl_buffer(shape, operands.instruction.a, "panel", scope="local")
+        # Of the same bits as integers: TVM makes float32 of an array of narrow floats.
+        self.bits = f"uint{8 * operands.element_bytes}"
+        self.panel = tirx.decl_buffer(shape, self.bits, "panel", scope="local")
         self.sums, self.sums_declared = stack_array(
             _BLOCK_ROWS * operands.block, self.sums_type, "sums"
         )
@@ -382,7 +399,7 @@ class _Code:
         for axis in operands.taps:
             place = place * axis.extent + taps[axis.var]
         start = row * operands.row_elements + place * operands.depth.extent
-        element = self._at(operands.data, {**values, **taps})
+        element = _bits_of(self._at(operands.data, {**values, **taps}), self.bits)
 
         def copy(offset: Any) -> tirx.Stmt:
             value = substitute(element, {operands.depth.var: offset})
@@ -394,7 +411,7 @@ class _Code:
 
         def clear(offset: Any) -> tirx.Stmt:
             at = row * operands.row_elements + operands.steps + offset
-            return tirx.BufferStore(self.panel, tirx.const(0, operands.instruction.a), [at])
+            return tirx.BufferStore(self.panel, tirx.const(0, self.bits), [at])
 
         # What is multiplied by weights of zero may be anything but NaN.
         rest = operands.padded_steps - operands.steps

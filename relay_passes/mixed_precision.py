@@ -1,0 +1,102 @@
+"""MixedPrecision: matmuls and convolutions of float32 in bfloat16, with sums of float32."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.expressions import constant_value, convolution_like
+from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.layout_cost import nominal_shape, shape_of_convolution, tensor_bytes
+from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
+
+_NARROW, _WIDE = "bfloat16", "float32"
+
+# Products of a sum that are neighbours in memory, at least: see the template "amx tile".
+_LEAST_DEPTH = 16
+
+
+@graph_pass
+class MixedPrecision:
+    """Multiplies in bfloat16 where a program was asked for in it, and where that takes less time.
+
+    Before: ``y = matmul(x, W)``                                         all of float32
+    After:  ``y = matmul(astype(x, bfloat16), W', out_dtype=float32)``   W' = W rounded, stored so
+
+    Both operands are rounded to 8 bits, to the nearest; products and sums are those of float32.
+
+    Leaves alone: all, unless ``precision="bfloat16"`` was asked for; weights that are computed in
+    the run, convolutions in groups, sums of few channels; products that take less time than rounding
+    their operand; and values beyond float32's normal numbers among the weights.
+
+    Run after: ConvBnReluFold, GemmFusion. Run before: LayoutPlanning.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """The rewritten module; ``mod`` itself when nothing matches."""
+        machine = current_cpu()
+        if machine is None or machine.products != _NARROW:
+            return mod
+        return _NarrowProducts(machine).run(mod)
+
+
+class _NarrowProducts(BindingRewriter):
+    pass_name = "MixedPrecision"
+
+    def __init__(self, machine: CpuDescription) -> None:
+        self._machine = machine
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
+        if call is None or any(str(arg.ty.dtype) != _WIDE for arg in (*call.args, var)):
+            return None
+        weights = constant_value(self.view, call.args[1])
+        if weights is None:
+            return None
+        with np.errstate(all="ignore"):
+            rounded = weights.astype(ml_dtypes.bfloat16)
+        if not np.isfinite(rounded.astype(np.float32)).all():
+            self.refuse("a weight is no number of bfloat16", var)
+            return None
+        reason = self._obstacle(call, weights)
+        if reason is not None:
+            self.refuse(reason, var)
+            return None
+        data = self.bind(relax.op.astype(call.args[0], _NARROW), var)
+        stored = relax.const(tvm.runtime.tensor(np.ascontiguousarray(rounded)), _NARROW)
+        if call.op.name == "relax.matmul":
+            made = relax.op.matmul(data, stored, out_dtype=_WIDE)
+        else:
+            made = convolution_like(call, data, stored, out_dtype=_WIDE)
+        return Replacement(made, (), "multiplied in bfloat16")
+
+    def _obstacle(self, call: relax.Call, weights: np.ndarray) -> str | None:
+        """Why a product stays in float32; None where it need not."""
+        shape = nominal_shape(call.ty)
+        if shape is None or nominal_shape(call.args[0].ty) is None:
+            return "its shape is not known"
+        if call.op.name == "relax.matmul":
+            if weights.ndim != 2:
+                return "the weights are no matrix"
+            depth, steps = weights.shape[0], weights.shape[0]
+        else:
+            convolution = shape_of_convolution(call)
+            if convolution.groups != 1:
+                return "a convolution in groups"
+            depth = convolution.group_inputs
+            steps = depth * math.prod(convolution.kernel)
+        if depth < _LEAST_DEPTH:
+            return "few channels are summed"
+        operations = 2.0 * math.prod(shape) * steps
+        saved = operations * sum(
+            sign / self._machine.peak_flops(dtype) for sign, dtype in ((1, _WIDE), (-1, _NARROW))
+        )
+        # The operand is read in float32, and written and read again in half of that.
+        moved = 2 * tensor_bytes(call.args[0].ty)
+        if saved < moved / self._machine.bandwidth(moved):
+            return "rounding takes longer than what it saves"
+        return None
