@@ -1,5 +1,7 @@
 """ActivationLookupTables: what is computed from one number of 8 bits is looked up."""
 
+from typing import Any
+
 import numpy as np
 import tvm
 from tvm import relax, te, tirx
@@ -134,8 +136,8 @@ class _TableRewriter(BindingRewriter):
         if self._is_scalar(var) or var.same_as(root) or hash(var) in seen:
             return 0
         seen.add(hash(var))
-        call = self.view.call(var, *_OPERATORS)
-        assert call is not None  # As ``_sources`` found it.
+        # One of the operators, as ``_sources`` has found.
+        call: Any = self.view.value(var)
         return _OPERATORS[call.op.name] + sum(self._cost(arg, root, seen) for arg in call.args)
 
     def _at_every_number(
@@ -144,13 +146,14 @@ class _TableRewriter(BindingRewriter):
         """What ``expr`` is for each value that an element of ``root`` may have, by its bits."""
         if not isinstance(expr.ty, relax.TensorType):
             return expr
-        if self._is_scalar(expr):
-            return relax.const(constant_value(self.view, expr).reshape(()), str(expr.ty.dtype))
+        number = constant_value(self.view, expr)
+        if number is not None:
+            return relax.const(number.reshape(()), str(expr.ty.dtype))
         if expr.same_as(root):
             numbers = np.arange(_NUMBERS, dtype=np.uint8).view(str(root.ty.dtype))
             return relax.const(numbers, str(root.ty.dtype))
         if hash(expr) not in made:
-            call = self.view.call(expr, *_OPERATORS)
+            call: Any = self.view.value(expr)
             args = [self._at_every_number(arg, root, made, origin) for arg in call.args]
             made[hash(expr)] = self.bind(relax.Call(call.op, args, call.attrs), origin)
         return made[hash(expr)]

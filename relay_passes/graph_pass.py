@@ -16,8 +16,8 @@ import tvm
 from tvm_ext.configs.decision import Decision
 from tvm_ext.configs.errors import ConfigError, nearest_hint
 
-# TVM's numbers, a kernel's attribute ``op_pattern``: it may follow others, elementwise operators may
-# follow it, and none. (TVM finds out for itself where the number is that of elementwise ones, 0.)
+# TVM's numbers, a kernel's attribute ``op_pattern``: it may follow others, elementwise operators
+# may follow it, and neither. (Where it is 0, for elementwise ones, TVM finds another for itself.)
 BROADCAST = 1
 OUT_ELEMENTWISE_FUSABLE = 4
 OPAQUE = 8

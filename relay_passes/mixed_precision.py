@@ -30,8 +30,8 @@ class MixedPrecision:
     Both operands are rounded to 8 bits, to the nearest; products and sums are those of float32.
 
     Leaves alone: all, unless ``precision="bfloat16"`` was asked for; weights that are computed in
-    the run, convolutions in groups, sums of few channels; products that take less time than rounding
-    their operand; and values beyond float32's normal numbers among the weights.
+    the run or are no finite numbers of bfloat16; convolutions in groups; sums of few channels;
+    products that take less time than rounding their operand.
 
     Run after: ConvBnReluFold, GemmFusion. Run before: LayoutPlanning.
     """

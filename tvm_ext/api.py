@@ -53,7 +53,7 @@ from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders, requir
 from tvm_ext.errors import REPORT_IT, DefectWarning, InputError
 from tvm_ext.hardware.cost_model import Work, cost_model
 from tvm_ext.hardware.cpu.description import current_cpu
-from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.machine import MODEL_PRECISION, MachineDescription
 from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import with_host_steps
 from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
@@ -93,7 +93,7 @@ def compile(
     records: RecordsSource = (),
     require_records: bool = False,
     tf32: bool = False,
-    precision: str = "model",
+    precision: str = MODEL_PRECISION,
     pipeline: PipelineSource | None = None,
     threads: int | None = None,
     specialize: 'Sequence[Specialization] | Literal["auto"]' = (),

@@ -19,6 +19,7 @@ from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.hardware.cpu.system import TILE_PERMISSION
 from tvm_ext.hardware.matrix_instructions import MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
@@ -54,12 +55,12 @@ _BLOCK_ROWS = 2 * _ROWS
 # Neighbours in the data, at least: fewer are copied at the cost of as many.
 _LEAST_DEPTH = 16
 
-# Panels for each thread, at least, where there are rows for them, and blocks of rows in one.
-_PANELS, _MOST_BLOCKS = 4, 16
+# Panels for each thread, at least, where there are rows for them.
+_PANELS = 4
 
-# System call arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64: a process asks
-# once for the registers; more often does nothing, in a seventh of a microsecond.
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+# Blocks of rows in a panel, and the most where the rows are counted in the run.
+_BLOCKS = frozenset({1, 2, 4, 8, 16})
+_BLOCKS_OF_SYMBOLIC_ROWS = 2
 
 
 class AmxTile:
@@ -84,9 +85,6 @@ class AmxTile:
         done = [block for block in (anchor, epilogue) if block is not None]
         schedule_others(sch, done, machine)
         return with_code(sch, code, done, found.views, (operand, weights))
-
-
-_BLOCKS = frozenset({1, 2, 4, 8, 16})
 
 
 @dataclass(frozen=True)
@@ -170,12 +168,13 @@ def _operands(
     instruction = machine.tile_instruction(*types)
     if instruction is None or instruction.accumulator != str(contraction.start.ty):
         raise NotApplicable(f"no tile registers for products of {types[0]} and {types[1]}")
-    if static_extent(contraction.start) != 0 and getattr(contraction.start, "value", 1) != 0:
+    if contraction.start.value != 0:
         raise NotApplicable("its sums do not start with zero")
     order = [weight_axis(contraction, index) for index in weights.indices]
     spatial = [axis for axis in contraction.spatial if any(axis is one for one in order)]
     depths = [axis for axis in contraction.reduction if _walks(data, axis)]
-    if len(spatial) != 1 or len(depths) != 1 or contraction.step(contraction.store, spatial[0]) != 1:
+    only = len(spatial) == 1 and len(depths) == 1
+    if not only or contraction.step(contraction.store, spatial[0]) != 1:
         raise NotApplicable("no loop walks the output and the weights alone")
     (columns,), (depth,) = spatial, depths
     if (depth.length or 0) < _LEAST_DEPTH or _depends(data, columns):
@@ -254,11 +253,12 @@ def _row_blocks(operands: _Operands, machine: CpuDescription) -> int:
     nbytes = _BLOCK_ROWS * operands.row_elements * operands.element_bytes
     fitting = max(1, machine.l2_bytes // 4 // nbytes)
     lengths = [axis.length for axis in operands.rows]
-    if None not in lengths:
-        blocks = -(-math.prod(lengths) // _BLOCK_ROWS)
+    known = [length for length in lengths if length is not None]
+    if len(known) == len(lengths):
+        blocks = -(-math.prod(known) // _BLOCK_ROWS)
         fitting = min(fitting, max(1, blocks // (_PANELS * machine.cores)))
     else:
-        fitting = min(fitting, 2)
+        fitting = min(fitting, _BLOCKS_OF_SYMBOLIC_ROWS)
     return max(n for n in _BLOCKS if n <= fitting)
 
 
@@ -328,8 +328,8 @@ class _Code:
             ]
         )
         kind = tirx.ForKind.PARALLEL if self.cores > 1 else tirx.ForKind.SERIAL
-        numbers = (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
-        arguments = [tirx.const(number, "int64") for number in numbers]
+        arguments = [tirx.const(number, "int64") for number in TILE_PERMISSION]
+        # In each kernel: a program may run in another process than the one that loaded it.
         permission = tirx.Evaluate(tirx.call_extern("int64", "syscall", *arguments))
         return sequence([permission, self._loop(every, self._simple(panels * parts), body, kind)])
 
@@ -368,7 +368,8 @@ class _Code:
             value = self._place_of(axis, row) + advance
             ends = tirx.Var(f"{axis.var.name}_ends", self.index)
             following.append(tirx.Bind(ends, tirx.Cast(self.index, tirx.EQ(value, axis.extent))))
-            following.append(self._place(axis, row + 1, tirx.Select(tirx.EQ(ends, self._number(1)), self._number(0), value)))
+            start = tirx.Select(tirx.EQ(ends, self._number(1)), self._number(0), value)
+            following.append(self._place(axis, row + 1, start))
             advance = ends
         value = self._place_of(outermost, row) + advance
         following.append(self._place(outermost, row + 1, value))

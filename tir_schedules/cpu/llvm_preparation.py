@@ -258,7 +258,7 @@ class LookUpInRegisters:
     """Reads of a table of 256 bytes at vectors of bytes become permutations of registers.
 
     Before: ``y = table[int32x32(x)]``
-    After:  ``y = x < 128 ? permute(table[0:64], x, table[64:128]) : permute(table[128:192], x, ...)``
+    After:  ``y = select(x < 128, permute(table[0:64], x, table[64:128]), permute(...))``
 
     Leaves alone: vectors of an odd number of lanes; CPUs without AVX512-VBMI.
     """

@@ -19,6 +19,8 @@ from tvm_ext.check.result import Bisection, CheckResult
 from tvm_ext.check.tolerance import compare, plain_arrays, worst
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.progress import tell
+from tvm_ext.hardware.machine import MODEL_PRECISION
+from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import HostedModel
 from tvm_ext.onnx_frontend.load import load_model
 from tvm_ext.onnx_frontend.submodel import value_precision, with_types
@@ -40,12 +42,13 @@ def check_model(
     disabled_passes: Iterable[str] = (),
     pass_config: Mapping[str, Mapping[str, Any]] | None = None,
     pipeline: PipelineSource | None = None,
+    precision: str = MODEL_PRECISION,
 ) -> CheckResult:
     """Compiles a model, runs it, and compares its outputs with ONNX Runtime's.
 
     Parameters
     ----------
-    source, target, input_shapes, opt_level, disabled_passes, pass_config, pipeline
+    source, target, input_shapes, opt_level, disabled_passes, pass_config, pipeline, precision
         As for ``tvm_ext.compile``.
     inputs : mapping of input name to array, or path of a file of them, optional
         Random ones with ``seed`` when left out; see ``random_inputs`` for what they cannot guess.
@@ -68,7 +71,7 @@ def check_model(
     """
     request = CheckRequest.of(
         source,
-        target,
+        program_target(target).with_precision(precision),
         disabled_passes,
         input_shapes=input_shapes,
         opt_level=opt_level,
@@ -137,7 +140,11 @@ def _compared(
     ours = plain_arrays(model.run(inputs))
     reference = plain_arrays(run_reference(source, inputs))
     loaded = with_types(load_model(source))
-    found = partial(compare, ours, reference, rtol, value_precision(loaded.graph))
+    precision = dict(value_precision(loaded.graph))
+    products = model.report.target.get("products", "float32")
+    if products != "float32":
+        precision |= dict.fromkeys(reference, str(products))
+    found = partial(compare, ours, reference, rtol, precision)
     outputs, spreads = found(), {}
     if rtol is None and not all(output.ok for output in outputs) and quantises(loaded):
         spreads = reference_spreads(source, inputs, reference)

@@ -66,6 +66,7 @@ def bench_command(
     pass_config: options.PassConfig = None,
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
+    precision: options.Precision = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     json_output: options.Json = False,
@@ -83,6 +84,7 @@ def bench_command(
         require_records=require_records,
         pipeline=pipeline,
         specialize=specialize,
+        precision=precision,
     )
     if not duration > 0:
         raise InputError(f"--duration is {duration}; expected more than 0 seconds")

@@ -74,12 +74,20 @@ def check_command(
     pass_config: options.PassConfig = None,
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
+    precision: options.Precision = None,
     json_output: options.Json = False,
 ) -> None:
     """Compare a model's outputs with ONNX Runtime's; exit code 1 when they differ."""
     source = InputSource.parsed(inputs, seed=seed, size=size)
     chosen = CompileOptions.parsed(
-        target, input_shape, opt_level, disable_pass, pass_config, threads, pipeline=pipeline
+        target,
+        input_shape,
+        opt_level,
+        disable_pass,
+        pass_config,
+        threads,
+        pipeline=pipeline,
+        precision=precision,
     )
     more = {"--bisect": bisect, "--all-values": all_values, "--reduce": reduce is not None}
     asked = [option for option, given in more.items() if given]

@@ -29,6 +29,7 @@ def compile_command(
     pass_config: options.PassConfig = None,
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
+    precision: options.Precision = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     tf32: options.Tf32 = False,
@@ -63,6 +64,7 @@ def compile_command(
         tf32,
         pipeline,
         specialize,
+        precision=precision,
     )
     if dry_run:
         from tvm_ext.cli.tables import print_operators

@@ -34,6 +34,7 @@ def export_command(
     pass_config: options.PassConfig = None,
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
+    precision: options.Precision = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     json_output: options.Json = False,
@@ -49,6 +50,7 @@ def export_command(
         records=records,
         require_records=require_records,
         pipeline=pipeline,
+        precision=precision,
     )
     from tvm_ext.configs.atomic_file import check_new_folder
 

@@ -118,6 +118,17 @@ Tf32 = Annotated[
         help="Multiply float32 in the tensor cores of a GPU, with 10 bits of mantissa.",
     ),
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="<model|bfloat16>",
+        show_default="model",
+        rich_help_panel=_COMPILE,
+        help="Type of products of float32: as in the model, or bfloat16 with sums of float32 on"
+        " CPUs with amx-bf16.",
+    ),
+]
 Records = Annotated[
     list[Path] | None,
     typer.Option(
@@ -188,7 +199,7 @@ class CompileOptions:
         As for ``tvm_ext.compile``.
     threads : int, optional
         Threads to compile for and run with, instead of one for each core of the target.
-    records, require_records, tf32, pipeline, specialize
+    records, require_records, tf32, pipeline, specialize, precision
         As for ``tvm_ext.compile``.
     """
 
@@ -204,6 +215,7 @@ class CompileOptions:
     tf32: bool = False
     pipeline: Path | None = None
     specialize: tuple[Mapping[str, int], ...] = ()
+    precision: str | None = None
 
     @classmethod
     def parsed(
@@ -220,6 +232,7 @@ class CompileOptions:
         tf32: bool = False,
         pipeline: Path | None = None,
         specialize: Sequence[str] | None = None,
+        precision: str | None = None,
     ) -> "CompileOptions":
         """From the texts of the command line; raises InputError for one of another form."""
         return cls(
@@ -235,20 +248,23 @@ class CompileOptions:
             tf32=tf32,
             pipeline=pipeline,
             specialize=parse_specializations(specialize or ()),
+            precision=precision,
         )
 
     def machine(self) -> "MachineDescription":
-        """The target's description with the asked number of cores.
+        """The target's description with the asked number of cores and the asked precision.
 
         Raises
         ------
         TargetError, ConfigError
-            There is no such target, or it is no CPU and ``threads`` was given.
+            There is no such target, it is no CPU and ``threads`` was given, or it has no
+            instruction for the precision.
         """
         from tvm_ext.hardware.targets import resolve_target
 
         machine = resolve_target(self.target if self.target is not None else "cpu")
-        return machine if self.threads is None else machine.with_threads(self.threads)
+        machine = machine if self.threads is None else machine.with_threads(self.threads)
+        return machine if self.precision is None else machine.with_precision(self.precision)
 
     def keywords(self) -> dict[str, Any]:
         """What ``compile``, ``check_model`` and ``tune`` take, besides the model and the target."""
@@ -306,6 +322,7 @@ class CompileOptions:
             "--tf32": self.tf32,
             "--pipeline": self.pipeline is not None,
             "--specialize": self.specialize,
+            "--precision": self.precision is not None,
         }
         names = ", ".join(name for name, present in given.items() if present)
         if names:

@@ -60,6 +60,7 @@ def explain_command(
     pass_config: options.PassConfig = None,
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
+    precision: options.Precision = None,
     verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
@@ -68,7 +69,14 @@ def explain_command(
     With the name of a pass in place of a model: its documentation.
     """
     chosen = CompileOptions.parsed(
-        target, input_shape, opt_level, disable_pass, pass_config, threads, pipeline=pipeline
+        target,
+        input_shape,
+        opt_level,
+        disable_pass,
+        pass_config,
+        threads,
+        pipeline=pipeline,
+        precision=precision,
     )
     if not subject.exists() and not is_saved_model(subject) and subject.suffix != ".onnx":
         _explain_pass(str(subject), json_output)

@@ -53,6 +53,7 @@ def profile_command(
     pass_config: options.PassConfig = None,
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
+    precision: options.Precision = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     verbose: options.Verbose = False,
@@ -71,6 +72,7 @@ def profile_command(
         require_records=require_records,
         pipeline=pipeline,
         specialize=specialize,
+        precision=precision,
     )
     from tvm_ext.cli import output as out
 

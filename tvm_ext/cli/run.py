@@ -47,6 +47,7 @@ def run_command(
     pass_config: options.PassConfig = None,
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
+    precision: options.Precision = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     json_output: options.Json = False,
@@ -64,6 +65,7 @@ def run_command(
         require_records=require_records,
         pipeline=pipeline,
         specialize=specialize,
+        precision=precision,
     )
     from tvm_ext.cli import output as out
 

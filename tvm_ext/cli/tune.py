@@ -187,6 +187,7 @@ def tune_command(
     pass_config: options.PassConfig = None,
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
+    precision: options.Precision = None,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -213,7 +214,14 @@ def tune_command(
             "--rpc-tracker and --rpc-key belong together; expected both or none: add the other"
         )
     chosen = CompileOptions.parsed(
-        target, input_shape, opt_level, disable_pass, pass_config, threads, pipeline=pipeline
+        target,
+        input_shape,
+        opt_level,
+        disable_pass,
+        pass_config,
+        threads,
+        pipeline=pipeline,
+        precision=precision,
     )
     folder = output if output is not None else Path(f"{model.stem}.records")
     seconds = parse_duration("--timeout", timeout)
