@@ -145,8 +145,9 @@ class CpuDescription(MachineDescription):
             )
         if self.tile_instruction(_NARROW, _NARROW) is None:
             raise TargetError(
-                f"precision '{precision}' was asked for and target '{self.name}' has no instruction "
-                f"for its products; expected a CPU with the feature amx-bf16: leave it out"
+                f"precision '{precision}' was asked for and target '{self.name}' has no "
+                "instruction for its products; expected a CPU with the feature amx-bf16: "
+                "leave it out"
             )
         return self.model_copy(update={"products": _NARROW})
 
@@ -180,7 +181,7 @@ class CpuDescription(MachineDescription):
         return cpu_instruction(dtype, tvm.DataType(dtype).bits, self.features)
 
     def tile_instruction(self, a: str, b: str) -> MatrixInstruction | None:
-        """What multiplies tiles of types ``a`` and ``b``; None where the CPU has no such registers."""
+        """What multiplies tiles of types ``a`` and ``b``; None where the CPU has nothing."""
         rows = (row for row in TILE_INSTRUCTIONS if (row.a, row.b) == (a, b))
         return next((row for row in rows if row.needs in self.features), None)
 

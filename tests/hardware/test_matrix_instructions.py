@@ -12,6 +12,7 @@ from tvm_ext.hardware.matrix_instructions import (
     CPU_INSTRUCTIONS,
     CUDA_INSTRUCTIONS,
     THREAD_INSTRUCTIONS,
+    TILE_INSTRUCTIONS,
     WARP_INSTRUCTIONS,
     WARPGROUP_INSTRUCTIONS,
     read_call,
@@ -56,7 +57,9 @@ def has(machine: CpuDescription, needs: str) -> bool:
 
 
 def machines_with(needs: str) -> list[CpuDescription]:
-    wide, arm = resolve_target("avx512-amx"), resolve_target("aarch64-neon")
+    tiles, arm = resolve_target("avx512-amx"), resolve_target("aarch64-neon")
+    without = ("-amx-int8", "-amx-bf16", "-amx-tile")
+    wide = CpuDescription(**(tiles.model_dump() | {"mattr": without}))
     half = CpuDescription(**(arm.model_dump() | {"mattr": ("+fullfp16", "+i8mm")}))
     narrow = CpuDescription(**(resolve_target("avx2").model_dump() | {"mattr": ("+avxvnni",)}))
     found = [machine for machine in (wide, half, narrow) if has(machine, needs)]
@@ -74,6 +77,15 @@ def test_kernels_have_the_instructions_of_the_table(row):
         assert replace(row, needs="") == replace(fitting[0], needs="")
         code = matmul_assembly(machine, (row.a, row.b), row.accumulator)
         assert re.search(_FMA[machine.architecture][row.a], code)
+
+
+@pytest.mark.parametrize("row", TILE_INSTRUCTIONS, ids=lambda row: row.name)
+def test_kernels_have_the_instructions_of_tile_registers(row):
+    machine = resolve_target("avx512-amx")
+    assert machine.tile_instruction(row.a, row.b) == row
+    code = matmul_assembly(machine, (row.a, row.b), row.accumulator)
+    assert all(name in code for name in ("ldtilecfg", "tileloadd", row.name, "tilerelease"))
+    assert all(machine.tile_instruction(row.a, row.b) is None for machine in machines_with(""))
 
 
 @pytest.mark.parametrize(("dtype", "total"), [("bfloat16", "float32"), ("int8", "int32")])

@@ -18,7 +18,12 @@ from tvm_ext.passes import registry
 from tvm_ext.relay_passes.spans import bindings_of, origins_of, write_origins
 
 op, nn = relax.op, relax.op.nn
-TARGETS = {"cpu": "avx512-amx", "cuda": "nvidia-h200", "wafer": "wse3"}
+MACHINES = {
+    # What MixedPrecision is for; other passes do not ask.
+    "cpu": resolve_target("avx512-amx").with_precision("bfloat16"),
+    "cuda": resolve_target("nvidia-h200"),
+    "wafer": resolve_target("wse3"),
+}
 
 # Backends for which a pass has nothing to do; the passes' own words say why ("Leaves alone").
 NOT_FOR = {
@@ -26,12 +31,14 @@ NOT_FOR = {
     "cuda": (
         *("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
         *("FakeQuantizationToInteger", "ZeroPointCompensation"),
+        *("ActivationLookupTables", "MixedPrecision"),
     ),
     "wafer": (
         *("AccumulateInFloat32", "AttentionFusion", "ConvTransposeToConv"),
         *("FlattenPointwise", "FuseCastIntoSoftmax", "GroupedConvolution"),
         *("FakeQuantizationToInteger", "PadOutputChannels", "PadOutputWidth"),
         *("WinogradConvolution", "ZeroPointCompensation"),
+        *("ActivationLookupTables", "MixedPrecision"),
     ),
 }
 
@@ -46,6 +53,12 @@ def dequantized_matmul(emit, x):
     integers = relax.const(np.round(50 * rand(64, 32)).clip(-100, 100).astype(np.float32))
     weights = emit(op.multiply(integers, relax.const(np.float32(0.01))))
     return [emit(op.matmul(data, weights))]
+
+
+def quantized_sigmoid(emit, x):
+    real = emit(op.multiply(emit(op.astype(x, "float32")), relax.const(np.float32(0.1))))
+    steps = emit(op.multiply(emit(op.sigmoid(real)), relax.const(np.float32(255))))
+    return [emit(op.astype(emit(op.clip(emit(op.round(steps)), 0, 255)), "uint8"))]
 
 
 def const_half(*shape: int) -> relax.Expr:
@@ -145,6 +158,8 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
         build([32, 64, 56, 56], many_convolutions, "float16"),
     ],
     "FakeQuantizationToInteger": lambda: [build([16, 64], dequantized_matmul, "uint8")],
+    "ActivationLookupTables": lambda: [build([16, 64], quantized_sigmoid, "uint8")],
+    "MixedPrecision": lambda: [build([1, 64, 56, 56], large_convolution)],
     "ZeroPointCompensation": lambda: [build([16, 64], integer_matmul)],
     "GroupedConvolution": lambda: [build([1, 64, 14, 14], groups_of_channels)],
     "SinkReshapes": lambda: [build([1, 3, 7, 9], reshaped_convolution)],
@@ -166,7 +181,7 @@ def cases() -> list[tuple[str, str]]:
         if entry.level == "graph" and entry.in_pipelines
     ]
     return [
-        (name, backend) for backend in TARGETS for name in names if name not in NOT_FOR[backend]
+        (name, backend) for backend in MACHINES for name in names if name not in NOT_FOR[backend]
     ]
 
 
@@ -189,15 +204,15 @@ def origins(mod: tvm.IRModule) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize(("name", "backend"), cases())
 def test_fires_and_leaves_a_module_that_is_well_formed(name: str, backend: str) -> None:
-    with compiling_for(resolve_target(TARGETS[backend])):
+    with compiling_for(MACHINES[backend]):
         changed = change_of(name)
     assert changed is not None, f"{name} changes no module for {backend}: write one in MADE_FOR"
     relax.analysis.well_formed(changed[1])
 
 
-@pytest.mark.parametrize("backend", TARGETS)
+@pytest.mark.parametrize("backend", MACHINES)
 def test_a_pass_that_has_nothing_to_do_for_a_backend_leaves_every_module_as_it_is(
     backend: str,
 ) -> None:
-    with compiling_for(resolve_target(TARGETS[backend])):
+    with compiling_for(MACHINES[backend]):
         assert [name for name in NOT_FOR[backend] if change_of(name) is not None] == []

@@ -1,0 +1,118 @@
+"""Before and after IR, numbers and refusals of MixedPrecision."""
+
+import numpy as np
+import pytest
+import tvm
+from conv_modules import module
+from side_by_side import Rewrite, assert_all_same
+from tvm import relax
+from tvm_ffi import structural_equal
+
+from tvm_ext.configs.errors import TargetError
+from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.relay_passes.graph_pass import recording
+from tvm_ext.relay_passes.mixed_precision import MixedPrecision
+from tvm_ext.relay_passes.spans import bindings_of
+
+op, nn = relax.op, relax.op.nn
+MACHINE = resolve_target("avx512-amx").with_threads(1).with_precision("bfloat16")
+RANDOM = np.random.default_rng(0)
+
+
+def rewrite(mod, machine=MACHINE):
+    with compiling_for(machine):
+        new = MixedPrecision()(mod)
+        assert structural_equal(MixedPrecision()(new), new)
+    assert relax.analysis.check_well_formed(new)
+    return new
+
+
+def normal(*shape):
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def matmul(weights, rows=512):
+    def body(emit, x):
+        return [emit(op.matmul(x, relax.const(weights)))]
+
+    return module((rows, weights.shape[-2]), body)
+
+
+def convolution(weights, groups=1):
+    def body(emit, x):
+        return [emit(nn.conv2d(x, relax.const(weights), padding=1, groups=groups))]
+
+    return module((1, weights.shape[1] * groups, 20, 20), body)
+
+
+def operators_and_types(mod):
+    """Operators with the types of their results."""
+    return [
+        (str(binding.value.op.name).removeprefix("relax."), str(binding.var.ty.dtype))
+        for binding in bindings_of(mod["main"])
+        if isinstance(binding.value, relax.Call)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mod", "name", "shape"),
+    [
+        (matmul(normal(256, 512)), "matmul", (512, 256)),
+        (convolution(normal(128, 64, 3, 3)), "nn.conv2d", (1, 64, 20, 20)),
+    ],
+)
+def test_operands_are_rounded_and_sums_are_not(mod, name, shape) -> None:
+    new = rewrite(mod)
+    assert operators_and_types(new)[:2] == [("astype", "bfloat16"), (name, "float32")]
+    # Numbers of 8 bits: both programs multiply the same, whose sums differ by their order.
+    exact = RANDOM.integers(-127, 128, shape).astype(np.float32)
+    rounded = structural_weights(mod, new)
+    assert_all_same({name: Rewrite(rounded, new, [[exact]])}, rtol=1e-4, atol=1e-2)
+
+
+def structural_weights(mod, new):
+    """``mod`` with the weights that ``new`` has, as float32."""
+    stored = next(
+        arg
+        for binding in bindings_of(new["main"])
+        if isinstance(binding.value, relax.Call)
+        for arg in binding.value.args
+        if isinstance(arg, tvm.ir.GenericConst)
+    )
+    weights = stored.value.numpy().astype(np.float32)
+    return matmul(weights) if weights.ndim == 2 else convolution(weights)
+
+
+@pytest.mark.parametrize(
+    ("mod", "reason"),
+    [
+        (convolution(normal(64, 4, 3, 3)), "few channels"),
+        (convolution(normal(64, 32, 3, 3), groups=2), "in groups"),
+        (matmul(normal(256, 4)), "rounding takes longer"),
+        (matmul(np.full((256, 512), 3.4e38, np.float32)), "no number of bfloat16"),
+    ],
+)
+def test_what_stays_in_float32(mod, reason) -> None:
+    with recording() as decisions:
+        assert structural_equal(rewrite(mod), mod)
+    assert reason in decisions[0].reason
+
+
+def test_nothing_changes_where_nobody_asked() -> None:
+    mod = matmul(normal(256, 512))
+    assert structural_equal(rewrite(mod, resolve_target("avx512-amx")), mod)
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "message"),
+    [
+        ("avx2", "bfloat16", "no instruction for its products"),
+        ("avx512-amx", "float8", "'float8' is not known"),
+        ("nvidia-h200", "bfloat16", "none but 'model'"),
+    ],
+)
+def test_precisions_that_a_target_does_not_have(target, precision, message) -> None:
+    machine = resolve_target(target)
+    assert machine.with_precision("model") is machine
+    with pytest.raises(TargetError, match=message):
+        machine.with_precision(precision)
