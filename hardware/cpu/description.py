@@ -114,7 +114,8 @@ class CpuDescription(MachineDescription):
     def tvm_target(self) -> tvm.target.Target:
         """The TVM target that builds code for this CPU. Raises ValueError for a wrong option."""
         attributes = [*self.mattr]
-        if self.vector_bits == _WIDEST_BITS and self.architecture == "x86_64":
+        has_halves = self.vector_bits == _WIDEST_BITS and self.architecture == "x86_64"
+        if has_halves and _WHOLE_VECTORS not in attributes:
             attributes.append(_WHOLE_VECTORS)
         config = {
             **self.target_options,

@@ -34,7 +34,9 @@ def test_features_follow_mattr_and_required_features_are_all_of_them():
     assert "avx512vnni" in cpu.features
     assert "avx512cd" not in cpu.features
     assert cpu.required_features == cpu.features
-    assert list(cpu.tvm_target().attrs["mattr"]) == ["+avx512vnni", "-avx512cd"]
+    whole = "-prefer-256-bit"
+    assert list(cpu.tvm_target().attrs["mattr"]) == ["+avx512vnni", "-avx512cd", whole]
+    assert "mattr" not in rebuilt("avx2").tvm_target().attrs
 
 
 def test_with_cores_changes_cores_and_leaves_the_original():

@@ -22,6 +22,12 @@ class HardSwish(OnnxOpConverter):
     def _impl_v14(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         x = inputs[0]
         dtype = str(x.ty.dtype)
+        if dtype in ("float16", "bfloat16"):
+            # alpha is no number of these: times -3, and beta added, it would not be 0.
+            moved = bb.normalize(relax.op.add(x, relax.const(_BETA / _ALPHA, dtype)))
+            gate = bb.normalize(relax.op.clip(moved, 0.0, 1 / _ALPHA))
+            scaled = bb.normalize(relax.op.multiply(gate, relax.const(_ALPHA, dtype)))
+            return relax.op.multiply(x, scaled)
         scaled = bb.normalize(relax.op.multiply(x, relax.const(_ALPHA, dtype)))
         shifted = bb.normalize(relax.op.add(scaled, relax.const(_BETA, dtype)))
         gate = bb.normalize(relax.op.clip(shifted, 0.0, 1.0))
