@@ -15,6 +15,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     elements,
     flat_address,
     is_compact,
+    is_conditional,
     nodes,
 )
 
@@ -143,6 +144,38 @@ def through_memory(var: Any, value: Any) -> list[tirx.Stmt]:
     here = [tirx.const(0, "int64")]
     store = tirx.BufferStore(memory, value, here)
     return [declaration, store, tirx.Bind(var, tirx.BufferLoad(memory, here))]
+
+
+# Narrow floats as integers of the same bits.
+
+
+def bits_of(expr: Any, dtype: str) -> Any:
+    """``expr`` as an integer type of the same bits.
+
+    TVM computes bfloat16 in float32, and takes the bits of that where a value is computed, not
+    loaded, before it is looked at as an integer: here such a value is rounded first.
+    """
+    if str(expr.ty) == dtype:
+        return expr
+    if is_conditional(expr):
+        condition, *values = expr.args
+        return tirx.if_then_else(condition, *(bits_of(value, dtype) for value in values))
+    if str(expr.ty) != "bfloat16" or isinstance(expr, tvm.ir.TensorLoad):
+        return tirx.reinterpret(dtype, expr)
+    if isinstance(expr, tirx.FloatImm) and expr.value == 0:
+        return tirx.const(0, dtype)
+    is_rounded = isinstance(expr, tirx.Cast) and str(expr.value.ty) == "float32"
+    return _rounded_to_bfloat16(expr.value if is_rounded else tirx.Cast("float32", expr))
+
+
+def _rounded_to_bfloat16(value: tvm.ir.Expr) -> tvm.ir.Expr:
+    """The upper 16 bits of the nearest bfloat16, of two as near the even one; NaN stays NaN."""
+    bits = tirx.reinterpret("uint32", value)
+    sixteen, one = tirx.const(16, "uint32"), tirx.const(1, "uint32")
+    half = tirx.const(0x7FFF, "uint32") + ((bits >> sixteen) & one)
+    quiet = tirx.const(0x7FC0, "uint32")
+    rounded = tirx.Select(tirx.NE(value, value), quiet, (bits + half) >> sixteen)
+    return tirx.Cast("uint16", rounded)
 
 
 # Kernels written anew over flat views of their buffers, in which an index is an address.

@@ -26,7 +26,6 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     constant_parameter,
     count_calls,
     depends,
-    is_conditional,
     is_data_parallel,
     nodes,
     slope,
@@ -43,7 +42,7 @@ from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
 from tvm_ext.tir_schedules.cpu.symbolic_tile import epilogue_block, single_sum
 from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import PaddedOperand
-from tvm_ext.tir_schedules.statements import sequence, stack_array
+from tvm_ext.tir_schedules.statements import bits_of, sequence, stack_array
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Of a tile register.
@@ -61,6 +60,10 @@ _PANELS = 4
 # Blocks of rows in a panel, and the most where the rows are counted in the run.
 _BLOCKS = frozenset({1, 2, 4, 8, 16})
 _BLOCKS_OF_SYMBOLIC_ROWS = 2
+
+# Steps of a sum, each of a register, that all blocks of a panel pass before the next; 0: all steps,
+# one block after the other.
+_STEPS = frozenset({0, 4, 8, 16, 32})
 
 
 class AmxTile:
@@ -81,7 +84,8 @@ class AmxTile:
         operands = _operands(found, sch.mod["main"], machine)
         operand, weights = _packed(operands, sch.mod["main"])
         blocks = decisions.pick("row_blocks", _BLOCKS, _row_blocks(operands, machine))
-        code = _Code(found, operands, weights, blocks, machine.cores).kernel()
+        steps = decisions.pick("steps", _STEPS, _chunk_steps(operands, blocks, machine))
+        code = _Code(found, operands, weights, blocks, steps, machine.cores).kernel()
         done = [block for block in (anchor, epilogue) if block is not None]
         schedule_others(sch, done, machine)
         return with_code(sch, code, done, found.views, (operand, weights))
@@ -210,20 +214,6 @@ def _factors(
     raise NotApplicable("the weights are computed in the run")
 
 
-def _bits_of(expr: Any, dtype: str) -> Any:
-    """An element, or padding in its place, as an integer of ``dtype`` of the same bits."""
-    if str(expr.ty) == dtype:
-        return expr
-    if is_conditional(expr):
-        condition, *values = expr.args
-        return tirx.if_then_else(condition, *(_bits_of(value, dtype) for value in values))
-    if isinstance(expr, tirx.FloatImm) and expr.value == 0:
-        return tirx.const(0, dtype)
-    if not isinstance(expr, tvm.ir.TensorLoad):
-        raise NotApplicable("the data are computed as they are read")
-    return tirx.reinterpret(dtype, expr)
-
-
 def _depends(expr: Any, axis: LoopAxis) -> bool:
     return depends(expr, axis.var)
 
@@ -262,6 +252,15 @@ def _row_blocks(operands: _Operands, machine: CpuDescription) -> int:
     return max(n for n in _BLOCKS if n <= fitting)
 
 
+def _chunk_steps(operands: _Operands, blocks: int, machine: CpuDescription) -> int:
+    """As many as leave the rows of a panel in half of L1; 0 where all steps do."""
+    rows = blocks * _BLOCK_ROWS
+    fitting = machine.l1d_bytes // 2 // (rows * _ROW_BYTES)
+    if operands.padded_steps * operands.element_bytes <= fitting * _ROW_BYTES:
+        return 0
+    return max((n for n in _STEPS if n <= fitting), default=0)
+
+
 class _Code:
     """The statements of a kernel."""
 
@@ -271,6 +270,7 @@ class _Code:
         operands: _Operands,
         weights: tirx.Buffer,
         blocks: int,
+        steps: int,
         cores: int,
     ) -> None:
         self.contraction = contraction
@@ -284,9 +284,12 @@ class _Code:
         # Of the same bits as integers: TVM makes float32 of an array of narrow floats.
         self.bits = f"uint{8 * operands.element_bytes}"
         self.panel = tirx.decl_buffer(shape, self.bits, "panel", scope="local")
-        self.sums, self.sums_declared = stack_array(
-            _BLOCK_ROWS * operands.block, self.sums_type, "sums"
-        )
+        self.chunk = steps
+        # One block's, or those of all blocks of a panel.
+        columns = -(-operands.sums // operands.block) if steps else 1
+        self.tile_sums = _BLOCK_ROWS * operands.block
+        elements = self.tile_sums * (columns * blocks if steps else 1)
+        self.sums = tirx.decl_buffer((elements,), self.sums_type, "sums", scope="local")
         # Where each row of a panel lies, by loop; the one loop of rows in a line needs no array.
         self.places = {
             axis.var: stack_array(self.panel_rows, self.index, axis.var.name)
@@ -298,7 +301,7 @@ class _Code:
         rows = self._product([axis.extent for axis in self.operands.rows])
         panels = self._quotient(rows + (self.panel_rows - 1), self.panel_rows)
         blocks = self._number(-(-self.operands.sums // self.operands.block))
-        few = panels < self._number(2 * self.cores)
+        few = panels < self._number(_PANELS * self.cores)
         most = self._number(min(self.cores, int(blocks)))
         parts = self._simple(tirx.Select(few, most, self._number(1)))
         every = tirx.Var("tile", self.index)
@@ -313,17 +316,16 @@ class _Code:
             tirx.Bind(count, self._simple(tirx.min(self._number(self.panel_rows), rows - first))),
             tirx.Bind(here, self._simple(tirx.min(share, blocks - part * share))),
         ]
-        column = tirx.Var("block", self.index)
         body = sequence(
             [
                 *binds,
                 *self._configure(),
                 tirx.AllocBuffer(self.panel),
-                self.sums_declared,
+                tirx.AllocBuffer(self.sums),
                 *(declared for _, declared in self.places.values()),
                 *self._row_places(first, count),
                 self._copy(first, count),
-                self._loop(column, here, self._column_block(part * share + column, first, count)),
+                *self._blocks(part * share, here, first, count),
                 self._intrinsic("llvm.x86.tilerelease"),
             ]
         )
@@ -400,7 +402,7 @@ class _Code:
         for axis in operands.taps:
             place = place * axis.extent + taps[axis.var]
         start = row * operands.row_elements + place * operands.depth.extent
-        element = _bits_of(self._at(operands.data, {**values, **taps}), self.bits)
+        element = bits_of(self._at(operands.data, {**values, **taps}), self.bits)
 
         def copy(offset: Any) -> tirx.Stmt:
             value = substitute(element, {operands.depth.var: offset})
@@ -440,40 +442,85 @@ class _Code:
             done += lanes
         return sequence(statements)
 
-    def _column_block(self, column: Any, first: Any, count: Any) -> tirx.Stmt:
-        """All rows of a panel for one block of columns."""
-        block = tirx.Var("rows", self.index)
-        body = sequence([*self._products(block, column), self._finish(block, column, first, count)])
-        return self._loop(block, self._quotient(count + (_BLOCK_ROWS - 1), _BLOCK_ROWS), body)
+    def _blocks(self, start: Any, columns: Any, first: Any, count: Any) -> list[tirx.Stmt]:
+        """The sums of a panel's rows for some blocks of columns, from the block ``start`` on."""
+        blocks = self._quotient(count + (_BLOCK_ROWS - 1), _BLOCK_ROWS)
 
-    def _products(self, block: Any, column: Any) -> list[tirx.Stmt]:
-        """The sums of a block, in registers 0 to 3, and then in the array."""
+        def each(body: Any) -> tirx.Stmt:
+            column, block = (tirx.Var(name, self.index) for name in ("column", "block"))
+            inner = self._loop(block, blocks, sequence(body(column, block)))
+            return self._loop(column, columns, inner)
+
+        zero, every = self._number(0), self._number(self.steps)
+        if not self.chunk:
+            return [
+                each(
+                    lambda column, block: [
+                        *self._tiles("llvm.x86.tilezero"),
+                        self._products(block, start + column, zero, every),
+                        *self._tiles("llvm.x86.tilestored64", zero),
+                        self._finish(block, start + column, first, count, zero),
+                    ]
+                )
+            ]
+        chunk = tirx.Var("chunk", self.index)
+        least = self._simple(tirx.min(self._number(self.chunk), every - chunk * self.chunk))
+
+        def place(column: Any, block: Any) -> Any:
+            return (column * (self.panel_rows // _BLOCK_ROWS) + block) * self.tile_sums
+
+        def add(column: Any, block: Any) -> list[tirx.Stmt]:
+            at = place(column, block)
+            known = sequence(self._tiles("llvm.x86.tileloadd64", at))
+            start_sums = sequence(self._tiles("llvm.x86.tilezero"))
+            return [
+                tirx.IfThenElse(tirx.EQ(chunk, zero), start_sums, known),
+                self._products(block, start + column, chunk * self.chunk, least),
+                *self._tiles("llvm.x86.tilestored64", at),
+            ]
+
+        def finish(column: Any, block: Any) -> list[tirx.Stmt]:
+            return [self._finish(block, start + column, first, count, place(column, block))]
+
+        chunks = -(-self.steps // self.chunk)
+        return [self._loop(chunk, chunks, each(add)), each(finish)]
+
+    @property
+    def steps(self) -> int:
+        """Of a sum, each of a register."""
+        return self.operands.padded_steps * self.operands.element_bytes // _ROW_BYTES
+
+    def _tiles(self, name: str, place: Any = None) -> list[tirx.Stmt]:
+        """``name`` for each register of sums, and where given its part of the array from there."""
+        block, pairs = self.operands.block, self.operands.block // _ROWS
+        if place is None:
+            return [self._tile(name, n) for n in range(2 * pairs)]
+        distance = tirx.const(block * 4, "int64")
+        statements = []
+        for n in range(2 * pairs):
+            at = place + ((n // pairs) * _ROWS * block + n % pairs * _ROWS)
+            element = tirx.BufferLoad(self.sums, [self._simple(at)])
+            statements.append(self._tile(name, n, tirx.address_of(element), distance))
+        return statements
+
+    def _products(self, block: Any, column: Any, first: Any, count: Any) -> tirx.Stmt:
+        """Adds ``count`` steps from ``first`` on to the registers 0 to 3."""
         operands, k = self.operands, self.operands.instruction.packed
         pairs = operands.block // _ROWS
-        zeros = [self._tile("llvm.x86.tilezero", n) for n in range(2 * pairs)]
-        step = tirx.Var("step", self.index)
-        width = _ROW_BYTES // operands.element_bytes
-        distance = operands.row_elements * operands.element_bytes
+        own = tirx.Var("step", self.index)
+        step, width = first + own, _ROW_BYTES // operands.element_bytes
         body: list[tirx.Stmt] = []
         for n in range(2):
-            row = (block * 2 + n) * _ROWS
-            place = [row * operands.row_elements + step * width]
+            place = [(block * 2 + n) * _ROWS * operands.row_elements + step * width]
+            distance = operands.row_elements * operands.element_bytes
             body.append(self._load(4 + n, tirx.BufferLoad(self.panel, place), distance))
         for n in range(pairs):
             places = [column, step * (width // k), self._number(n * _ROWS * k)]
             distance = operands.block * k * operands.element_bytes
             body.append(self._load(6 + n, tirx.BufferLoad(self.weights, places), distance))
-        for n in range(2 * pairs):
-            name = operands.instruction.intrinsic
-            body.append(self._tile(name, n, 4 + n // pairs, 6 + n % pairs))
-        stores = []
-        for n in range(2 * pairs):
-            at = (n // pairs) * _ROWS * operands.block + n % pairs * _ROWS
-            place = tirx.address_of(tirx.BufferLoad(self.sums, [self._number(at)]))
-            distance = tirx.const(operands.block * 4, "int64")
-            stores.append(self._tile("llvm.x86.tilestored64", n, place, distance))
-        steps = operands.padded_steps // width
-        return [*zeros, self._loop(step, steps, sequence(body)), *stores]
+        name = operands.instruction.intrinsic
+        body += [self._tile(name, n, 4 + n // pairs, 6 + n % pairs) for n in range(2 * pairs)]
+        return self._loop(own, count, sequence(body))
 
     def _load(self, register: int, element: Any, distance: int) -> tirx.Stmt:
         place = tirx.address_of(element)
@@ -487,13 +534,13 @@ class _Code:
     def _intrinsic(self, name: str, *arguments: Any) -> tirx.Stmt:
         return tirx.Evaluate(tirx.call_llvm_intrin("void", name, *arguments))
 
-    def _finish(self, block: Any, column: Any, first: Any, count: Any) -> tirx.Stmt:
-        """The results of a block, of the rows and columns that are wanted."""
+    def _finish(self, block: Any, column: Any, first: Any, count: Any, place: Any) -> tirx.Stmt:
+        """The results of a block, whose sums begin at ``place``: those that are wanted."""
         operands, store = self.operands, self.contraction.store
         row, lane = tirx.Var("row", self.index), tirx.Var("lane", self.index)
         values = self._at_row(first, block * _BLOCK_ROWS + row)
         values[operands.columns.var] = column * operands.block + lane
-        total = tirx.BufferLoad(self.sums, [row * operands.block + lane])
+        total = tirx.BufferLoad(self.sums, [place + row * operands.block + lane])
         values[self.contraction.total] = total
         indices = [self._at(index, values) for index in store.indices]
         body = tirx.BufferStore(store.buffer, self._at(store.value, values), indices)

@@ -14,7 +14,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, count_calls, 
 from tvm_ext.tir_schedules.analysis.loop_nest import Nest, load_strides, store_strides, substitute
 from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, new_axis
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import branch_comparisons, distinct
-from tvm_ext.tir_schedules.statements import sequence, stack_array
+from tvm_ext.tir_schedules.statements import bits_of, sequence, stack_array
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Moves elements between the lanes of vectors: transposes and (de)interleaving in registers.
@@ -218,12 +218,12 @@ class _TransposeTile:
         plain = isinstance(expr, tvm.ir.TensorLoad) and lane.extent == self.size
         step = slope(expr.indices[0], lane.var) if plain else None
         if step is None or not 1 < step <= MAX_STRIDE:
-            store = tirx.BufferStore(array, _as_type(expr, array.dtype), [start + lane.var])
+            store = tirx.BufferStore(array, bits_of(expr, array.dtype), [start + lane.var])
             return loop(lane, store, tirx.ForKind.VECTORIZED)
         first = substitute(expr.indices[0], {lane.var: tirx.const(0, str(lane.var.ty))})
         names = _VectorNames(f"{array.dtype}x{self.size}")
         rows = [
-            names(_as_type(_vector(expr.source, first + offset, self.size), names.dtype))
+            names(bits_of(_vector(expr.source, first + offset, self.size), names.dtype))
             for offset in strided_starts(step, self.size)
         ]
         vector = strided(rows, step, self.size, names)
@@ -276,7 +276,7 @@ class _TransposeTile:
 
         def written(index: tvm.ir.Expr, values: dict[Any, Any], lane: LoopAxis) -> tirx.Stmt:
             places = [
-                (expr, _as_type(tirx.BufferLoad(array, [index]), str(expr.ty)))
+                (expr, bits_of(tirx.BufferLoad(array, [index]), str(expr.ty)))
                 for expr, array in arrays
             ]
             value = substitute(_with_loads(store.value, places), values)
@@ -311,11 +311,6 @@ def _carrier(dtype: str) -> str:
     if dtype == "bfloat16":
         return "uint16"
     return "uint8" if dtype.startswith("float8") else dtype
-
-
-def _as_type(value: tvm.ir.Expr, dtype: str) -> tvm.ir.Expr:
-    """The same bits as another type."""
-    return value if str(value.ty) == dtype else tirx.reinterpret(dtype, value)
 
 
 def _vector(array: tirx.Buffer, start: tvm.ir.Expr, size: int) -> tvm.ir.Expr:
