@@ -29,9 +29,11 @@ _EXACT = 1 << 24
 
 @graph_pass
 class AccumulateInFloat32:
-    """Sums in float32 what tensor cores multiply as it is, and integers that float32 sums exactly.
+    """Sums in float32 what matrix instructions multiply as it is, and integers that float32 sums
+    exactly.
 
-    On a GPU, of float16 or bfloat16 ``a`` and ``b``, and the same for convolutions:
+    On a GPU, of float16 or bfloat16 ``a`` and ``b``, and the same for convolutions; on a CPU with
+    tile registers, of bfloat16 ``a`` and constant ``b``:
 
     Before: ``matmul(astype(a, float32), astype(b, float32))``
     After:  ``matmul(a, b, out_dtype="float32")``
@@ -60,14 +62,19 @@ class AccumulateInFloat32:
         gpu, cpu = current_gpu(), current_cpu()
         if gpu is not None:
             return _Narrower(tuple(t for t in _NARROW if gpu.has_tensor_rate(t))).run(mod)
-        return mod if cpu is None else _IntegerSums(cpu).run(mod)
+        if cpu is None:
+            return mod
+        if cpu.tile_instruction("bfloat16", "bfloat16") is not None:
+            mod = _Narrower(("bfloat16",), of_constants=True).run(mod)
+        return _IntegerSums(cpu).run(mod)
 
 
 class _Narrower(BindingRewriter):
     pass_name = "AccumulateInFloat32"
 
-    def __init__(self, dtypes: tuple[str, ...]) -> None:
+    def __init__(self, dtypes: tuple[str, ...], of_constants: bool = False) -> None:
         self.dtypes = dtypes
+        self.of_constants = of_constants
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
@@ -75,6 +82,8 @@ class _Narrower(BindingRewriter):
             return None
         dtype = next((d for d in map(self._cast_from, call.args) if d), "")
         if dtype not in self.dtypes:
+            return None
+        if self.of_constants and constant_value(self.view, call.args[1]) is None:
             return None
         operands = [self._as(arg, dtype) for arg in call.args]
         if any(operand is None for operand in operands):

@@ -173,8 +173,11 @@ def _rounded_to_bfloat16(value: tvm.ir.Expr) -> tvm.ir.Expr:
     bits = tirx.reinterpret("uint32", value)
     sixteen, one = tirx.const(16, "uint32"), tirx.const(1, "uint32")
     half = tirx.const(0x7FFF, "uint32") + ((bits >> sixteen) & one)
+    # Not as "value != value", which TVM takes for False.
+    magnitude = bits & tirx.const(0x7FFFFFFF, "uint32")
+    is_nan = magnitude > tirx.const(0x7F800000, "uint32")
     quiet = tirx.const(0x7FC0, "uint32")
-    rounded = tirx.Select(tirx.NE(value, value), quiet, (bits + half) >> sixteen)
+    rounded = tirx.Select(is_nan, quiet, (bits + half) >> sixteen)
     return tirx.Cast("uint16", rounded)
 
 

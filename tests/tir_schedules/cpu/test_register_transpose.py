@@ -2,9 +2,16 @@
 
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
-from tvm import tirx
+from lowering import kernel_of
+from symbolic_extents import built
+from tvm import relax, runtime, tirx
 
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.cpu.elementwise import CpuTranspose
 from tvm_ext.tir_schedules.cpu.register_transpose import (
     deinterleaved,
     interleaved,
@@ -69,3 +76,22 @@ def test_strided(stride: int, size: int) -> None:
     assert found == list(range(0, stride * size, stride))
     # Nothing is loaded beyond the last element that is used.
     assert starts[-1] + size - 1 <= (size - 1) * stride
+
+
+def test_numbers_that_are_rounded_on_the_way() -> None:
+    """To the nearest bfloat16, of two as near the even one, as NumPy's; NaN stays NaN."""
+    x = np.random.default_rng(0).standard_normal((48, 64)).astype(np.float32)
+    # Halfway between two, NaN with a low bit only, the largest number, which rounds to infinity.
+    bits = [0x3F808000, 0x3F818000, 0x7F800001, 0xFF800001, 0x7F7FFFFF, 0x00000001]
+    x[0, : len(bits)] = np.array(bits, np.uint32).view(np.float32)
+    func = kernel_of(
+        lambda x: relax.op.permute_dims(relax.op.astype(x, "bfloat16"), [1, 0]),
+        (x.shape, "float32"),
+    )
+    found = apply_template(CpuTranspose(), func, host_description())
+    assert isinstance(found, ScheduledKernel), found
+    out = runtime.tensor(np.zeros((64, 48), ml_dtypes.bfloat16))
+    built(found.func)(runtime.tensor(x), out)
+    with np.errstate(all="ignore"):
+        wanted = x.T.astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(out.numpy().astype(np.float32), wanted)
