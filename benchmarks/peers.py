@@ -127,6 +127,7 @@ class Ours:
     name: str = "tvm_ext"
     title: str = "tvm-ext"
     disabled_passes: tuple[str, ...] = ()
+    precision: str = "model"
 
     def version(self) -> str:
         """See ``Peer``."""
@@ -141,6 +142,7 @@ class Ours:
             target=host_description().with_cores(threads),
             input_shapes=shapes,
             disabled_passes=self.disabled_passes,
+            precision=self.precision,
         )
 
     def prepare(self, job: Job) -> Program:
@@ -276,14 +278,19 @@ def _refusal(error: Exception) -> PeerError:
     return refusal("refuses the model", RuntimeError(short))
 
 
-# OpenVINO on the CPU, in float32, tuned for latency.
+# OpenVINO on the CPU, tuned for latency.
 
 
+@dataclass
 class OpenVino:
-    """``InferRequest.infer`` on the caller's arrays, its outputs not copied: its fastest call."""
+    """``InferRequest.infer`` on the caller's arrays, its outputs not copied: its fastest call.
 
-    name = "openvino"
-    title = "OpenVINO"
+    In float32, or in the type that ``precision`` names as OpenVINO does.
+    """
+
+    name: str = "openvino"
+    title: str = "OpenVINO"
+    precision: str = "f32"
 
     def version(self) -> str:
         """See ``Peer``."""
@@ -295,7 +302,7 @@ class OpenVino:
         import openvino
 
         settings = {
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": self.precision,
             "INFERENCE_NUM_THREADS": job.threads,
             "PERFORMANCE_HINT": "LATENCY",
         }
@@ -497,5 +504,13 @@ OURS = Ours()
 UNFUSED = Ours("unfused", "unfused", disabled_passes=("FuseOperators", "FuseTIR"))
 REFERENCE = OnnxRuntime()
 PEERS: dict[str, Peer] = {
-    peer.name: peer for peer in (REFERENCE, OpenVino(), StockTvm(), PyTorch())
+    peer.name: peer
+    for peer in (
+        REFERENCE,
+        OpenVino(),
+        OpenVino("openvino_bf16", "OpenVINO bf16", "bf16"),
+        Ours("tvm_ext_bf16", "tvm-ext bf16", precision="bfloat16"),
+        StockTvm(),
+        PyTorch(),
+    )
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from peers import REFERENCE
 from results import BEST_OF, OURS_NAME, CaseResult, Measured, RooflineRow, geometric_means
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -90,7 +91,11 @@ def _comparison(
         for peer, title in {OURS_NAME: "tvm-ext", **titles}.items()
     ]
     columns.append(("spread", _spread, ""))
-    columns.append(("difference", _difference, ""))
+    columns += [
+        (f"{title} differs", _difference_of(peer), "")
+        for peer, title in {OURS_NAME: "tvm-ext", **titles}.items()
+        if peer != REFERENCE.name
+    ]
     table.add_column(kind.removesuffix("s"), no_wrap=True)
     for heading, _, _ in columns:
         # One word a line: figures are narrower than what they stand below.
@@ -130,11 +135,16 @@ def _spread(result: CaseResult) -> str:
     return ABSENT if result.ours is None else f"{100 * result.ours.spread:.0f} %"
 
 
-def _difference(result: CaseResult) -> str:
-    ours = result.ours
-    if ours is None or ours.difference is None:
-        return ABSENT
-    return _flagged(f"{ours.difference:.0e}", ours)
+def _difference_of(peer: str) -> Callable[[CaseResult], str]:
+    """How far a program's answer is from that of ONNX Runtime, beside its time."""
+
+    def cell(result: CaseResult) -> str:
+        measured = result.programs.get(peer)
+        if measured is None or measured.difference is None:
+            return ABSENT
+        return _flagged(f"{measured.difference:.0e}", measured)
+
+    return cell
 
 
 def _rate(result: CaseResult) -> str:

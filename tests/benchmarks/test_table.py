@@ -42,14 +42,14 @@ def results() -> list[CaseResult]:
 def test_ratios_come_first_then_milliseconds():
     printed = text(models_table(results(), TITLES))
     assert cells(printed, "good") == [
-        *("good", "1.50", "2.00 !", "1.50", "2.00", "3.00", "4.00", "5 %", "1e-06")
+        *("good", "1.50", "2.00 !", "1.50", "2.00", "3.00", "4.00", "5 %", "1e-06", "7e-01 !")
     ]
 
 
 def test_what_is_missing_is_a_dash_and_what_is_wrong_is_marked():
     printed = text(models_table(results(), TITLES))
     assert cells(printed, "other") == [
-        *("other", "3.00", "-", "-", "1.00", "3.00", "-", "0 %", "5e-01 !")
+        *("other", "3.00", "-", "-", "1.00", "3.00", "-", "0 %", "5e-01 !", "-")
     ]
 
 
