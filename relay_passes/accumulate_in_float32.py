@@ -29,8 +29,7 @@ _EXACT = 1 << 24
 
 @graph_pass
 class AccumulateInFloat32:
-    """Sums in float32 what matrix instructions multiply as it is, and integers that float32 sums
-    exactly.
+    """Sums in float32 what matrix instructions take as it is, and integers where that is exact.
 
     On a GPU, of float16 or bfloat16 ``a`` and ``b``, and the same for convolutions; on a CPU with
     tile registers, of bfloat16 ``a`` and constant ``b``:
