@@ -57,13 +57,9 @@ _LEAST_DEPTH = 16
 # Panels for each thread, at least, where there are rows for them.
 _PANELS = 4
 
-# Blocks of rows in a panel, and the most where the rows are counted in the run.
+# Blocks of rows in a panel, and the most by default: of more, the rows leave L1.
 _BLOCKS = frozenset({1, 2, 4, 8, 16})
-_BLOCKS_OF_SYMBOLIC_ROWS = 2
-
-# Steps of a sum, each of a register, that all blocks of a panel pass before the next; 0: all steps,
-# one block after the other.
-_STEPS = frozenset({0, 4, 8, 16, 32})
+_MOST_BLOCKS = 2
 
 
 class AmxTile:
@@ -84,8 +80,7 @@ class AmxTile:
         operands = _operands(found, sch.mod["main"], machine)
         operand, weights = _packed(operands, sch.mod["main"])
         blocks = decisions.pick("row_blocks", _BLOCKS, _row_blocks(operands, machine))
-        steps = decisions.pick("steps", _STEPS, _chunk_steps(operands, blocks, machine))
-        code = _Code(found, operands, weights, blocks, steps, machine.cores).kernel()
+        code = _Code(found, operands, weights, blocks, machine.cores).kernel()
         done = [block for block in (anchor, epilogue) if block is not None]
         schedule_others(sch, done, machine)
         return with_code(sch, code, done, found.views, (operand, weights))
@@ -241,24 +236,13 @@ def _packed(operands: _Operands, func: tirx.PrimFunc) -> tuple[PaddedOperand, ti
 def _row_blocks(operands: _Operands, machine: CpuDescription) -> int:
     """Blocks of rows in a panel: a share of L2, and several panels for each thread."""
     nbytes = _BLOCK_ROWS * operands.row_elements * operands.element_bytes
-    fitting = max(1, machine.l2_bytes // 4 // nbytes)
+    fitting = max(1, min(_MOST_BLOCKS, machine.l2_bytes // 4 // nbytes))
     lengths = [axis.length for axis in operands.rows]
     known = [length for length in lengths if length is not None]
     if len(known) == len(lengths):
         blocks = -(-math.prod(known) // _BLOCK_ROWS)
         fitting = min(fitting, max(1, blocks // (_PANELS * machine.cores)))
-    else:
-        fitting = min(fitting, _BLOCKS_OF_SYMBOLIC_ROWS)
     return max(n for n in _BLOCKS if n <= fitting)
-
-
-def _chunk_steps(operands: _Operands, blocks: int, machine: CpuDescription) -> int:
-    """As many as leave the rows of a panel in half of L1; 0 where all steps do."""
-    rows = blocks * _BLOCK_ROWS
-    fitting = machine.l1d_bytes // 2 // (rows * _ROW_BYTES)
-    if operands.padded_steps * operands.element_bytes <= fitting * _ROW_BYTES:
-        return 0
-    return max((n for n in _STEPS if n <= fitting), default=0)
 
 
 class _Code:
@@ -270,7 +254,6 @@ class _Code:
         operands: _Operands,
         weights: tirx.Buffer,
         blocks: int,
-        steps: int,
         cores: int,
     ) -> None:
         self.contraction = contraction
@@ -281,14 +264,12 @@ class _Code:
         self.index = str(operands.columns.var.ty)
         self.sums_type = operands.instruction.accumulator
         shape = (self.panel_rows * operands.row_elements,)
+        width = _ROW_BYTES // operands.element_bytes
+        self.by_registers = (operands.depth.length or 1) % width == 0
         # Of the same bits as integers: TVM makes float32 of an array of narrow floats.
         self.bits = f"uint{8 * operands.element_bytes}"
         self.panel = tirx.decl_buffer(shape, self.bits, "panel", scope="local")
-        self.chunk = steps
-        # One block's, or those of all blocks of a panel.
-        columns = -(-operands.sums // operands.block) if steps else 1
-        self.tile_sums = _BLOCK_ROWS * operands.block
-        elements = self.tile_sums * (columns * blocks if steps else 1)
+        elements = _BLOCK_ROWS * operands.block
         self.sums = tirx.decl_buffer((elements,), self.sums_type, "sums", scope="local")
         # Where each row of a panel lies, by loop; the one loop of rows in a line needs no array.
         self.places = {
@@ -325,7 +306,7 @@ class _Code:
                 *(declared for _, declared in self.places.values()),
                 *self._row_places(first, count),
                 self._copy(first, count),
-                *self._blocks(part * share, here, first, count),
+                self._blocks(part * share, here, first, count),
                 self._intrinsic("llvm.x86.tilerelease"),
             ]
         )
@@ -398,22 +379,22 @@ class _Code:
         row = tirx.Var("row", self.index)
         values = self._at_row(first, row)
         taps = {axis.var: tirx.Var(axis.var.name, self.index) for axis in operands.taps}
-        place: Any = self._number(0)
+        tap: Any = self._number(0)
         for axis in operands.taps:
-            place = place * axis.extent + taps[axis.var]
-        start = row * operands.row_elements + place * operands.depth.extent
+            tap = tap * axis.extent + taps[axis.var]
         element = bits_of(self._at(operands.data, {**values, **taps}), self.bits)
+        depth = operands.depth.length or 1
 
-        def copy(offset: Any) -> tirx.Stmt:
-            value = substitute(element, {operands.depth.var: offset})
-            return tirx.BufferStore(self.panel, value, [start + offset])
+        def copy(start: Any, lane: Any) -> tirx.Stmt:
+            value = substitute(element, {operands.depth.var: start + lane})
+            return tirx.BufferStore(self.panel, value, [self._place_in(row, tap, start, lane)])
 
-        body = self._in_vectors(operands.depth.length or 1, copy)
+        body = self._in_vectors(depth, copy)
         for axis in reversed(operands.taps):
             body = self._loop(taps[axis.var], axis.extent, body)
 
-        def clear(offset: Any) -> tirx.Stmt:
-            at = row * operands.row_elements + operands.steps + offset
+        def clear(start: Any, lane: Any) -> tirx.Stmt:
+            at = row * operands.row_elements + operands.steps + start + lane
             return tirx.BufferStore(self.panel, tirx.const(0, self.bits), [at])
 
         # What is multiplied by weights of zero may be anything but NaN.
@@ -421,13 +402,25 @@ class _Code:
         cleared = [self._in_vectors(rest, clear)] if rest else []
         return self._loop(row, count, sequence([body, *cleared]))
 
+    def _place_in(self, row: Any, tap: Any, start: Any, lane: Any) -> Any:
+        """Of an element in the panel: register by register where taps fill whole ones, so that a
+        register is loaded from one stretch; else row by row.
+        """
+        width = _ROW_BYTES // self.operands.element_bytes
+        if not self.by_registers:
+            row = row * self.operands.row_elements
+            return row + tap * self.operands.depth.extent + start + lane
+        steps = self._quotient(self.operands.depth.extent, self._number(width))
+        step = tap * steps + self._quotient(start, self._number(width))
+        return (step * self.panel_rows + row) * width + lane
+
     def _in_vectors(self, length: int, statement: Any) -> tirx.Stmt:
         """``statement`` for each element of a row, in vectors of a register and smaller ones."""
         lanes = _ROW_BYTES // self.operands.element_bytes
         statements: list[tirx.Stmt] = []
         if length // lanes:
             chunk, lane = tirx.Var("chunk", self.index), tirx.Var("lane", self.index)
-            body = statement(chunk * lanes + lane)
+            body = statement(chunk * lanes, lane)
             body = self._loop(lane, lanes, body, tirx.ForKind.VECTORIZED)
             statements.append(self._loop(chunk, length // lanes, body))
         done = length // lanes * lanes
@@ -435,92 +428,59 @@ class _Code:
             lanes = 1 << ((length - done).bit_length() - 1)
             lane = tirx.Var("lane", self.index)
             if lanes == 1:
-                statements.append(statement(self._number(done)))
+                statements.append(statement(self._number(done), self._number(0)))
             else:
-                body = statement(lane + done)
+                body = statement(self._number(done), lane)
                 statements.append(self._loop(lane, lanes, body, tirx.ForKind.VECTORIZED))
             done += lanes
         return sequence(statements)
 
-    def _blocks(self, start: Any, columns: Any, first: Any, count: Any) -> list[tirx.Stmt]:
-        """The sums of a panel's rows for some blocks of columns, from the block ``start`` on."""
+    def _blocks(self, start: Any, columns: Any, first: Any, count: Any) -> tirx.Stmt:
+        """The results of a panel's rows for some blocks of columns, from the block ``start`` on."""
+        column, block = (tirx.Var(name, self.index) for name in ("column", "block"))
+        statements = [
+            *self._tiles("llvm.x86.tilezero"),
+            self._products(block, start + column),
+            *self._tiles("llvm.x86.tilestored64", is_stored=True),
+            self._finish(block, start + column, first, count),
+        ]
         blocks = self._quotient(count + (_BLOCK_ROWS - 1), _BLOCK_ROWS)
+        return self._loop(column, columns, self._loop(block, blocks, sequence(statements)))
 
-        def each(body: Any) -> tirx.Stmt:
-            column, block = (tirx.Var(name, self.index) for name in ("column", "block"))
-            inner = self._loop(block, blocks, sequence(body(column, block)))
-            return self._loop(column, columns, inner)
-
-        zero, every = self._number(0), self._number(self.steps)
-        if not self.chunk:
-            return [
-                each(
-                    lambda column, block: [
-                        *self._tiles("llvm.x86.tilezero"),
-                        self._products(block, start + column, zero, every),
-                        *self._tiles("llvm.x86.tilestored64", zero),
-                        self._finish(block, start + column, first, count, zero),
-                    ]
-                )
-            ]
-        chunk = tirx.Var("chunk", self.index)
-        least = self._simple(tirx.min(self._number(self.chunk), every - chunk * self.chunk))
-
-        def place(column: Any, block: Any) -> Any:
-            return (column * (self.panel_rows // _BLOCK_ROWS) + block) * self.tile_sums
-
-        def add(column: Any, block: Any) -> list[tirx.Stmt]:
-            at = place(column, block)
-            known = sequence(self._tiles("llvm.x86.tileloadd64", at))
-            start_sums = sequence(self._tiles("llvm.x86.tilezero"))
-            return [
-                tirx.IfThenElse(tirx.EQ(chunk, zero), start_sums, known),
-                self._products(block, start + column, chunk * self.chunk, least),
-                *self._tiles("llvm.x86.tilestored64", at),
-            ]
-
-        def finish(column: Any, block: Any) -> list[tirx.Stmt]:
-            return [self._finish(block, start + column, first, count, place(column, block))]
-
-        chunks = -(-self.steps // self.chunk)
-        return [self._loop(chunk, chunks, each(add)), each(finish)]
-
-    @property
-    def steps(self) -> int:
-        """Of a sum, each of a register."""
-        return self.operands.padded_steps * self.operands.element_bytes // _ROW_BYTES
-
-    def _tiles(self, name: str, place: Any = None) -> list[tirx.Stmt]:
-        """``name`` for each register of sums, and where given its part of the array from there."""
+    def _tiles(self, name: str, is_stored: bool = False) -> list[tirx.Stmt]:
+        """``name`` for each register of sums, and its part of the array where it is stored."""
         block, pairs = self.operands.block, self.operands.block // _ROWS
-        if place is None:
+        if not is_stored:
             return [self._tile(name, n) for n in range(2 * pairs)]
         distance = tirx.const(block * 4, "int64")
         statements = []
         for n in range(2 * pairs):
-            at = place + ((n // pairs) * _ROWS * block + n % pairs * _ROWS)
-            element = tirx.BufferLoad(self.sums, [self._simple(at)])
-            statements.append(self._tile(name, n, tirx.address_of(element), distance))
+            at = self._number((n // pairs) * _ROWS * block + n % pairs * _ROWS)
+            place = tirx.address_of(tirx.BufferLoad(self.sums, [at]))
+            statements.append(self._tile(name, n, place, distance))
         return statements
 
-    def _products(self, block: Any, column: Any, first: Any, count: Any) -> tirx.Stmt:
-        """Adds ``count`` steps from ``first`` on to the registers 0 to 3."""
+    def _products(self, block: Any, column: Any) -> tirx.Stmt:
+        """Adds all steps of a sum, each of a register, to the registers 0 to 3."""
         operands, k = self.operands, self.operands.instruction.packed
         pairs = operands.block // _ROWS
-        own = tirx.Var("step", self.index)
-        step, width = first + own, _ROW_BYTES // operands.element_bytes
+        step, width = tirx.Var("step", self.index), _ROW_BYTES // operands.element_bytes
         body: list[tirx.Stmt] = []
         for n in range(2):
-            place = [(block * 2 + n) * _ROWS * operands.row_elements + step * width]
-            distance = operands.row_elements * operands.element_bytes
-            body.append(self._load(4 + n, tirx.BufferLoad(self.panel, place), distance))
+            row = (block * 2 + n) * _ROWS
+            if self.by_registers:
+                place, distance = (step * self.panel_rows + row) * width, _ROW_BYTES
+            else:
+                place = row * operands.row_elements + step * width
+                distance = operands.row_elements * operands.element_bytes
+            body.append(self._load(4 + n, tirx.BufferLoad(self.panel, [place]), distance))
         for n in range(pairs):
             places = [column, step * (width // k), self._number(n * _ROWS * k)]
             distance = operands.block * k * operands.element_bytes
             body.append(self._load(6 + n, tirx.BufferLoad(self.weights, places), distance))
         name = operands.instruction.intrinsic
         body += [self._tile(name, n, 4 + n // pairs, 6 + n % pairs) for n in range(2 * pairs)]
-        return self._loop(own, count, sequence(body))
+        return self._loop(step, operands.padded_steps // width, sequence(body))
 
     def _load(self, register: int, element: Any, distance: int) -> tirx.Stmt:
         place = tirx.address_of(element)
@@ -534,13 +494,13 @@ class _Code:
     def _intrinsic(self, name: str, *arguments: Any) -> tirx.Stmt:
         return tirx.Evaluate(tirx.call_llvm_intrin("void", name, *arguments))
 
-    def _finish(self, block: Any, column: Any, first: Any, count: Any, place: Any) -> tirx.Stmt:
-        """The results of a block, whose sums begin at ``place``: those that are wanted."""
+    def _finish(self, block: Any, column: Any, first: Any, count: Any) -> tirx.Stmt:
+        """The results of a block, of the rows and columns that are wanted."""
         operands, store = self.operands, self.contraction.store
         row, lane = tirx.Var("row", self.index), tirx.Var("lane", self.index)
         values = self._at_row(first, block * _BLOCK_ROWS + row)
         values[operands.columns.var] = column * operands.block + lane
-        total = tirx.BufferLoad(self.sums, [place + row * operands.block + lane])
+        total = tirx.BufferLoad(self.sums, [row * operands.block + lane])
         values[self.contraction.total] = total
         indices = [self._at(index, values) for index in store.indices]
         body = tirx.BufferStore(store.buffer, self._at(store.value, values), indices)

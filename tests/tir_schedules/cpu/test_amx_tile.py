@@ -43,20 +43,20 @@ def result(found: ScheduledKernel, x: np.ndarray, weights: np.ndarray, wanted: n
 
 @needs_tiles
 @pytest.mark.parametrize("columns", [8, 16, 40, 64])
-@pytest.mark.parametrize("rows", [1, 17, 49])
-def test_matmuls_of_known_and_of_symbolic_rows(rows: int, columns: int) -> None:
-    x, weights = unsigned(2, rows, 100), signed(100, columns)
+@pytest.mark.parametrize(("rows", "steps"), [(1, 100), (17, 100), (49, 100), (49, 192), (70, 4096)])
+def test_matmuls_of_known_and_of_symbolic_rows(rows: int, steps: int, columns: int) -> None:
+    x, weights = unsigned(2, rows, steps), signed(steps, columns)
     taken = np.arange(columns, dtype=np.int32)
     wanted = x.astype(np.int32) @ weights.astype(np.int32) - taken
     for extent in (rows, size("rows")):
-        found = scheduled(matmul(extent, 100, columns))
+        found = scheduled(matmul(extent, steps, columns))
         np.testing.assert_array_equal(result(found, x, weights, wanted, taken), wanted)
 
 
 @needs_tiles
 @pytest.mark.parametrize("is_symbolic", [False, True])
 @pytest.mark.parametrize(("side", "stride", "padding"), [(1, 1, 0), (3, 1, 1), (3, 2, 1)])
-@pytest.mark.parametrize("channels", [16, 72])
+@pytest.mark.parametrize("channels", [16, 64, 72])
 def test_convolutions(
     channels: int, side: int, stride: int, padding: int, is_symbolic: bool
 ) -> None:
