@@ -11,6 +11,8 @@ from tvm import s_tir, te, tirx
 
 import tvm_ext
 from tvm_ext.configs.errors import CONTRADICTING_SIZES
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules import lowering_pipeline
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
@@ -171,3 +173,35 @@ def test_a_value_that_all_lanes_share_is_computed_as_the_others_are() -> None:
     assert len(compiled.report.kernels) == 1
     x = np.full((1, 1, 1), 0.5, "float32")
     np.testing.assert_array_equal(compiled.run({"x": x})["y"], np.full((1, 1, 3), 0.5, "float32"))
+
+
+def looked_up(shape: tuple[int, ...], dtype: str) -> tirx.PrimFunc:
+    """As ``ActivationLookupTables`` writes it."""
+    x, table = te.placeholder(shape, "uint8", "x"), te.placeholder((256,), dtype, "table")
+    result = te.compute(shape, lambda *at: table(tirx.Cast("int32", x(*at))), "look_up")
+    return te.create_prim_func([x, table, result]).with_attr("global_symbol", "main")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("shape", [(8,), (48,), (3, 32), (1000,), (5, 7, 64)])
+def test_every_byte_is_found_in_its_table(shape: tuple[int, ...], dtype: str) -> None:
+    host = host_description()
+    scheduled, _ = schedule_kernel(looked_up(shape, dtype), host)
+    built = compile_kernels(tvm.IRModule({"main": scheduled}), host.tvm_target())
+    table = np.random.default_rng(0).permutation(256).astype(np.uint8).view(dtype)
+    x = np.resize(np.arange(255, -1, -1, dtype=np.uint8), shape)
+    out = tvm.runtime.tensor(np.zeros(shape, dtype))
+    built["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(table), out)
+    np.testing.assert_array_equal(out.numpy(), table[x])
+
+
+@pytest.mark.parametrize(("target", "found"), [("avx512-amx", True), ("avx2", False)])
+def test_tables_are_permuted_where_a_cpu_can(target: str, found: bool) -> None:
+    machine = resolve_target(target)
+    scheduled, _ = schedule_kernel(looked_up((64, 1024), "uint8"), machine)
+    built = compile_kernels(tvm.IRModule({"main": scheduled}), machine.tvm_target())
+    code = str(built.mod.inspect_source("s"))
+    assert ("vpermi2b" in code or "vpermt2b" in code) is found
+    if found:
+        # One load of 64 indices, not of each.
+        assert "vpinsrb" not in code
