@@ -131,3 +131,35 @@ def test_data_of_many_scales_stay_and_the_report_says_why():
 def test_machines_without_such_an_instruction_stay_with_float32(target):
     mod = TAKEN["a scale for all"]()
     assert structural_equal(rewrite(mod, target), mod)
+
+
+def requantized(divisor, integers=True):
+    """Scaled sums with a bias and a rectifier, or dequantised data alone, divided by a scale."""
+
+    def body(emit, x):
+        real = dequantized(emit, x)
+        if integers:
+            weights = emit(op.multiply(const(whole(16, 8)), const(0.01)))
+            real = emit(nn.relu(emit(op.add(emit(op.matmul(real, weights)), const(np.ones(8))))))
+        return [emit(op.round(emit(op.divide(real, const(divisor)))))]
+
+    return module((2, 5, 16), body, "uint8")
+
+
+def test_sums_of_integers_are_multiplied_by_the_reciprocal_of_a_scale():
+    mod = requantized(0.1)
+    new = rewrite(mod)
+    assert "divide" in operators(mod)
+    assert "divide" not in operators(new)
+    x = RANDOM.integers(0, 256, (2, 5, 16)).astype("uint8")
+    before, after = (np.asarray(run(one, x)) for one in (mod, new))
+    # At the border between two steps it may be the other one.
+    assert np.abs(before - after).max() <= 1
+    assert np.mean(before != after) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("divisor", "integers"), [(0.1, False), (np.full(8, 0.1), True), (1e-45, True), (0.0, True)]
+)
+def test_other_divisions_stay(divisor, integers):
+    assert "divide" in operators(rewrite(requantized(divisor, integers)))
