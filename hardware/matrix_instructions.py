@@ -162,6 +162,11 @@ TILE_INSTRUCTIONS = (
 )
 """Of CPUs, beside those of vectors."""
 
+LEAST_TILE_DEPTH = 16
+"""Neighbouring steps of a sum in the data, at least, for tile registers: fewer are copied into rows
+at the cost of as many.
+"""
+
 THREAD_INSTRUCTIONS = {dtype: _thread(dtype) for dtype in ("float32", "float64")}
 """By the operands' type."""
 

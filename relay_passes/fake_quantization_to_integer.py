@@ -107,8 +107,9 @@ class _IntegerRewriter(BindingRewriter):
 
     def _is_of_sums(self, expr: relax.Expr, steps: int) -> bool:
         """Whether it is computed element by element from sums of integers that were scaled."""
-        if self.view.call(expr, "relax.astype") is not None:
-            sums = self.view.call(self.view.value(expr).args[0], "relax.matmul", *CONVOLUTIONS)
+        cast = self.view.call(expr, "relax.astype")
+        if cast is not None:
+            sums = self.view.call(cast.args[0], "relax.matmul", *CONVOLUTIONS)
             return sums is not None and str(sums.ty.dtype) == "int32"
         call = self.view.call(expr, *_ELEMENTWISE) if steps else None
         return call is not None and any(self._is_of_sums(arg, steps - 1) for arg in call.args[:2])

@@ -8,6 +8,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
+from tvm_ext.hardware.matrix_instructions import LEAST_TILE_DEPTH
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import constant_value, convolution_like
 from tvm_ext.relay_passes.graph_pass import graph_pass
@@ -15,9 +16,6 @@ from tvm_ext.relay_passes.layout_cost import nominal_shape, shape_of_convolution
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 
 _NARROW, _WIDE = "bfloat16", "float32"
-
-# Products of a sum that are neighbours in memory, at least: see the template "amx tile".
-_LEAST_DEPTH = 16
 
 
 @graph_pass
@@ -89,7 +87,7 @@ class _NarrowProducts(BindingRewriter):
                 return "a convolution in groups"
             depth = convolution.group_inputs
             steps = depth * math.prod(convolution.kernel)
-        if depth < _LEAST_DEPTH:
+        if depth < LEAST_TILE_DEPTH:
             return "few channels are summed"
         operations = 2.0 * math.prod(shape) * steps
         saved = operations * sum(

@@ -20,7 +20,7 @@ from tvm.sym import Analyzer
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.system import TILE_PERMISSION
-from tvm_ext.hardware.matrix_instructions import MatrixInstruction
+from tvm_ext.hardware.matrix_instructions import LEAST_TILE_DEPTH, MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     constant_parameter,
@@ -51,9 +51,6 @@ _ROWS, _ROW_BYTES = 16, 64
 # Rows of a block of four registers of sums.
 _BLOCK_ROWS = 2 * _ROWS
 
-# Neighbours in the data, at least: fewer are copied at the cost of as many.
-_LEAST_DEPTH = 16
-
 # Panels for each thread, at least, where there are rows for them.
 _PANELS = 4
 
@@ -63,7 +60,7 @@ _MOST_BLOCKS = 2
 
 
 class AmxTile:
-    """Sums of products of uint8 and constant int8, or of bfloat16 and constant bfloat16."""
+    """Sums of products of uint8 or int8 and constant int8, or of bfloat16 and constant bfloat16."""
 
     name = "amx tile"
     machine_type = CpuDescription
@@ -123,15 +120,13 @@ class _Operands:
     @property
     def row_elements(self) -> int:
         """Of a panel: all products of a sum, in an odd number of lines of a cache."""
-        step = _ROW_BYTES // self.element_bytes
-        lines = -(-self.steps // step)
-        return (lines + (lines > 1 and lines % 2 == 0)) * step
+        lines = self.padded_steps // self.width
+        return (lines + (lines > 1 and lines % 2 == 0)) * self.width
 
     @property
     def padded_steps(self) -> int:
         """Products of a sum in whole registers."""
-        step = _ROW_BYTES // self.element_bytes
-        return -(-self.steps // step) * step
+        return -(-self.steps // self.width) * self.width
 
     @property
     def element_bytes(self) -> int:
@@ -139,9 +134,14 @@ class _Operands:
         return tvm.DataType(self.instruction.a).bits // 8
 
     @property
+    def width(self) -> int:
+        """Elements of a row of a register."""
+        return _ROW_BYTES // self.element_bytes
+
+    @property
     def sums(self) -> int:
         """Along the columns, wanted or not: there may be more weights than are used."""
-        return static_extent(self.weights.source.shape[self.order[-1 - len(self.taps) - 1]]) or 1
+        return static_extent(self.weights.source.shape[self.order[-len(self.taps) - 2]]) or 1
 
     @property
     def block(self) -> int:
@@ -176,7 +176,7 @@ def _operands(
     if not only or contraction.step(contraction.store, spatial[0]) != 1:
         raise NotApplicable("no loop walks the output and the weights alone")
     (columns,), (depth,) = spatial, depths
-    if (depth.length or 0) < _LEAST_DEPTH or _depends(data, columns):
+    if (depth.length or 0) < LEAST_TILE_DEPTH or depends(data, columns.var):
         raise NotApplicable("the data have few neighbours, or move with the columns")
     taps = tuple(a for a in order if a is not depth and any(a is r for r in contraction.reduction))
     if len(taps) + 1 != len(contraction.reduction):
@@ -207,10 +207,6 @@ def _factors(
         if is_load and constant_parameter(func, weights.source) is not None:
             return data, weights
     raise NotApplicable("the weights are computed in the run")
-
-
-def _depends(expr: Any, axis: LoopAxis) -> bool:
-    return depends(expr, axis.var)
 
 
 def _walks(data: Any, axis: LoopAxis) -> bool:
@@ -264,8 +260,7 @@ class _Code:
         self.index = str(operands.columns.var.ty)
         self.sums_type = operands.instruction.accumulator
         shape = (self.panel_rows * operands.row_elements,)
-        width = _ROW_BYTES // operands.element_bytes
-        self.by_registers = (operands.depth.length or 1) % width == 0
+        self.by_registers = (operands.depth.length or 1) % operands.width == 0
         # Of the same bits as integers: TVM makes float32 of an array of narrow floats.
         self.bits = f"uint{8 * operands.element_bytes}"
         self.panel = tirx.decl_buffer(shape, self.bits, "panel", scope="local")
@@ -406,7 +401,7 @@ class _Code:
         """Of an element in the panel: register by register where taps fill whole ones, so that a
         register is loaded from one stretch; else row by row.
         """
-        width = _ROW_BYTES // self.operands.element_bytes
+        width = self.operands.width
         if not self.by_registers:
             row = row * self.operands.row_elements
             return row + tap * self.operands.depth.extent + start + lane
@@ -416,7 +411,7 @@ class _Code:
 
     def _in_vectors(self, length: int, statement: Any) -> tirx.Stmt:
         """``statement`` for each element of a row, in vectors of a register and smaller ones."""
-        lanes = _ROW_BYTES // self.operands.element_bytes
+        lanes = self.operands.width
         statements: list[tirx.Stmt] = []
         if length // lanes:
             chunk, lane = tirx.Var("chunk", self.index), tirx.Var("lane", self.index)
@@ -464,7 +459,7 @@ class _Code:
         """Adds all steps of a sum, each of a register, to the registers 0 to 3."""
         operands, k = self.operands, self.operands.instruction.packed
         pairs = operands.block // _ROWS
-        step, width = tirx.Var("step", self.index), _ROW_BYTES // operands.element_bytes
+        step, width = tirx.Var("step", self.index), operands.width
         body: list[tirx.Stmt] = []
         for n in range(2):
             row = (block * 2 + n) * _ROWS

@@ -17,6 +17,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     among,
     flat_address,
     is_compact,
+    is_looked_up,
     nodes,
     static_extent,
 )
@@ -279,11 +280,10 @@ class LookUpInRegisters:
 
 def _is_look_up(load: tvm.ir.TensorLoad) -> bool:
     """Whether all lanes of an index are bytes, and the table has a number for each."""
-    index = load.indices[-1] if len(load.indices) == 1 else None
-    if not isinstance(index, tirx.Cast) or static_extent(load.source.shape[0]) != _TABLE:
+    if len(load.indices) != 1 or not is_looked_up(load.source, load.indices[0]):
         return False
-    table, kind = (tvm.DataType(str(ty)) for ty in (load.source.dtype, index.value.ty))
-    is_of_bytes = str(table) in ("uint8", "int8") and kind == tvm.DataType(f"uint8x{kind.lanes}")
+    table, kind = str(load.source.dtype), tvm.DataType(str(load.indices[0].value.ty))
+    is_of_bytes = table in ("uint8", "int8") and kind == tvm.DataType(f"uint8x{kind.lanes}")
     return is_of_bytes and (kind.lanes in (8, 16, 32) or kind.lanes % _REGISTER_BYTES == 0)
 
 
