@@ -20,6 +20,7 @@ from tvm_ext.relay_passes.flatten_pointwise import FlattenPointwise
 from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
 from tvm_ext.relay_passes.fresh_outputs import FreshOutputs
 from tvm_ext.relay_passes.fuse_cast_into_softmax import FuseCastIntoSoftmax
+from tvm_ext.relay_passes.fuse_dequantize_matmul import FuseDequantizeMatmul
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
@@ -38,6 +39,7 @@ from tvm_ext.relay_passes.zero_point_compensation import ZeroPointCompensation
 # A class under @graph_pass is a factory of passes, which a type checker cannot see.
 BUILTIN_PASSES: tuple[Any, ...] = (
     FakeQuantizationToInteger,
+    FuseDequantizeMatmul,
     FoldConstantCalls,
     AccumulateInFloat32,
     ConvBnReluFold,

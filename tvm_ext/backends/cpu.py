@@ -16,6 +16,7 @@ from tvm_ext.tir_schedules.cpu.amx_tile import AmxTile
 from tvm_ext.tir_schedules.cpu.batch_loop import BatchLoop
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution
+from tvm_ext.tir_schedules.cpu.dequantize_matmul import DequantizeMatmul
 from tvm_ext.tir_schedules.cpu.dot_product_tile import DotProductTile
 from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise, CpuTranspose
 from tvm_ext.tir_schedules.cpu.masked_tails import has_masked_memory, with_masked_tails
@@ -70,6 +71,7 @@ CPU = Backend(
                 CpuRecurrentLayer(),
                 AmxTile(),
                 DotProductTile(),
+                DequantizeMatmul(),
                 # Weights of 36 positions go through L2 for each item of few tiles.
                 BatchLoop(Winograd(), least_uses=24),
                 BatchLoop(CpuDepthwiseConvolution()),

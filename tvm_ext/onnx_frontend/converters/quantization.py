@@ -134,6 +134,10 @@ class DequantizeLinear(OnnxOpConverter):
         usual = "float32" if scale_type == SCALE_TYPE else scale_type
         wanted = _type_attribute(attr, "output_dtype", usual)
         numbers = [numbers_of(value) for value in (x, scale, zero_point)]
+        if attr.get(WEIGHTS_ATTRIBUTE) and attr.get("block_size", 0):
+            blocks = _weights_in_blocks(bb, (x, scale, zero_point), attr, wanted)
+            if blocks is not None:
+                return blocks
         scale = spread(bb, _numbers_or_call(bb, scale), x, attr)
         if zero_point is not None:
             zero_point = spread(bb, zero_point, x, attr)
@@ -301,6 +305,36 @@ def _folded(
         numbers = relax.const(centred, "float32")
         return relax.op.multiply(numbers, relax.const(factor.astype(np.float32), "float32"))
     return relax.const((centred * factor.astype(np.float32)).astype(np.dtype(wanted)), wanted)
+
+
+def _weights_in_blocks(
+    bb: relax.BlockBuilder, operands: Any, attr: dict, wanted: str
+) -> relax.Expr | None:
+    """Stored integers and the scales of their blocks, for programs that keep both so.
+
+    None for other numbers than integers of up to 16 bits, or what is computed.
+    """
+    x, scale, zero_point = operands
+    values, factor = numbers_of(x), numbers_of(scale)
+    if values is None or factor is None or values.dtype.kind not in "iu":
+        return None
+    centred = values.astype(np.int32 if values.itemsize < 4 else np.int64)
+    if zero_point is not None:
+        offset = numbers_of(spread(bb, zero_point, x, attr))
+        if offset is None:
+            return None
+        centred = centred - offset.astype(centred.dtype)
+    if not centred.size or max(-centred.min(), centred.max()) >= 1 << 15:
+        return None
+    holder = np.int8 if -128 <= centred.min() and centred.max() < 128 else np.int16
+    numbers = bb.normalize(relax.op.astype(relax.const(centred.astype(holder)), "float32"))
+    scale = relax.const(factor.astype(np.float32), "float32")
+    axis, block = attr.get("axis", 1) % x.ty.ndim, attr["block_size"]
+    repeated = bb.normalize(relax.op.repeat(scale, block, axis))
+    size = values.shape[axis]
+    if repeated.ty.shape[axis] != size:
+        repeated = bb.normalize(relax.op.strided_slice(repeated, [axis], [0], [size]))
+    return _in_type(bb, bb.normalize(relax.op.multiply(numbers, repeated)), wanted)
 
 
 def _numbers_or_call(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:

@@ -241,18 +241,23 @@ def matmul_n_bits(b: Builder) -> _Results:
     bits, block = b.attribute("bits", 4), b.attribute("block_size")
     rows, columns = b.attribute("N"), b.attribute("K")
     blocks = -(-columns // block)
-    # Which block's scale each column has: the columns may have been sorted (g_idx).
-    groups = np.arange(columns) // block if order is None else order[:columns]
-    weight = _unpacked(packed.reshape(rows, -1), bits)[:, :columns].astype(np.float32)
+    numbers = _unpacked(packed.reshape(rows, -1), bits)[:, :columns]
+    scales = scales.reshape(rows, blocks)
     if zeros is None:
-        weight -= 1 << (bits - 1)
+        zeros = np.full((rows, blocks), 1 << (bits - 1), np.uint8)
+    elif zeros.dtype == np.uint8:
+        zeros = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
+    zeros = zeros.reshape(rows, blocks)
+    if order is None and zeros.dtype == np.uint8:
+        operands = (b.constant(np.ascontiguousarray(a)) for a in (numbers, scales, zeros))
+        weight = b.op("DequantizeLinear", *operands, axis=1, block_size=block)
     else:
-        if zeros.dtype == np.uint8:
-            zeros = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
-        weight -= zeros.reshape(rows, blocks)[:, groups].astype(np.float32)
-    weight *= scales.reshape(rows, blocks)[:, groups].astype(np.float32)
-    stored_weight = b.constant(np.ascontiguousarray(weight.T).astype(scales.dtype))
-    result = b.op("MatMul", b.input(0), stored_weight)
+        # Which block's scale each column has: the columns may have been sorted (g_idx).
+        groups = np.arange(columns) // block if order is None else order[:columns]
+        floats = numbers.astype(np.float32) - zeros[:, groups].astype(np.float32)
+        floats *= scales[:, groups].astype(np.float32)
+        weight = b.constant(floats.astype(scales.dtype))
+    result = b.op("MatMul", b.input(0), b.op("Transpose", weight, perm=[1, 0]))
     return [result if b.optional(5) is None else b.op("Add", result, b.input(5))]
 
 

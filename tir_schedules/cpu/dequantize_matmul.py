@@ -1,0 +1,117 @@
+"""Matmuls whose weights are integers of a few bits, widened in registers: a tile of sums each.
+
+The words of the weights, the scale of each block before its integers, are packed while compiling,
+so that a tile reads one stretch of memory from beginning to end. How the loops around a tile go is
+as for symbolic tiles; extents may be known or symbolic.
+"""
+
+from dataclasses import replace
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    constant_parameter,
+    depends,
+    nodes,
+    static_extent,
+)
+from tvm_ext.tir_schedules.cpu.blockwise import schedule_others
+from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
+    SymbolicContraction,
+    symbolic_contraction,
+    with_code,
+)
+from tvm_ext.tir_schedules.cpu.symbolic_tile import (
+    epilogue_block,
+    single_sum,
+    with_joined_rows,
+    with_rows,
+)
+from tvm_ext.tir_schedules.cpu.symbolic_tile_code import symbolic_tile_code
+from tvm_ext.tir_schedules.inlining import inlined_schedule
+from tvm_ext.tir_schedules.packing import PaddedOperand
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+
+# Vectors of sums next to each other in a tile.
+_VECTORS = (1, 2, 4)
+
+
+class DequantizeMatmul:
+    """Sums of products of float32 and numbers that are computed from constant words."""
+
+    name = "dequantize matmul"
+    machine_type = CpuDescription
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule:
+        """See ``Template.apply``."""
+        sch = inlined_schedule(func)
+        anchor = single_sum(sch)
+        epilogue = epilogue_block(sch, anchor)
+        found = symbolic_contraction(sch, anchor, epilogue)
+        words = _words(found, sch.mod["main"])
+        columns = _columns(found, words)
+        lanes = machine.vector_lanes("float32")
+        rows = [axis for axis in found.spatial if axis is not columns]
+        usual = max(_VECTORS) if not rows else 2
+        vectors = decisions.pick("vectors", set(_VECTORS), usual)
+        tile = with_rows(found, columns, (vectors * lanes,), machine)
+        found, operand, buffer = _packed(found, words, columns, vectors * lanes, sch.mod["main"])
+        found, tile = with_joined_rows(found, replace(tile, padded=True), sch.mod["main"])
+        code = symbolic_tile_code(found, tile, machine.cores > 1)
+        done = [block for block in (anchor, epilogue) if block is not None]
+        schedule_others(sch, done, machine)
+        return with_code(sch, code, done, found.views, (operand, buffer))
+
+
+def _words(contraction: SymbolicContraction, func: tirx.PrimFunc) -> tirx.Buffer:
+    """The constant parameter that integers and scales are taken from."""
+    loads = nodes(contraction.product, tvm.ir.TensorLoad)
+    found = [load.source for load in loads if constant_parameter(func, load.source) is not None]
+    if not found or any(not one.same_as(found[0]) for one in found):
+        raise NotApplicable("the weights are no constant, or several")
+    if str(found[0].dtype) != "uint32" or str(contraction.start.ty) != "float32":
+        raise NotApplicable("the weights are no words of integers")
+    return found[0]
+
+
+def _columns(contraction: SymbolicContraction, words: tirx.Buffer) -> LoopAxis:
+    """The loop along which words are neighbours, and the other operand stays."""
+    loads = nodes(contraction.product, tvm.ir.TensorLoad)
+    for axis in contraction.spatial:
+        steps = [contraction.step(load, axis) for load in loads]
+        wanted = [int(load.source.same_as(words)) for load in loads]
+        if axis.length and steps == wanted and contraction.step(contraction.store, axis) == 1:
+            return axis
+    raise NotApplicable("no loop walks the output and the weights alone")
+
+
+def _packed(
+    contraction: SymbolicContraction,
+    words: tirx.Buffer,
+    columns: LoopAxis,
+    block: int,
+    func: tirx.PrimFunc,
+) -> tuple[SymbolicContraction, PaddedOperand, tirx.Buffer]:
+    """The contraction that reads words as ``[columns / block, words of a column, block]``."""
+    count, across = (static_extent(size) or 0 for size in words.shape)
+    padded = (-(-across // block) * block, count)
+    parameter = int(constant_parameter(func, words) or 0)
+    operand = PaddedOperand(parameter, (1, 0), (across, count), padded, (block, 1))
+    buffer = tirx.decl_buffer(operand.packed_shape, "uint32", words.name)
+
+    def load(node: tvm.ir.TensorLoad) -> tvm.ir.Expr:
+        if not node.source.same_as(words):
+            return node
+        word, column = node.indices
+        places = [tirx.truncdiv(column, block), word, tirx.truncmod(column, block)]
+        return tirx.BufferLoad(buffer, places)
+
+    product = tvm_ffi.structural_map(contraction.product, (tvm.ir.TensorLoad, load))
+    return replace(contraction, product=product), operand, buffer
