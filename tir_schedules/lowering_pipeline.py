@@ -15,6 +15,7 @@ from tvm_ext.tir_schedules.cpu.llvm_preparation import (
     FlattenFewAccesses,
     JoinArgumentChecks,
     LookUpInRegisters,
+    NibblesByPermutation,
     NoAliasOfLoneArguments,
     SerialFills,
     UnalignedArguments,
@@ -114,6 +115,7 @@ _OURS: dict[str, tuple[_Passes, _Passes]] = {
         (InsertBoundsChecks, FlattenFewAccesses, SerialFills, NoAliasOfLoneArguments),
         (
             LookUpInRegisters,
+            NibblesByPermutation,
             UnalignedArguments,
             JoinArgumentChecks,
             TruncateDivisions,

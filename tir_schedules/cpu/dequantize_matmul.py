@@ -17,6 +17,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     constant_parameter,
     depends,
+    depends,
     nodes,
     static_extent,
 )
@@ -64,6 +65,7 @@ class DequantizeMatmul:
         tile = with_rows(found, columns, (vectors * lanes,), machine)
         found, operand, buffer = _packed(found, words, columns, vectors * lanes, sch.mod["main"])
         found, tile = with_joined_rows(found, replace(tile, padded=True), sch.mod["main"])
+        tile = replace(tile, stream=_stream(found, buffer))
         code = symbolic_tile_code(found, tile, machine.cores > 1)
         done = [block for block in (anchor, epilogue) if block is not None]
         schedule_others(sch, done, machine)
@@ -115,3 +117,13 @@ def _packed(
 
     product = tvm_ffi.structural_map(contraction.product, (tvm.ir.TensorLoad, load))
     return replace(contraction, product=product), operand, buffer
+
+
+def _stream(contraction: SymbolicContraction, words: tirx.Buffer) -> tvm.ir.TensorLoad:
+    """The word of integers, which moves with most loops of the sum."""
+    loads = [n for n in nodes(contraction.product, tvm.ir.TensorLoad) if n.source.same_as(words)]
+
+    def moving(load: tvm.ir.TensorLoad) -> int:
+        return sum(depends(load, axis.var) for axis in contraction.reduction)
+
+    return max(loads, key=moving)

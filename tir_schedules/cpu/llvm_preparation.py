@@ -270,12 +270,17 @@ class LookUpInRegisters:
         """Kernels without such a table stay as they are."""
         if not any(map(_is_look_up, nodes(func.body, tvm.ir.TensorLoad))):
             return func
-        target = func.attrs["target"]
-        attributes = tuple(str(feature) for feature in target.attrs.get("mattr", ()))
-        names = (str(target.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
-        if "avx512vbmi" not in llvm_features(*names, attributes):
+        if not _has(func, "avx512vbmi"):
             return func
         return func.with_body(structural_map(func.body, (tvm.ir.TensorLoad, _permuted)))
+
+
+def _has(func: tirx.PrimFunc, feature: str) -> bool:
+    """Whether LLVM finds a feature in the target of a kernel."""
+    target = func.attrs["target"]
+    attributes = tuple(str(name) for name in target.attrs.get("mattr", ()))
+    names = (str(target.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
+    return feature in llvm_features(*names, attributes)
 
 
 def _is_look_up(load: tvm.ir.TensorLoad) -> bool:
@@ -322,6 +327,61 @@ def _lanes_of(vectors: list[tvm.ir.Expr], first: int, count: int) -> tvm.ir.Expr
         return vectors[0]
     lanes = [tirx.const(first + n, "int32") for n in range(count)]
     return tirx.Shuffle(vectors, lanes)
+
+
+# Of a vector of float32, and the mask of its integers.
+_FLOATS, _NIBBLE = 16, 15
+_FLOAT_PERMUTATION = "llvm.x86.avx512.permvar.sf.512"
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="NibblesByPermutation")
+class NibblesByPermutation:
+    """Vectors of integers of four bits become floats by a permutation of the sixteen there are.
+
+    Before: ``y = float32x16(word >> 8 & 15)``
+    After:  ``y = permute([0, 1, ..., 15], word >> 8)``       which looks at four bits of each lane
+
+    One instruction in place of two where weights of few bits are widened, see
+    ``FuseDequantizeMatmul``.
+
+    Leaves alone: vectors of no multiple of 16 lanes; CPUs without AVX-512.
+    """
+
+    def transform_function(
+        self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
+        """Kernels without such integers stay as they are."""
+        if not any(map(_is_of_nibbles, nodes(func.body, tirx.Cast))) or not _has(func, "avx512f"):
+            return func
+        return func.with_body(structural_map(func.body, (tirx.Cast, _as_floats)))
+
+
+def _is_of_nibbles(cast: tirx.Cast) -> bool:
+    kind = tvm.DataType(str(cast.ty))
+    if kind.lanes % _FLOATS or kind != tvm.DataType(f"float32x{kind.lanes}"):
+        return False
+    value = cast.value
+    if not isinstance(value, tirx.BitwiseAnd) or str(value.ty) != f"uint32x{kind.lanes}":
+        return False
+    return isinstance(value.b, tirx.Broadcast) and static_extent(value.b.value) == _NIBBLE
+
+
+def _as_floats(cast: tirx.Cast) -> tvm.ir.Expr:
+    if not _is_of_nibbles(cast):
+        return cast
+    words = cast.value.a
+    lanes = tvm.DataType(str(words.ty)).lanes
+    table = _lanes_of([tirx.const(float(n), "float32") for n in range(_FLOATS)], 0, _FLOATS)
+    pieces = [
+        tirx.call_llvm_pure_intrin(
+            f"float32x{_FLOATS}",
+            _FLOAT_PERMUTATION,
+            table,
+            tirx.reinterpret(f"int32x{_FLOATS}", _lanes_of([words], start, _FLOATS)),
+        )
+        for start in range(0, lanes, _FLOATS)
+    ]
+    return _lanes_of(pieces, 0, lanes)
 
 
 # Loops that fill with one value are left to LLVM to make vectors of, where TVM cannot.

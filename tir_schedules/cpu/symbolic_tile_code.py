@@ -20,7 +20,7 @@ from tvm import tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.hardware.matrix_instructions import MatrixInstruction
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, element_bytes, static_extent
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
 from tvm_ext.tir_schedules.cpu.nest_code import chunk_start
@@ -31,6 +31,10 @@ from tvm_ext.tir_schedules.statements import sequence, stack_array, where_long
 # tiles.
 _LONGER = 2
 _TILES_OF_WIDER = 4
+
+# How far ahead a stream is asked for: what memory delivers in the time that it takes to answer.
+# A processor itself looks no further than the end of a page.
+_LINE_BYTES, _LINES_AHEAD = 64, 64
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,9 @@ class SymbolicTile:
         The operand that is a pixel or padding; there is no panel then.
     dot_product : DotProduct or None
         What adds to the sums, where that is not a multiplication and an addition.
+    stream : TensorLoad or None
+        Of an operand that tiles read from its beginning to its end, what the innermost loop of the
+        sum does not move: the first element of a row of it. The processor is told ahead.
     """
 
     columns: LoopAxis
@@ -116,6 +123,7 @@ class SymbolicTile:
     row_parts: tuple[LoopAxis, ...] = ()
     implicit_padding: ImplicitPadding | None = None
     dot_product: DotProduct | None = None
+    stream: tvm.ir.TensorLoad | None = None
 
 
 def symbolic_tile_code(
@@ -392,10 +400,26 @@ class _Version:
             reduction, body = self._dot_products(dot, reduction, steps)
         for axis in reversed(reduction):
             body = self._loop(axis.var, axis.extent, body)
+            if self.tile.stream is not None and axis is reduction[-1]:
+                body = sequence([*self._prefetches(self.tile.stream, steps), body])
             if self.tile.implicit_padding is not None and axis is reduction[-1]:
                 body = self._with_pixels(self.tile.implicit_padding, body, steps)
         declared = [tirx.AllocBuffer(self.pixels)] if self.pixels is not None else []
         return [*declared, self._each(zero), body, self._finished(finish)]
+
+    def _prefetches(self, stream: tvm.ir.TensorLoad, steps: dict[Any, Any]) -> list[tirx.Stmt]:
+        """Brings what is read some lines of a cache after a row of ``stream``, into L1."""
+        *places, first = (self._at(i, {**self.values, **steps}) for i in stream.indices)
+        per_line = _LINE_BYTES // element_bytes(stream.source)
+        statements = []
+        for start in range(0, self.columns, per_line):
+            far = first + (start + _LINES_AHEAD * per_line)
+            place = tirx.address_of(tirx.BufferLoad(stream.source, [*places, far]))
+            # Read, to be used again, of data.
+            kinds = [tirx.const(n, "int32") for n in (0, 3, 1)]
+            call = tirx.call_llvm_intrin("void", "llvm.prefetch.p0", place, *kinds)
+            statements.append(tirx.Evaluate(call))
+        return statements
 
     def _dot_products(
         self, dot: DotProduct, reduction: Sequence[LoopAxis], steps: dict[Any, Any]
