@@ -20,6 +20,9 @@ from tvm_ext.relay_passes.zero_point_compensation import are_whole
 _WIDTHS = (2, 4, 8)
 _WORD_BITS = 32
 
+_WIDE = "float32"
+_FLOATS = (_WIDE, "float16", "bfloat16")
+
 # Integers that share a scale, at least: of fewer, the scales would take as long to read.
 _LEAST_BLOCK = 16
 
@@ -106,7 +109,10 @@ class _DequantizeRewriter(BindingRewriter):
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.matmul")
-        if call is None or any(str(arg.ty.dtype) != "float32" for arg in (*call.args, var)):
+        if call is None:
+            return None
+        dtypes = {str(operand.ty.dtype) for operand in (*call.args, var)}
+        if len(dtypes) > 1 or dtypes.isdisjoint(_FLOATS):
             return None
         weights = _weights(self.view, call.args[1])
         if weights is None:
@@ -126,18 +132,24 @@ class _DequantizeRewriter(BindingRewriter):
             return _product(x, stored, packing)
 
         attrs = {"op_pattern": OUT_ELEMENTWISE_FUSABLE}
-        made = self.builder.call_te(dequantize_matmul, call.args[0], words, primfunc_attrs=attrs)
+        data = call.args[0]
+        (dtype,) = dtypes
+        if dtype != _WIDE:
+            data = self.bind(relax.op.astype(data, _WIDE), var)
+        made = self.builder.call_te(dequantize_matmul, data, words, primfunc_attrs=attrs)
+        if dtype != _WIDE:
+            made = relax.op.astype(self.bind(made, var), dtype)
         return Replacement(made, (), f"integers of {packing.bits} bits are widened in registers")
 
 
 def _weights(view: GraphView, expr: relax.Expr) -> _Weights | None:
     """Stored integers of a matrix, and their scales."""
     transposed = view.call(expr, "relax.permute_dims")
-    product = view.call(expr if transposed is None else transposed.args[0], "relax.multiply")
+    numbers = expr if transposed is None else transposed.args[0]
+    product = view.call(_before(view, numbers, "relax.astype"), "relax.multiply")
     if product is None or expr.ty.ndim != 2:
         return None
-    cast = view.call(product.args[0], "relax.astype")
-    integers = constant_value(view, product.args[0] if cast is None else cast.args[0])
+    integers = constant_value(view, _before(view, product.args[0], "relax.astype"))
     found = _scales(view, product.args[1])
     if integers is None or found is None or integers.ndim != 2:
         return None
@@ -158,12 +170,17 @@ def _weights(view: GraphView, expr: relax.Expr) -> _Weights | None:
     return _Weights(integers, scale, whole)
 
 
+def _before(view: GraphView, expr: relax.Expr, operator: str) -> relax.Expr:
+    """What is given to ``operator`` where ``expr`` is that of it, else ``expr``."""
+    call = view.call(expr, operator)
+    return expr if call is None else call.args[0]
+
+
 def _scales(view: GraphView, expr: relax.Expr) -> tuple[np.ndarray, int, int] | None:
     """Stored scales, the axis along which each is for a block, and the block's size."""
-    cut = view.call(expr, "relax.strided_slice")
-    repeated = view.call(expr if cut is None else cut.args[0], "relax.repeat")
+    repeated = view.call(_before(view, expr, "relax.strided_slice"), "relax.repeat")
     scale = constant_value(view, expr if repeated is None else repeated.args[0])
-    if scale is None or str(scale.dtype) not in ("float32", "float16"):
+    if scale is None or scale.dtype.kind != "f":
         return None
     if repeated is None:
         return scale.astype(np.float32), 0, 1

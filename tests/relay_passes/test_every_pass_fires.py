@@ -30,13 +30,14 @@ NOT_FOR = {
     "cpu": ("AttentionFusion", "FreshOutputs", "FuseCastIntoSoftmax"),
     "cuda": (
         *("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
-        *("FakeQuantizationToInteger", "ZeroPointCompensation"),
+        *("FakeQuantizationToInteger", "FuseDequantizeMatmul", "ZeroPointCompensation"),
         *("ActivationLookupTables", "MixedPrecision"),
     ),
     "wafer": (
         *("AccumulateInFloat32", "AttentionFusion", "ConvTransposeToConv"),
         *("FlattenPointwise", "FuseCastIntoSoftmax", "GroupedConvolution"),
-        *("FakeQuantizationToInteger", "PadOutputChannels", "PadOutputWidth"),
+        *("FakeQuantizationToInteger", "FuseDequantizeMatmul"),
+        *("PadOutputChannels", "PadOutputWidth"),
         *("WinogradConvolution", "ZeroPointCompensation"),
         *("ActivationLookupTables", "MixedPrecision"),
     ),
@@ -53,6 +54,13 @@ def dequantized_matmul(emit, x):
     integers = relax.const(np.round(50 * rand(64, 32)).clip(-100, 100).astype(np.float32))
     weights = emit(op.multiply(integers, relax.const(np.float32(0.01))))
     return [emit(op.matmul(data, weights))]
+
+
+def weights_in_blocks(emit, x):
+    integers = relax.const(np.round(5 * rand(64, 32)).clip(-8, 7).astype(np.int8))
+    scale = emit(op.repeat(relax.const(rand(2, 32)), 32, 0))
+    weights = emit(op.multiply(emit(op.astype(integers, "float32")), scale))
+    return [emit(op.matmul(x, weights))]
 
 
 def quantized_sigmoid(emit, x):
@@ -158,6 +166,7 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
         build([32, 64, 56, 56], many_convolutions, "float16"),
     ],
     "FakeQuantizationToInteger": lambda: [build([16, 64], dequantized_matmul, "uint8")],
+    "FuseDequantizeMatmul": lambda: [build([16, 64], weights_in_blocks)],
     "ActivationLookupTables": lambda: [build([16, 64], quantized_sigmoid, "uint8")],
     "MixedPrecision": lambda: [build([1, 64, 56, 56], large_convolution)],
     "ZeroPointCompensation": lambda: [build([16, 64], integer_matmul)],

@@ -5,6 +5,7 @@ so that a tile reads one stretch of memory from beginning to end. How the loops 
 as for symbolic tiles; extents may be known or symbolic.
 """
 
+import math
 from dataclasses import replace
 
 import tvm
@@ -16,7 +17,6 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     constant_parameter,
-    depends,
     depends,
     nodes,
     static_extent,
@@ -33,13 +33,21 @@ from tvm_ext.tir_schedules.cpu.symbolic_tile import (
     with_joined_rows,
     with_rows,
 )
-from tvm_ext.tir_schedules.cpu.symbolic_tile_code import symbolic_tile_code
+from tvm_ext.tir_schedules.cpu.symbolic_tile_code import Panel, SymbolicTile, symbolic_tile_code
 from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import PaddedOperand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Vectors of sums next to each other in a tile.
 _VECTORS = (1, 2, 4)
+
+# Rows of a tile where they are few, and rows at least for which what is widened goes to a panel.
+_FEW_ROWS, _ROWS_OF_A_PANEL = 3, 16
+
+_FLOAT_BYTES = 4
+
+# At least: the data pass once for each.
+_PANELS_A_THREAD = 4
 
 
 class DequantizeMatmul:
@@ -65,7 +73,9 @@ class DequantizeMatmul:
         tile = with_rows(found, columns, (vectors * lanes,), machine)
         found, operand, buffer = _packed(found, words, columns, vectors * lanes, sch.mod["main"])
         found, tile = with_joined_rows(found, replace(tile, padded=True), sch.mod["main"])
-        tile = replace(tile, stream=_stream(found, buffer))
+        tile = _with_row_versions(tile)
+        panel = _panel(found, buffer, tile, machine)
+        tile = replace(tile, stream=_stream(found, buffer), panel=panel)
         code = symbolic_tile_code(found, tile, machine.cores > 1)
         done = [block for block in (anchor, epilogue) if block is not None]
         schedule_others(sch, done, machine)
@@ -117,6 +127,41 @@ def _packed(
 
     product = tvm_ffi.structural_map(contraction.product, (tvm.ir.TensorLoad, load))
     return replace(contraction, product=product), operand, buffer
+
+
+def _with_row_versions(tile: SymbolicTile) -> SymbolicTile:
+    """With a tile of a few rows as well where their number is not known: words are widened once
+    for all rows of a tile.
+    """
+    if tile.rows is None or tile.rows.length is not None:
+        return tile
+    return replace(tile, row_sizes=(tile.row_sizes[0], _FEW_ROWS, 1))
+
+
+def _panel(
+    contraction: SymbolicContraction,
+    words: tirx.Buffer,
+    tile: SymbolicTile,
+    machine: CpuDescription,
+) -> Panel | None:
+    """The numbers that words stand for, widened once for all rows where those are many."""
+    rows, (columns,) = tile.rows, tile.column_sizes
+    if rows is None or (rows.length is not None and rows.length < _ROWS_OF_A_PANEL):
+        return None
+    steps = math.prod(axis.length or 1 for axis in contraction.reduction)
+    fitting = machine.l2_bytes // 2 // (steps * columns * _FLOAT_BYTES)
+    shared = (tile.columns.length or 1) // (columns * machine.cores * _PANELS_A_THREAD)
+    if not fitting:
+        return None
+    product = contraction.product
+    weight = next(
+        side
+        for side in (product.a, product.b)
+        if any(load.source.same_as(words) for load in nodes(side, tvm.ir.TensorLoad))
+    )
+    return Panel(
+        weight, rows, max(1, min(fitting, shared)), min(_ROWS_OF_A_PANEL, *tile.row_sizes[:1])
+    )
 
 
 def _stream(contraction: SymbolicContraction, words: tirx.Buffer) -> tvm.ir.TensorLoad:

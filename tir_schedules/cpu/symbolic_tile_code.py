@@ -43,17 +43,20 @@ class Panel:
 
     Attributes
     ----------
-    load : TensorLoad
-        The operand as the product reads it.
+    element : Expr
+        The operand as it is in the product: read, or computed from what is read.
     rows : LoopAxis
         The loop over rows of tiles, all of which pass before the next columns are copied.
     tiles : int
         Tiles along the columns whose columns are copied together.
+    least_rows : int
+        Of a tile that reads the copy; smaller ones read the operand itself.
     """
 
-    load: tvm.ir.TensorLoad
+    element: tvm.ir.Expr
     rows: LoopAxis
     tiles: int
+    least_rows: int = 1
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,9 @@ class _Version:
         self.declarations = [declaration for _, declaration in arrays]
         # Stand in the product for the column of the tile, and for the tile of a panel.
         self.column, self.member = (tirx.Var(name, self.index) for name in ("column", "member"))
-        self.copied = self._panel_buffer(tile.panel) if tile.panel is not None else None
+        panel = tile.panel
+        self.panel = None if panel is None or rows < panel.least_rows else panel
+        self.copied = self._panel_buffer(self.panel) if self.panel is not None else None
         padding = tile.implicit_padding
         self.pixels = self._pixel_buffer(padding) if padding is not None else None
 
@@ -195,7 +200,7 @@ class _Version:
         steps = math.prod(axis.extent for axis in self.contraction.reduction)
         shape = (panel.tiles * steps * self.columns,)
         # In a scope of its own, so that TVM does not lay small arrays into the same memory.
-        return tirx.decl_buffer(shape, str(panel.load.source.dtype), "panel", scope="local")
+        return tirx.decl_buffer(shape, str(panel.element.ty), "panel", scope="local")
 
     def _pixel_buffer(self, padding: ImplicitPadding) -> Any:
         shape = (self.rows * padding.channels.extent,)
@@ -203,7 +208,7 @@ class _Version:
 
     def loops(self, threads: bool) -> tirx.Stmt:
         """All tiles."""
-        panel = self.tile.panel
+        panel = self.panel
         around, body = self._without_panels() if panel is None else self._with_panels(panel)
         if not threads:
             for step in reversed(around):
@@ -248,7 +253,7 @@ class _Version:
     def _others(self) -> tuple[list[LoopAxis], list[tirx.Stmt]]:
         """The loops over tiles along all but the columns, and the rows where they share panels."""
         steps, binds = [], []
-        inside = self.tile.panel.rows if self.tile.panel is not None else None
+        inside = self.panel.rows if self.panel is not None else None
         for axis in self.contraction.spatial:
             if axis is self.tile.columns or axis is inside:
                 continue
@@ -343,7 +348,7 @@ class _Version:
         _, bind = self._step(columns, self.columns, first + member)
         values = {**self.values, **steps, self.column: lane, self.member: member}
         values[columns.var] = values[columns.var] + lane
-        element = self._at(panel.load, values)
+        element = self._at(panel.element, values)
         body = tirx.BufferStore(self.copied, element, [self._at(self._panel_place(), values)])
         body = self._loop(lane, self.columns, body, tirx.ForKind.VECTORIZED)
         body = self._loop(member, count, sequence([*bind, body]))
@@ -360,19 +365,23 @@ class _Version:
 
     def _product(self, row: int) -> tvm.ir.Expr:
         """What is added, its operands read from the panel and the pixels where there are such."""
-        panel, padding = self.tile.panel, self.tile.implicit_padding
-        if panel is None and padding is None:
-            return self.contraction.product
+        padding, product = self.tile.implicit_padding, self.contraction.product
+        if self.panel is not None:
+            element = self.panel.element
+            copied = tirx.BufferLoad(self.copied, [self._panel_place()])
+            product = tvm_ffi.structural_map(
+                product, (type(element), lambda e: copied if e.same_as(element) else e)
+            )
+        if padding is None:
+            return product
 
         def load(node: tvm.ir.TensorLoad) -> Any:
-            if panel is not None and node.same_as(panel.load):
-                return tirx.BufferLoad(self.copied, [self._panel_place()])
             if padding is not None and node.same_as(padding.load):
                 channels = padding.channels
                 return tirx.BufferLoad(self.pixels, [channels.extent * row + channels.var])
             return node
 
-        return tvm_ffi.structural_map(self.contraction.product, (tvm.ir.TensorLoad, load))
+        return tvm_ffi.structural_map(product, (tvm.ir.TensorLoad, load))
 
     def _tile(self) -> list[tirx.Stmt]:
         reduction, steps = self._reduction()

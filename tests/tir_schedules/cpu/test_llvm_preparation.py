@@ -205,3 +205,36 @@ def test_tables_are_permuted_where_a_cpu_can(target: str, found: bool) -> None:
     if found:
         # One load of 64 indices, not of each.
         assert "vpinsrb" not in code
+
+
+def nibbles(lanes: int) -> tirx.PrimFunc:
+    """The second integer of each word, as ``FuseDequantizeMatmul`` writes it."""
+    words = te.placeholder((lanes,), "uint32", "words")
+    mask, shift = (tirx.const(number, "uint32") for number in (15, 4))
+
+    def each(lane: tirx.Var) -> tvm.ir.Expr:
+        return tirx.Cast("float32", tirx.shift_right(words(lane), shift) & mask)
+
+    result = te.compute((lanes,), each, "numbers")
+    return te.create_prim_func([words, result]).with_attr("global_symbol", "main")
+
+
+@pytest.mark.parametrize("lanes", [16, 64, 4096 + 7])
+def test_nibbles_are_the_floats_that_they_were(lanes: int) -> None:
+    host = host_description()
+    scheduled, _ = schedule_kernel(nibbles(lanes), host)
+    built = compile_kernels(tvm.IRModule({"main": scheduled}), host.tvm_target())
+    words = np.random.default_rng(0).integers(0, 1 << 32, lanes, np.uint32)
+    found = tvm.runtime.tensor(np.zeros(lanes, "float32"))
+    built["main"](tvm.runtime.tensor(words), found)
+    np.testing.assert_array_equal(found.numpy(), (words >> 4 & 15).astype("float32"))
+
+
+@pytest.mark.parametrize(("target", "found"), [("avx512", True), ("avx2", False)])
+def test_a_permutation_takes_the_place_of_a_mask_and_a_conversion(target, found) -> None:
+    machine = resolve_target(target)
+    scheduled, _ = schedule_kernel(nibbles(4096), machine)
+    built = compile_kernels(tvm.IRModule({"main": scheduled}), machine.tvm_target())
+    code = str(built.mod.inspect_source("s"))
+    assert ("vpermps" in code or "vpermd" in code) is found
+    assert ("vcvtdq2ps" in code) is not found

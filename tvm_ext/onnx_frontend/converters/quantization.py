@@ -326,7 +326,7 @@ def _weights_in_blocks(
         centred = centred - offset.astype(centred.dtype)
     if not centred.size or max(-centred.min(), centred.max()) >= 1 << 15:
         return None
-    holder = np.int8 if -128 <= centred.min() and centred.max() < 128 else np.int16
+    holder = np.int8 if centred.min() >= -128 and centred.max() < 128 else np.int16
     numbers = bb.normalize(relax.op.astype(relax.const(centred.astype(holder)), "float32"))
     scale = relax.const(factor.astype(np.float32), "float32")
     axis, block = attr.get("axis", 1) % x.ty.ndim, attr["block_size"]
