@@ -57,7 +57,7 @@ class FuseDequantizeMatmul:
 
 @dataclass(frozen=True)
 class _Weights:
-    """``integers * repeat(scale, block)``, of shapes ``[depth, columns]``, ``[blocks, columns]``."""
+    """``integers * repeat(scale, block)``: ``[depth, columns]`` and ``[blocks, columns]``."""
 
     integers: np.ndarray
     scale: np.ndarray
@@ -213,7 +213,7 @@ def _packing(weights: _Weights) -> _Packing | None:
 
 def _packed(weights: _Weights, packing: _Packing) -> np.ndarray:
     """Words of uint32, ``[words of a column, columns]``."""
-    depth, columns = weights.integers.shape
+    columns = weights.integers.shape[1]
     blocks = packing.groups * packing.group
     integers = weights.integers.astype(np.int32).reshape(blocks, packing.block, columns)
     low = np.minimum(integers.min(axis=1), 0)

@@ -78,7 +78,8 @@ def test_words_hold_the_integers_and_a_scale_for_each_block(low, high, words):
     after = rewrite(before)
     assert "relax.matmul" not in operators(after)
     (packed,) = stored(after)
-    assert packed.dtype == np.uint32 and packed.shape == (words + 1, 12)
+    assert packed.dtype == np.uint32
+    assert packed.shape == (words + 1, 12)
     x = RANDOM.standard_normal((2, 3, 64)).astype("float32")
     np.testing.assert_allclose(run(after, x), run(before, x), rtol=2e-5, atol=2e-5)
 
