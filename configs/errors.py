@@ -103,6 +103,10 @@ class BuildError(TvmExtError):
     """Code generation failed for a module that the passes accepted."""
 
 
+class PrecisionError(TvmExtError):
+    """A program of narrow products differs from float32 by more than was allowed."""
+
+
 class TuningError(TvmExtError):
     """A tuning session cannot start or go on."""
 

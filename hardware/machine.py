@@ -17,6 +17,9 @@ from tvm_ext.configs.loader import ConfigModel
 MODEL_PRECISION = "model"
 """Products in the types that a model has them in."""
 
+AUTOMATIC_PRECISION = "auto"
+"""Products in the narrowest types that keep an error within a limit."""
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 

@@ -1,6 +1,8 @@
 """MixedPrecision: matmuls and convolutions of float32 in bfloat16, with sums of float32."""
 
 import math
+from collections.abc import Iterable
+from dataclasses import field
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +16,7 @@ from tvm_ext.relay_passes.expressions import constant_value, convolution_like
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import nominal_shape, shape_of_convolution, tensor_bytes
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
+from tvm_ext.relay_passes.spans import origins_of
 
 _NARROW, _WIDE = "bfloat16", "float32"
 
@@ -32,25 +35,33 @@ class MixedPrecision:
     products that take less time than rounding their operand.
 
     Run after: ConvBnReluFold, GemmFusion. Run before: LayoutPlanning.
+
+    ``wide_nodes`` are names of ONNX nodes whose products stay as they are.
     """
+
+    wide_nodes: list[str] = field(default_factory=list)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
         machine = current_cpu()
         if machine is None or machine.products != _NARROW:
             return mod
-        return _NarrowProducts(machine).run(mod)
+        return _NarrowProducts(machine, self.wide_nodes).run(mod)
 
 
 class _NarrowProducts(BindingRewriter):
     pass_name = "MixedPrecision"
 
-    def __init__(self, machine: CpuDescription) -> None:
+    def __init__(self, machine: CpuDescription, wide_nodes: Iterable[str]) -> None:
         self._machine = machine
+        self._wide_nodes = frozenset(wide_nodes)
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
         if call is None or any(str(arg.ty.dtype) != _WIDE for arg in (*call.args, var)):
+            return None
+        if not self._wide_nodes.isdisjoint(origins_of(var)):
+            self.refuse("it was asked to stay wide", var)
             return None
         weights = constant_value(self.view, call.args[1])
         if weights is None:

@@ -53,7 +53,7 @@ from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders, requir
 from tvm_ext.errors import REPORT_IT, DefectWarning, InputError
 from tvm_ext.hardware.cost_model import Work, cost_model
 from tvm_ext.hardware.cpu.description import current_cpu
-from tvm_ext.hardware.machine import MODEL_PRECISION, MachineDescription
+from tvm_ext.hardware.machine import AUTOMATIC_PRECISION, MODEL_PRECISION, MachineDescription
 from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import with_host_steps
 from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
@@ -77,6 +77,7 @@ from tvm_ext.report.records import (
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.tir_schedules.schedule_kernels import TEMPLATE_FAILED, ScheduleChoice
 
+SamplesSource: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path | None"
 TargetSource: TypeAlias = "str | Path | tvm.target.Target | MachineDescription"
 
 
@@ -94,6 +95,8 @@ def compile(
     require_records: bool = False,
     tf32: bool = False,
     precision: str = MODEL_PRECISION,
+    max_error: float | None = None,
+    samples: SamplesSource = None,
     pipeline: PipelineSource | None = None,
     threads: int | None = None,
     specialize: 'Sequence[Specialization] | Literal["auto"]' = (),
@@ -132,7 +135,15 @@ def compile(
     precision : str
         "model": products as the model has them. "bfloat16": matmuls and convolutions of float32
         round both operands to 8 bits and sum in float32, on CPUs with tile registers (amx-bf16) and
-        where that takes less time.
+        where that takes less time. "auto": those of them that keep the outputs within
+        ``max_error``; the report lists them (``CompileReport.precision``).
+    max_error : float, optional
+        With "auto": how much each output may differ from that of float32, relative to its largest
+        magnitude; 0.01 when left out. Bounds are of rounding errors that do not depend on each
+        other, with a margin for other inputs: expected of inputs like the samples, not proved.
+    samples : mapping of input name to array, several of them, or path of a file, optional
+        With "auto": what errors are measured on, a file as ``tvm-ext run --inputs`` takes it.
+        Random inputs when left out.
     pipeline : PassPipeline, or path of its TOML file, optional
         Passes of your own choice, in your order and with your options, which are checked before
         anything runs; stages that it leaves open are those of ``opt_level``.
@@ -157,8 +168,15 @@ def compile(
     ------
     TvmExtError
         A subclass says what is wrong: ModelError, UnsupportedOperatorError, InputError,
-        TargetError, ConfigError, PassError, BuildError or RecordsError.
+        TargetError, ConfigError, PassError, BuildError, RecordsError or PrecisionError.
     """
+    if precision == AUTOMATIC_PRECISION:
+        return _with_automatic_precision(dict(locals()))
+    if max_error is not None or samples is not None:
+        raise InputError(
+            f"max_error or samples were given with precision '{precision}'; expected "
+            f"'{AUTOMATIC_PRECISION}': leave them out, or ask for that"
+        )
     begun = time.perf_counter() - tvm_ext.import_seconds.pop("compile", 0.0)
     machine = program_target(target)
     machine = machine.with_tf32() if tf32 else machine
@@ -192,6 +210,35 @@ def compile(
         _require_one_program(compiled.report.model, type(compiled) is CompiledModel)
         compiled.frequent_sizes = FrequentSizes(compiled, model, arguments, specialize_limit)
     return compiled
+
+
+def _with_automatic_precision(arguments: dict[str, Any]) -> CompiledModel:
+    """``compile`` with these arguments and the precision "auto"."""
+    from tvm_ext.automatic_mixed_precision import DEFAULT_MAX_ERROR, compile_within
+
+    model, target, max_error, samples, _ = (
+        arguments.pop(name) for name in ("model", "target", "max_error", "samples", "precision")
+    )
+    if isinstance(model, tvm.IRModule):
+        raise InputError(
+            "precision 'auto' was asked for and the model is a module of TVM; expected an ONNX "
+            "model: ask for another precision"
+        )
+    if arguments["specialize"] == "auto":
+        raise InputError(
+            "precision 'auto' was asked for and specialize='auto'; expected one of them: give the "
+            "sizes to specialize for"
+        )
+    pass_config = arguments.pop("pass_config")
+    return compile_within(
+        DEFAULT_MAX_ERROR if max_error is None else max_error,
+        samples,
+        model,
+        program_target(target),
+        partial(compile, **arguments),
+        arguments["input_shapes"],
+        pass_config,
+    )
 
 
 def _check_specialize(

@@ -25,6 +25,7 @@ from tvm_ext.report.records import (
     KernelRecord,
     MemoryRecord,
     MicroBatchRecord,
+    PrecisionRecord,
     PassRecord,
     PhaseRecord,
     SizesRecord,
@@ -123,7 +124,8 @@ class CompileReport(RenderedReport):
     ``kernels_from_cache`` counts the kernels whose code an earlier compilation left. Phases and
     passes are in the order in which they ran. ``specialized`` are the reports of the programs for
     exact sizes, whose phases are among those here. ``nominal`` has figures of a program whose
-    sizes a run decides, ``micro_batch`` says how its batch is cut, if it can be.
+    sizes a run decides, ``micro_batch`` says how its batch is cut, if it can be. ``precision`` is
+    there where it was chosen for an error.
     """
 
     model: str
@@ -144,6 +146,7 @@ class CompileReport(RenderedReport):
     specialized: list["CompileReport"] = field(default_factory=list)
     nominal: SizesRecord | None = None
     micro_batch: MicroBatchRecord | None = None
+    precision: PrecisionRecord | None = None
 
     @property
     def model_name(self) -> str:
@@ -249,8 +252,9 @@ class CompileReport(RenderedReport):
             del values["device"]
         if not self.host:
             del values["host"]
-        if self.nominal is None:
-            del values["nominal"]
+        for name in ("nominal", "precision"):
+            if values[name] is None:
+                del values[name]
         values["specialized"] = [one.to_dict() for one in self.specialized]
         if not self.specialized:
             del values["specialized"]

@@ -322,6 +322,67 @@ class SizesRecord:
 
 
 @dataclass(frozen=True)
+class NodePrecision:
+    """In which type the product of an ONNX node is computed.
+
+    Attributes
+    ----------
+    name, dtype : str
+        Of the node, and of its operands: "bfloat16" or "float32".
+    reason : str
+        Why it stayed wide; empty where it did not.
+    bound : float or None
+        What a narrow product alone changes of an output at most, relative to the output's largest
+        magnitude, to first order; None where that was not worked out.
+    """
+
+    name: str
+    dtype: str
+    reason: str
+    bound: float | None
+
+
+@dataclass(frozen=True)
+class PrecisionRecord:
+    """What ``precision="auto"`` chose.
+
+    Attributes
+    ----------
+    max_error, bound, measured : float
+        How much outputs may differ from those of float32, relative to their largest magnitude; at
+        most do, as predicted; and do on the samples.
+    samples : int
+        Inputs that errors were measured on.
+    reason : str
+        Why no product may be narrow; empty where some may.
+    nodes : list[NodePrecision]
+        The products that may be narrow, in the order of the model.
+    """
+
+    max_error: float
+    bound: float
+    measured: float
+    samples: int
+    reason: str
+    nodes: list[NodePrecision]
+
+    @property
+    def narrow(self) -> list[NodePrecision]:
+        """The products that are narrow."""
+        return [node for node in self.nodes if not node.reason]
+
+    @property
+    def figure(self) -> str:
+        """What was chosen, in words."""
+        if not self.nodes:
+            return f"float32: {self.reason or 'no product would take less time in bfloat16'}"
+        return (
+            f"{len(self.narrow):,} of {len(self.nodes):,} products in bfloat16, "
+            f"error at most {self.bound:.1e} ({self.measured:.1e} on samples)"
+        )
+
+
+@dataclass(frozen=True)
 class MicroBatchRecord:
     """How a batch is cut into micro-batches, each of which one thread takes through the program.
 

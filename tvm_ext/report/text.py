@@ -46,6 +46,7 @@ def renderable(report: "CompileReport", verbose: bool = False) -> RenderableType
         Text(),
         _phases(report),
         _passes(report, verbose),
+        _precision(report, verbose),
         _kernels(report, verbose),
         _host_steps(report),
         _misses(report, verbose),
@@ -79,6 +80,7 @@ def _key_figures(report: "CompileReport") -> Table:
             "Peak memory": _memory_figure(report),
             "Weights": format_bytes(report.memory.weights_bytes),
             "Micro-batches": plain(report.micro_batch_figure),
+            "Precision": plain(report.precision.figure) if report.precision else "",
             "Device code": device.code_figure if device is not None else "",
             "CUDA graphs": device.graph_figure if device is not None else "",
             "Estimated latency": _latency_figure(report),
@@ -171,6 +173,19 @@ def _pass_figures(record: "PassRecord", scale: Scale) -> list[str]:
         return [*figures, "changed" if record.changed else "no change", "", ""]
     sizes = (f"{after.operators:,}", f"{after.kernels:,}", format_bytes(after.intermediate_bytes))
     return [*figures, *sizes]
+
+
+def _precision(report: "CompileReport", verbose: bool) -> Table | None:
+    """Which products are wide, and with ``verbose`` all of them."""
+    nodes = report.precision.nodes if report.precision is not None else []
+    shown = [node for node in nodes if node.reason or verbose]
+    if not shown:
+        return None
+    table = FlexibleTable("Precision of products", "~Node", "Type", ">Bound", "~Why it is wide")
+    for node in shown:
+        bound = ABSENT if node.bound is None else f"{node.bound:.1e}"
+        table.add_row(ShortName(node.name), node.dtype, bound, plain(node.reason))
+    return table
 
 
 def _no_news(passes: "list[PassRecord]") -> Text:
