@@ -25,9 +25,9 @@ from tvm_ext.report.records import (
     KernelRecord,
     MemoryRecord,
     MicroBatchRecord,
-    PrecisionRecord,
     PassRecord,
     PhaseRecord,
+    PrecisionRecord,
     SizesRecord,
 )
 from tvm_ext.tensor_spec import listed
