@@ -41,9 +41,9 @@ NARROW, WIDE = "bfloat16", "float32"
 
 DEFAULT_MAX_ERROR = 1e-2
 
-# How much larger an error may be for inputs that no sample shows; where values are divided by
-# computed ones or go through a logarithm or a power, errors of some inputs are far larger.
-_MARGIN, _MARGIN_OF_QUOTIENTS = 6.0, 24.0
+# How much larger an error may be for inputs that no sample shows; behind a slope without a limit
+# those of some inputs are far larger.
+_MARGIN, _MARGIN_OF_STEEP = 6.0, 24.0
 
 # Random inputs where no samples are given.
 _RANDOM_SAMPLES = 3
@@ -61,7 +61,8 @@ _JUMPS = frozenset(
         *("Bernoulli", "Multinomial", "BitCast"),
     }
 )
-_QUOTIENTS = frozenset({"Div", "Log", "Pow", "Reciprocal", "Sqrt", "Tan", "Acosh", "Atanh"})
+# Operators with operands whose least change is a large one of the result: none limits their slope.
+_STEEP = frozenset({"Div", "Log", "Pow", "Reciprocal", "Sqrt", "Tan", "Acosh", "Atanh"})
 # Their results depend on no number of their operands.
 _OF_SHAPES = frozenset({"Shape", "Size"})
 _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
@@ -186,8 +187,9 @@ def _trial(
     if names:
         proto = typed_model(read_model(model, input_shapes))
         nodes = {node.name: node for node in proto.graph.node}
-        jumps = _deciding(proto.graph, _jumps_at)
-        quotients = _deciding(proto.graph, lambda node, _: node.op_type in _QUOTIENTS)
+        types = value_types(proto.graph)
+        jumps = _deciding(proto.graph, lambda node: _jumps_at(node, types))
+        steep = _deciding(proto.graph, partial(_is_steep, producers=_producers(proto.graph)))
         has_random = any(node.op_type in _RANDOM for node in nodes_within(proto.graph))
         for name in names:
             reason = _refusal(nodes.get(name), jumps, every, has_random)
@@ -195,7 +197,7 @@ def _trial(
                 refusals[name] = reason
             else:
                 candidates.append(name)
-                margins[name] = _MARGIN_OF_QUOTIENTS if name in quotients else _MARGIN
+                margins[name] = _MARGIN_OF_STEEP if name in steep else _MARGIN
         _insert_switches(proto, candidates)
         write_model(proto, path)
     return _Trial(path, candidates, names, refusals, margins, _gains(every.report, names))
@@ -261,18 +263,35 @@ def _is_whole(element_type: int) -> bool:
         return False
 
 
+def _producers(graph: onnx.GraphProto) -> dict[str, str]:
+    """Operators by the values that they compute; "Constant" for what is stored."""
+    found = {tensor.name: "Constant" for tensor in graph.initializer}
+    return found | {name: node.op_type for node in graph.node for name in node.output}
+
+
+def _is_steep(node: onnx.NodeProto, producers: Mapping[str, str]) -> bool:
+    """Whether nothing limits the slope of a node: not of a division by what is stored, or by the
+    root of a sum, as normalisations have it, nor of a power that is stored.
+    """
+    if node.op_type not in _STEEP:
+        return False
+    decided_by = [producers.get(name, "") for name in node.input]
+    if node.op_type in ("Div", "Pow", "Reciprocal"):
+        return decided_by[-1] not in ("Constant", "Sqrt")
+    return node.op_type != "Sqrt" or decided_by != ["Add"]
+
+
 def _deciding(
-    graph: onnx.GraphProto, is_wanted: Callable[[onnx.NodeProto, Mapping[str, Any]], bool]
+    graph: onnx.GraphProto, is_wanted: Callable[[onnx.NodeProto], bool]
 ) -> dict[str, str]:
     """Names of the nodes whose numbers reach one that is wanted, with that one in words."""
-    types = value_types(graph)
     found: dict[str, str] = {}
     reached: dict[str, str] = {}
     for node in reversed(graph.node):
         what = next((reached[name] for name in node.output if name in reached), "")
         if what:
             found[node.name] = what
-        elif is_wanted(node, types):
+        elif is_wanted(node):
             what = f"{node.op_type} '{node.name}'"
         if what and node.op_type not in _OF_SHAPES:
             reached.update((name, what) for name in names_read(node))
