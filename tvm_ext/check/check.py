@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tvm_ext.api import TargetSource
+from tvm_ext.api import SamplesSource, TargetSource
 from tvm_ext.check.bisect import find_causes
 from tvm_ext.check.inputs import inputs_for
 from tvm_ext.check.intermediate_values import compare_values, find_node
@@ -20,7 +20,6 @@ from tvm_ext.check.tolerance import compare, plain_arrays, worst
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.progress import tell
 from tvm_ext.hardware.machine import MODEL_PRECISION
-from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import HostedModel
 from tvm_ext.onnx_frontend.load import load_model
 from tvm_ext.onnx_frontend.submodel import value_precision, with_types
@@ -43,12 +42,15 @@ def check_model(
     pass_config: Mapping[str, Mapping[str, Any]] | None = None,
     pipeline: PipelineSource | None = None,
     precision: str = MODEL_PRECISION,
+    max_error: float | None = None,
+    samples: SamplesSource = None,
 ) -> CheckResult:
     """Compiles a model, runs it, and compares its outputs with ONNX Runtime's.
 
     Parameters
     ----------
-    source, target, input_shapes, opt_level, disabled_passes, pass_config, pipeline, precision
+    source, target, input_shapes, opt_level, disabled_passes, pass_config, pipeline, precision,
+    max_error, samples
         As for ``tvm_ext.compile``.
     inputs : mapping of input name to array, or path of a file of them, optional
         Random ones with ``seed`` when left out; see ``random_inputs`` for what they cannot guess.
@@ -56,7 +58,8 @@ def check_model(
         For random inputs.
     rtol : float, optional
         Largest difference of a floating-point output, relative to its largest magnitude; by
-        default what ``tolerance.TOLERANCES`` says for the precision that it was computed in, and
+        default ``max_error`` where products were chosen for it, else what
+        ``tolerance.TOLERANCES`` says for the precision that it was computed in, and
         of a model that quantises in the run at least twice what ONNX Runtime differs from itself.
     bisect : bool
         When an output differs, look for the pass, the kernel and the node where it begins. That
@@ -71,13 +74,16 @@ def check_model(
     """
     request = CheckRequest.of(
         source,
-        program_target(target).with_precision(precision),
+        target,
         disabled_passes,
         input_shapes=input_shapes,
         opt_level=opt_level,
         pass_config=pass_config,
         pipeline=pipeline,
         rtol=rtol,
+        precision=precision,
+        max_error=max_error,
+        samples=samples,
     )
     model = request.compile()
     arrays = inputs_for(model.inputs, inputs, seed, sizes)
@@ -141,6 +147,9 @@ def _compared(
     reference = plain_arrays(run_reference(source, inputs))
     loaded = with_types(load_model(source))
     precision = dict(value_precision(loaded.graph))
+    chosen = model.report.precision
+    if rtol is None and chosen is not None and chosen.narrow:
+        rtol = chosen.max_error
     products = model.report.target.get("products", "float32")
     if products != "float32":
         precision |= dict.fromkeys(reference, str(products))

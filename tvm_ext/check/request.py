@@ -8,10 +8,10 @@ from typing import Any
 import onnx
 import tvm
 
-from tvm_ext.api import TargetSource, compile
+from tvm_ext.api import SamplesSource, TargetSource, compile
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.errors import TvmExtError
-from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.machine import AUTOMATIC_PRECISION, MODEL_PRECISION, MachineDescription
 from tvm_ext.hardware.targets import program_target
 from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
 
@@ -22,7 +22,10 @@ CANNOT_RUN = (TvmExtError, tvm.error.InternalError, RuntimeError, ValueError, Ty
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """The terms are ``compile``'s, and ``rtol`` is ``check_model``'s."""
+    """The terms are ``compile``'s, and ``rtol`` is ``check_model``'s.
+
+    ``precision`` is "auto" or "model": another one is part of ``machine``.
+    """
 
     source: str | Path | onnx.ModelProto
     machine: MachineDescription
@@ -32,6 +35,9 @@ class CheckRequest:
     pass_config: Mapping[str, Mapping[str, Any]] | None = None
     pipeline: PipelineSource | None = None
     rtol: float | None = None
+    precision: str = MODEL_PRECISION
+    max_error: float | None = None
+    samples: SamplesSource = None
 
     @classmethod
     def of(
@@ -39,10 +45,15 @@ class CheckRequest:
         source: str | Path | onnx.ModelProto,
         target: TargetSource = "cpu",
         disabled_passes: Iterable[str] = (),
+        precision: str = MODEL_PRECISION,
         **others: Any,
     ) -> "CheckRequest":
         """For a target as ``compile`` takes it; raises TargetError or ConfigError."""
-        return cls(source, program_target(target), disabled_passes=tuple(disabled_passes), **others)
+        machine = program_target(target)
+        if precision != AUTOMATIC_PRECISION:
+            machine, precision = machine.with_precision(precision), MODEL_PRECISION
+        disabled = tuple(disabled_passes)
+        return cls(source, machine, disabled_passes=disabled, precision=precision, **others)
 
     def compile(self) -> CompiledModel:
         """The compiled model; raises as ``tvm_ext.compile``."""
@@ -54,6 +65,9 @@ class CheckRequest:
             disabled_passes=self.disabled_passes,
             pass_config=self.pass_config,
             pipeline=self.pipeline,
+            precision=self.precision,
+            max_error=self.max_error,
+            samples=self.samples,
         )
 
     def passes(self, without: Iterable[str] = ()) -> Pipeline:

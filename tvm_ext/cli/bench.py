@@ -67,6 +67,8 @@ def bench_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    max_error: options.MaxError = None,
+    samples: options.Samples = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     json_output: options.Json = False,
@@ -85,6 +87,8 @@ def bench_command(
         pipeline=pipeline,
         specialize=specialize,
         precision=precision,
+        max_error=max_error,
+        samples=samples,
     )
     if not duration > 0:
         raise InputError(f"--duration is {duration}; expected more than 0 seconds")

@@ -75,6 +75,8 @@ def check_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    max_error: options.MaxError = None,
+    samples: options.Samples = None,
     json_output: options.Json = False,
 ) -> None:
     """Compare a model's outputs with ONNX Runtime's; exit code 1 when they differ."""
@@ -88,6 +90,8 @@ def check_command(
         threads,
         pipeline=pipeline,
         precision=precision,
+        max_error=max_error,
+        samples=samples,
     )
     more = {"--bisect": bisect, "--all-values": all_values, "--reduce": reduce is not None}
     asked = [option for option, given in more.items() if given]

@@ -30,6 +30,8 @@ def compile_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    max_error: options.MaxError = None,
+    samples: options.Samples = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     tf32: options.Tf32 = False,
@@ -65,6 +67,8 @@ def compile_command(
         pipeline,
         specialize,
         precision=precision,
+        max_error=max_error,
+        samples=samples,
     )
     if dry_run:
         from tvm_ext.cli.tables import print_operators

@@ -35,6 +35,8 @@ def export_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    max_error: options.MaxError = None,
+    samples: options.Samples = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     json_output: options.Json = False,
@@ -51,6 +53,8 @@ def export_command(
         require_records=require_records,
         pipeline=pipeline,
         precision=precision,
+        max_error=max_error,
+        samples=samples,
     )
     from tvm_ext.configs.atomic_file import check_new_folder
 

@@ -19,6 +19,7 @@ from tvm_ext.cli.input_parsing import (
 )
 from tvm_ext.cli.stderr_lines import progress_line
 from tvm_ext.errors import InputError
+from tvm_ext.hardware.machine import AUTOMATIC_PRECISION
 
 if TYPE_CHECKING:
     from tvm_ext.compiled_model import CompiledModel
@@ -122,11 +123,31 @@ Precision = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        metavar="<model|bfloat16>",
+        metavar="<model|bfloat16|auto>",
         show_default="model",
         rich_help_panel=_COMPILE,
-        help="Type of products of float32: as in the model, or bfloat16 with sums of float32 on"
-        " CPUs with amx-bf16.",
+        help="Type of products of float32: as in the model, bfloat16 with sums of float32 on CPUs"
+        " with amx-bf16, or bfloat16 where --max-error allows it.",
+    ),
+]
+MaxError = Annotated[
+    float | None,
+    typer.Option(
+        "--max-error",
+        show_default="0.01",
+        rich_help_panel=_COMPILE,
+        help="With --precision auto: what each output may differ by from that of float32, relative"
+        " to its largest magnitude.",
+    ),
+]
+Samples = Annotated[
+    Path | None,
+    typer.Option(
+        "--samples",
+        metavar="FILE.npz",
+        show_default="random inputs",
+        rich_help_panel=_COMPILE,
+        help="With --precision auto: inputs that errors are measured on, as for --inputs.",
     ),
 ]
 Records = Annotated[
@@ -199,7 +220,7 @@ class CompileOptions:
         As for ``tvm_ext.compile``.
     threads : int, optional
         Threads to compile for and run with, instead of one for each core of the target.
-    records, require_records, tf32, pipeline, specialize, precision
+    records, require_records, tf32, pipeline, specialize, precision, max_error, samples
         As for ``tvm_ext.compile``.
     """
 
@@ -216,6 +237,8 @@ class CompileOptions:
     pipeline: Path | None = None
     specialize: tuple[Mapping[str, int], ...] = ()
     precision: str | None = None
+    max_error: float | None = None
+    samples: Path | None = None
 
     @classmethod
     def parsed(
@@ -233,8 +256,15 @@ class CompileOptions:
         pipeline: Path | None = None,
         specialize: Sequence[str] | None = None,
         precision: str | None = None,
+        max_error: float | None = None,
+        samples: Path | None = None,
     ) -> "CompileOptions":
         """From the texts of the command line; raises InputError for one of another form."""
+        if precision != AUTOMATIC_PRECISION and (max_error is not None or samples is not None):
+            raise InputError(
+                "--max-error or --samples were given without --precision auto; expected them "
+                "with it: add it, or leave them out"
+            )
         return cls(
             target=target,
             input_shapes=parse_input_shapes(input_shape or ()),
@@ -249,10 +279,13 @@ class CompileOptions:
             pipeline=pipeline,
             specialize=parse_specializations(specialize or ()),
             precision=precision,
+            max_error=max_error,
+            samples=samples,
         )
 
     def machine(self) -> "MachineDescription":
-        """The target's description with the asked number of cores and the asked precision.
+        """The target's description with the asked number of cores, and the asked precision where
+        that is not "auto".
 
         Raises
         ------
@@ -264,7 +297,17 @@ class CompileOptions:
 
         machine = resolve_target(self.target if self.target is not None else "cpu")
         machine = machine if self.threads is None else machine.with_threads(self.threads)
-        return machine if self.precision is None else machine.with_precision(self.precision)
+        if self.precision in (None, AUTOMATIC_PRECISION):
+            return machine
+        return machine.with_precision(str(self.precision))
+
+    def require_stated_precision(self) -> None:
+        """Refuses what a command does not choose itself."""
+        if self.precision == AUTOMATIC_PRECISION:
+            raise InputError(
+                "--precision auto is not for this command; expected 'model' or 'bfloat16': "
+                "give one of them"
+            )
 
     def keywords(self) -> dict[str, Any]:
         """What ``compile``, ``check_model`` and ``tune`` take, besides the model and the target."""
@@ -274,7 +317,14 @@ class CompileOptions:
             "disabled_passes": self.disabled_passes,
             "pass_config": self.pass_config or None,
             "pipeline": self.pipeline,
+            **self._automatic(),
         }
+
+    def _automatic(self) -> dict[str, Any]:
+        if self.precision != AUTOMATIC_PRECISION:
+            return {}
+        limits = {"max_error": self.max_error, "samples": self.samples}
+        return {"precision": AUTOMATIC_PRECISION, **limits}
 
     def compile(self, model: Path) -> "CompiledModel":
         """Compiles an ONNX file; raises as ``tvm_ext.compile``."""
@@ -323,6 +373,8 @@ class CompileOptions:
             "--pipeline": self.pipeline is not None,
             "--specialize": self.specialize,
             "--precision": self.precision is not None,
+            "--max-error": self.max_error is not None,
+            "--samples": self.samples is not None,
         }
         names = ", ".join(name for name, present in given.items() if present)
         if names:

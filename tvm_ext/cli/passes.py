@@ -61,6 +61,8 @@ def explain_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    max_error: options.MaxError = None,
+    samples: options.Samples = None,
     verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
@@ -77,6 +79,8 @@ def explain_command(
         threads,
         pipeline=pipeline,
         precision=precision,
+        max_error=max_error,
+        samples=samples,
     )
     if not subject.exists() and not is_saved_model(subject) and subject.suffix != ".onnx":
         _explain_pass(str(subject), json_output)

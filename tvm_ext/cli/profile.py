@@ -54,6 +54,8 @@ def profile_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    max_error: options.MaxError = None,
+    samples: options.Samples = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     verbose: options.Verbose = False,
@@ -73,6 +75,8 @@ def profile_command(
         pipeline=pipeline,
         specialize=specialize,
         precision=precision,
+        max_error=max_error,
+        samples=samples,
     )
     from tvm_ext.cli import output as out
 

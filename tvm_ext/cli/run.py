@@ -48,6 +48,8 @@ def run_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    max_error: options.MaxError = None,
+    samples: options.Samples = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     json_output: options.Json = False,
@@ -66,6 +68,8 @@ def run_command(
         pipeline=pipeline,
         specialize=specialize,
         precision=precision,
+        max_error=max_error,
+        samples=samples,
     )
     from tvm_ext.cli import output as out
 

@@ -223,6 +223,7 @@ def tune_command(
         pipeline=pipeline,
         precision=precision,
     )
+    chosen.require_stated_precision()
     folder = output if output is not None else Path(f"{model.stem}.records")
     seconds = parse_duration("--timeout", timeout)
     budget = parse_duration("--time-budget", time_budget) if time_budget is not None else None
