@@ -16,6 +16,7 @@ from tvm_ext.tir_schedules.cpu.llvm_preparation import (
     JoinArgumentChecks,
     LookUpInRegisters,
     NoAliasOfLoneArguments,
+    RoundToIntegers,
     SerialFills,
     UnalignedArguments,
     has_flat_arrays,
@@ -114,6 +115,7 @@ _OURS: dict[str, tuple[_Passes, _Passes]] = {
         (InsertBoundsChecks, FlattenFewAccesses, SerialFills, NoAliasOfLoneArguments),
         (
             LookUpInRegisters,
+            RoundToIntegers,
             UnalignedArguments,
             JoinArgumentChecks,
             TruncateDivisions,
