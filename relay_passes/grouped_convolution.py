@@ -240,7 +240,9 @@ class _GroupedConvolutionRewriter(BindingRewriter):
         what = f"{kernel.groups} groups on an axis of their own"
         if operands.are_bytes:
             what = f"{kernel.groups} groups of 8-bit numbers"
-        result = made if kernel.groups == int(extents["O"]) else relax.op.reshape(made, call.ty.shape)
+        result = (
+            made if kernel.groups == int(extents["O"]) else relax.op.reshape(made, call.ty.shape)
+        )
         return Replacement(result, (), what)
 
     def _rounded(self, value: relax.Expr) -> relax.Expr:
@@ -256,7 +258,7 @@ class _GroupedConvolutionRewriter(BindingRewriter):
         return whole.args[0] if self._integers(sums) is not None else value
 
     def _integers(self, call: relax.Call) -> CentredIntegers | None:
-        """The data of a convolution in float32 by whole weights of 8 bits, if those are integers."""
+        """The data of a convolution in float32 if they and the weights are numbers of 8 bits."""
         wide, numbers = self.view.call(call.args[0], "relax.astype"), self._numbers(call)
         if wide is None or numbers is None or not are_whole(numbers, -128, 127):
             return None
