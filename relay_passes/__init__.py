@@ -26,6 +26,7 @@ from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
 from tvm_ext.relay_passes.layer_norm_fusion import LayerNormFusion
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
+from tvm_ext.relay_passes.min_max_fusion import MinMaxFusion
 from tvm_ext.relay_passes.mixed_precision import MixedPrecision
 from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
@@ -53,6 +54,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     ActivationLookupTables,
     LayerNormFusion,
     FuseCastIntoSoftmax,
+    MinMaxFusion,
     GroupedConvolution,
     ZeroPointCompensation,
     FlattenPointwise,

@@ -19,12 +19,9 @@ from tvm_ext.relay_passes.expressions import (
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import fits_dot_products
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
-from tvm_ext.relay_passes.zero_point_compensation import centred_integers
+from tvm_ext.relay_passes.zero_point_compensation import EXACT_IN_FLOAT32, centred_integers
 
 _NARROW = ("float16", "bfloat16")
-
-# Whole numbers below it are exact in float32.
-_EXACT = 1 << 24
 
 
 @graph_pass
@@ -132,8 +129,9 @@ class _IntegerSums(BindingRewriter):
         largest = self._largest_sum(call)
         if largest is None or (self.cpu.has_dot_products and self._is_for_dot_products(call)):
             return None
-        if largest >= _EXACT:
-            self.refuse(f"a sum may reach {largest:.3g}; float32 is exact below {_EXACT:.3g}", var)
+        if largest >= EXACT_IN_FLOAT32:
+            limit = f"{EXACT_IN_FLOAT32:.3g}"
+            self.refuse(f"a sum may reach {largest:.3g}; float32 is exact below {limit}", var)
             return None
         operands = [self.bind(relax.op.astype(arg, "float32"), var) for arg in call.args]
         total = self.bind(_summed_in_float32(call, *operands), var)

@@ -43,6 +43,11 @@ def convolution_like(
     return make(x, weight, **given | changed)
 
 
+def in_groups(call: relax.Call) -> bool:
+    """Whether it is a convolution whose channels are in several groups."""
+    return operator_name(call) != "relax.matmul" and int(call.attrs.groups) > 1
+
+
 # Shapes of expressions as plain numbers, and why there are none.
 
 

@@ -8,11 +8,15 @@ from tvm import relax
 
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import constant_value, convolution_like
+from tvm_ext.relay_passes.expressions import constant_value, convolution_like, in_groups
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout, fits_dot_products
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS, permutation_of
-from tvm_ext.relay_passes.zero_point_compensation import are_whole, centred_integers
+from tvm_ext.relay_passes.zero_point_compensation import (
+    EXACT_IN_FLOAT32,
+    are_whole,
+    centred_integers,
+)
 
 # The magnitude of a byte less a zero point of its type.
 _LARGEST = 255
@@ -40,19 +44,18 @@ class FakeQuantizationToInteger:
 
     Leaves alone: data whose zero point or scale is computed in the run or is not one number;
     weights that are not whole numbers of 8 bits times a scale for each output, which the importer
-    keeps apart from their scale; sums beyond int32; convolutions in groups, of few output channels
-    or without neighbours to sum; batches of matrices as weights; CPUs without an instruction for
-    such sums, and other targets.
+    keeps apart from their scale; sums beyond int32, and in groups beyond what float32 holds
+    exactly; batches of matrices as weights; other targets. Without groups, also convolutions of
+    few output channels or without neighbours to sum, and CPUs without an instruction for such sums.
 
     Run after: import. Run before: FoldConstantCalls, which multiplies weights by their scales;
-    LayoutPlanning, ZeroPointCompensation.
+    AccumulateInFloat32, LayoutPlanning, GroupedConvolution, ZeroPointCompensation.
     """
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
         machine = current_cpu()
-        takes = machine is not None and machine.has_dot_products
-        return _IntegerRewriter().run(mod) if takes else mod
+        return mod if machine is None else _IntegerRewriter(machine.has_dot_products).run(mod)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,9 @@ class _Weights:
 
 class _IntegerRewriter(BindingRewriter):
     pass_name = "FakeQuantizationToInteger"
+
+    def __init__(self, has_dot_products: bool) -> None:
+        self.has_dot_products = has_dot_products
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         divided = self.view.call(value, "relax.divide")
@@ -81,7 +87,8 @@ class _IntegerRewriter(BindingRewriter):
         with np.errstate(all="ignore"):
             factor = scale * weights.scale
         is_matmul = call.op.name == "relax.matmul"
-        if not _are_normal(factor) or _largest_sum(weights.integers, is_matmul) >= 1 << 31:
+        limit = EXACT_IN_FLOAT32 if in_groups(call) else 1 << 31
+        if not _are_normal(factor) or _largest_sum(weights.integers, is_matmul) >= limit:
             self.refuse("its scales or sums leave float32 or int32", var)
             return None
         stored = relax.const(weights.integers, "int16")
@@ -136,6 +143,16 @@ class _IntegerRewriter(BindingRewriter):
             made = relax.op.subtract(made, relax.const(zero.astype("int16").reshape([]), "int16"))
         return self.bind(made, var), np.float32(scale.item())
 
+    def _is_taken(self, call: relax.Call) -> bool:
+        """Whether a CPU's template takes it in integers: see ``ZeroPointCompensation``, and for
+        groups ``GroupedConvolution``.
+        """
+        if call.op.name in CONVOLUTIONS:
+            layouts = LAYOUT_NAMES[call.args[0].ty.ndim][ChannelLayout.CHANNELS_FIRST]
+            if (str(call.attrs.data_layout), str(call.attrs.kernel_layout)) != layouts:
+                return False
+        return in_groups(call) or (self.has_dot_products and fits_dot_products(call))
+
     def _weights(self, call: relax.Call) -> _Weights | None:
         transposed = self.view.call(call.args[1], "relax.permute_dims")
         product = call.args[1] if transposed is None else transposed.args[0]
@@ -143,7 +160,7 @@ class _IntegerRewriter(BindingRewriter):
         if product is None:
             return None
         integers, scale = (constant_value(self.view, operand) for operand in product.args)
-        if integers is None or scale is None or not _is_taken(call):
+        if integers is None or scale is None or not self._is_taken(call):
             return None
         scale = scale.reshape((1,) * (integers.ndim - scale.ndim) + scale.shape)
         if transposed is not None:
@@ -158,15 +175,6 @@ class _IntegerRewriter(BindingRewriter):
         shape = [1] * whole.ndim
         shape[1] = scale.size
         return _Weights(np.ascontiguousarray(whole), scale.reshape(shape))
-
-
-def _is_taken(call: relax.Call) -> bool:
-    """Whether a CPU's template takes it in integers, see ``ZeroPointCompensation``."""
-    if call.op.name in CONVOLUTIONS:
-        layouts = LAYOUT_NAMES[call.args[0].ty.ndim][ChannelLayout.CHANNELS_FIRST]
-        if (str(call.attrs.data_layout), str(call.attrs.kernel_layout)) != layouts:
-            return False
-    return fits_dot_products(call)
 
 
 def _are_normal(factor: np.ndarray) -> bool:

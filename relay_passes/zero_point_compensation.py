@@ -17,6 +17,9 @@ from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS, permutation_of
 # From int8 to uint8.
 _SIGN = 128
 
+# Whole numbers below it are exact in float32.
+EXACT_IN_FLOAT32 = 1 << 24
+
 # Products that such an instruction adds to a lane of int32.
 _STEPS = 4
 

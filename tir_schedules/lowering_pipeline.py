@@ -17,6 +17,7 @@ from tvm_ext.tir_schedules.cpu.llvm_preparation import (
     LookUpInRegisters,
     NibblesByPermutation,
     NoAliasOfLoneArguments,
+    RoundToIntegers,
     SerialFills,
     UnalignedArguments,
     has_flat_arrays,
@@ -116,6 +117,7 @@ _OURS: dict[str, tuple[_Passes, _Passes]] = {
         (
             LookUpInRegisters,
             NibblesByPermutation,
+            RoundToIntegers,
             UnalignedArguments,
             JoinArgumentChecks,
             TruncateDivisions,

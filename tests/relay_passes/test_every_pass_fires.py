@@ -31,7 +31,7 @@ NOT_FOR = {
     "cuda": (
         *("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
         *("FakeQuantizationToInteger", "FuseDequantizeMatmul", "ZeroPointCompensation"),
-        *("ActivationLookupTables", "MixedPrecision"),
+        *("ActivationLookupTables", "MinMaxFusion", "MixedPrecision"),
     ),
     "wafer": (
         *("AccumulateInFloat32", "AttentionFusion", "ConvTransposeToConv"),
@@ -39,7 +39,7 @@ NOT_FOR = {
         *("FakeQuantizationToInteger", "FuseDequantizeMatmul"),
         *("PadOutputChannels", "PadOutputWidth"),
         *("WinogradConvolution", "ZeroPointCompensation"),
-        *("ActivationLookupTables", "MixedPrecision"),
+        *("ActivationLookupTables", "MinMaxFusion", "MixedPrecision"),
     ),
 }
 
@@ -67,6 +67,10 @@ def quantized_sigmoid(emit, x):
     real = emit(op.multiply(emit(op.astype(x, "float32")), relax.const(np.float32(0.1))))
     steps = emit(op.multiply(emit(op.sigmoid(real)), relax.const(np.float32(255))))
     return [emit(op.astype(emit(op.clip(emit(op.round(steps)), 0, 255)), "uint8"))]
+
+
+def extrema(emit, x):
+    return [emit(op.subtract(emit(op.max(x)), emit(op.min(x))))]
 
 
 def const_half(*shape: int) -> relax.Expr:
@@ -168,6 +172,7 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
     "FakeQuantizationToInteger": lambda: [build([16, 64], dequantized_matmul, "uint8")],
     "FuseDequantizeMatmul": lambda: [build([16, 64], weights_in_blocks)],
     "ActivationLookupTables": lambda: [build([16, 64], quantized_sigmoid, "uint8")],
+    "MinMaxFusion": lambda: [build([16, 64], extrema)],
     "MixedPrecision": lambda: [build([1, 64, 56, 56], large_convolution)],
     "ZeroPointCompensation": lambda: [build([16, 64], integer_matmul)],
     "GroupedConvolution": lambda: [build([1, 64, 14, 14], groups_of_channels)],

@@ -68,6 +68,8 @@ TAKEN = {
     "no zero point": lambda: matmul(whole(16, 8), scales(1, 8), zero_point=None),
     "a convolution": lambda: convolution(whole(8, 4, 3, 3), scales(8, 1, 1, 1)),
     "a convolution of one scale": lambda: convolution(whole(8, 4, 3, 3), 0.01, zero_point=None),
+    "a convolution in groups": lambda: convolution(whole(8, 2, 3, 3), scales(8, 1, 1, 1), groups=4),
+    "a depthwise convolution": lambda: convolution(whole(6, 1, 3, 3), 0.01, groups=6, dtype="int8"),
 }
 
 
@@ -91,7 +93,7 @@ LEFT = {
     "a scale for each input": lambda: matmul(whole(16, 8), scales(16, 1)),
     "a scale for each pixel of the window": lambda: convolution(whole(8, 4, 3, 3), scales(3)),
     "batches of weights": lambda: matmul(whole(2, 16, 8), 0.01),
-    "groups": lambda: convolution(whole(8, 2, 3, 3), 0.01, groups=4),
+    "groups of many inputs": lambda: convolution(np.full((2, 60, 3, 3), 127.0), 0.01, groups=2),
     "one channel and one column": lambda: convolution(whole(8, 1, 3, 1), 0.01),
     "few outputs": lambda: convolution(whole(3, 8, 3, 3), 0.01),
     "data that are no integers": lambda: matmul(whole(16, 8), 0.01, dtype="float32"),
@@ -125,6 +127,13 @@ def test_data_of_many_scales_stay_and_the_report_says_why():
     assert [d.reason for d in decisions if not d.applied] == [
         "scale or zero point of the data are not one stored number"
     ]
+
+
+def test_groups_are_taken_by_cpus_without_such_an_instruction_as_well():
+    mod = TAKEN["a depthwise convolution"]()
+    assert "multiply" in operators(rewrite(mod, "avx2"))[-1]
+    assert not structural_equal(rewrite(mod, "avx2"), mod)
+    assert structural_equal(rewrite(mod, "nvidia-h200"), mod)
 
 
 @pytest.mark.parametrize("target", ["avx2", "nvidia-h200"])

@@ -15,7 +15,7 @@ from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
 from tvm_ext.relay_passes.spans import origins_of
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
-nn = relax.op.nn
+op, nn = relax.op, relax.op.nn
 rewrite = apply(GroupedConvolution())
 
 
@@ -193,3 +193,90 @@ def test_padded_groups_lie_one_after_the_other():
     (func,) = (f for f in after.functions.values() if isinstance(f, tirx.PrimFunc))
     shapes = [list(map(int, buffer.shape)) for buffer in func.body.block.alloc_buffers]
     assert shapes == [[1, 2, 7, 8, 4]]
+
+
+def of_bytes(w_shape, groups, last=True, dtype="uint8", zero_point=7, of_run=False, **attrs):
+    """A convolution of 8-bit numbers less their zero point, as AccumulateInFloat32 leaves it."""
+    channels = w_shape[1] * groups
+    shape = (2, 7, 6, channels) if last else (2, channels, 7, 6)
+    weight = np.random.default_rng(0).integers(-128, 128, w_shape).astype("float32")
+    weight = np.ascontiguousarray(weight.transpose(2, 3, 1, 0)) if last else weight
+    zero = relax.Var("zero", relax.TensorType((), dtype))
+
+    def body(emit, x):
+        wide = emit(op.astype(x, "int16"))
+        if of_run:
+            wide = emit(op.subtract(wide, emit(op.astype(zero, "int16"))))
+        elif zero_point is not None:
+            wide = emit(op.subtract(wide, relax.const(zero_point, "int16")))
+        image = emit(op.astype(wide, "float32"))
+        sums = emit(nn.conv2d(image, relax.const(weight), groups=groups, **names(2, last), **attrs))
+        total = emit(op.astype(sums, "int32"))
+        return [emit(op.multiply(emit(op.astype(total, "float32")), relax.const(np.float32(0.1))))]
+
+    return module(shape, body, dtype, [zero] if of_run else [])
+
+
+BYTES = {
+    "depthwise": dict(w_shape=(20, 1, 3, 3), groups=20, padding=1),
+    "depthwise, channels first": dict(w_shape=(5, 1, 3, 3), groups=5, padding=1, last=False),
+    "depthwise of int8": dict(w_shape=(20, 1, 5, 5), groups=20, padding=2, dtype="int8"),
+    "without a zero point": dict(w_shape=(20, 1, 3, 3), groups=20, strides=2, zero_point=None),
+    "zero point of the run": dict(w_shape=(20, 1, 3, 3), groups=20, padding=(0, 1), of_run=True),
+    "several results a channel": dict(w_shape=(12, 1, 3, 3), groups=6, padding=1),
+    "groups": dict(w_shape=(12, 4, 3, 3), groups=3, padding=1),
+    "groups without padding": dict(w_shape=(12, 4, 1, 1), groups=3, of_run=True),
+    "groups, channels first": dict(w_shape=(12, 4, 3, 3), groups=3, padding=1, last=False),
+}
+
+
+@pytest.mark.parametrize("case", BYTES)
+def test_bytes_are_read_and_weights_stay_in_int8(case):
+    before = of_bytes(**BYTES[case])
+    after = rewrite(before)
+    is_depthwise = BYTES[case]["w_shape"][0] == BYTES[case]["groups"]
+    assert operators(after) == ["call_tir", *([] if is_depthwise else ["reshape"]), "multiply"]
+    fields = bindings(after)[0].value.args[1].fields
+    dtype = BYTES[case].get("dtype", "uint8")
+    zero = [dtype] if BYTES[case].get("of_run") else []
+    zero = zero or (["int16"] if BYTES[case].get("zero_point", 7) else [])
+    assert [str(field.ty.dtype) for field in fields] == [dtype, "int8", *zero]
+    shape = [int(extent) for extent in before["main"].params[0].ty.shape]
+    arrays = [np.random.default_rng(1).integers(-128, 128, shape).astype(dtype)]
+    arrays += [np.array(9, dtype)] if BYTES[case].get("of_run") else []
+    np.testing.assert_array_equal(run(after, *arrays)[0], run(before, *arrays)[0])
+
+
+@pytest.mark.parametrize("case", BYTES)
+def test_a_template_takes_kernels_of_bytes(case):
+    after = rewrite(of_bytes(**BYTES[case]))
+    (func,) = (f for f in after.functions.values() if isinstance(f, tirx.PrimFunc))
+    _, choice = schedule_kernel(func, resolve_target("avx512"))
+    assert choice.source == "template", choice
+    if case in ("depthwise", "depthwise of int8", "zero point of the run"):
+        assert choice.schedule == "depthwise convolution", choice
+
+
+def test_weights_that_int8_does_not_hold_stay_in_float32():
+    weight = np.full((3, 3, 1, 4), 0.5, "float32")
+
+    def body(emit, x):
+        image = emit(op.astype(emit(op.astype(x, "int16")), "float32"))
+        return [nn.conv2d(image, relax.const(weight), groups=4, **names(2, True))]
+
+    mod = module((1, 6, 6, 4), body, "uint8")
+    assert structural_equal(rewrite(mod), mod)
+
+
+def test_sums_that_others_use_as_integers_are_rounded_once_more():
+    def body(emit, x):
+        image = emit(op.astype(emit(op.astype(x, "int16")), "float32"))
+        weight = relax.const(draw(3, 3, 1, 4, dtype="int8").astype("float32"))
+        sums = emit(nn.conv2d(image, weight, groups=4, **names(2, True)))
+        total = emit(op.astype(sums, "int32"))
+        return [emit(op.astype(total, "float32")), emit(op.add(total, total))]
+
+    both = module((1, 6, 6, 4), body, "uint8")
+    x = np.arange(144, dtype="uint8").reshape(1, 6, 6, 4)
+    for got, wanted in zip(run(rewrite(both), x), run(both, x), strict=True):
+        np.testing.assert_array_equal(got, wanted)

@@ -409,3 +409,37 @@ def _is_free(value: tvm.ir.Expr, axes: Sequence[LoopAxis]) -> bool:
 
     structural_walk(value, look, order="pre")
     return bool(found)
+
+
+# Loads of a row kernel by address where indices would divide.
+
+
+def with_plain_addresses(kernel: RowKernel) -> RowKernel:
+    """The kernel with the address in place of indices that divide, where that does not.
+
+    ``x[i // 8, i % 8]`` becomes ``x[0, i]``: a vector of such elements is one load.
+    """
+    return replace(kernel, blocks=tuple(_plain(kernel, block) for block in kernel.blocks))
+
+
+def _plain(kernel: RowKernel, block: RowBlock) -> RowBlock:
+    analyzer = sym.Analyzer()
+    for axis in (*kernel.rows, *block.columns):
+        analyzer.bind(axis.var, tvm.ir.Range(0, axis.extent))
+
+    def moved(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
+        indices = list(load.indices)
+        if buffer_key(load.source) in kernel.inner or not any(map(_divides, indices)):
+            return load
+        address = analyzer.simplify(element_address(kernel, load.source, indices))
+        if _divides(address):
+            return load
+        zeros = [tirx.const(0, str(address.ty))] * (len(indices) - 1)
+        return tirx.BufferLoad(load.source, [*zeros, address])
+
+    stores = (replace(store, value=substituted(store.value, {}, moved)) for store in block.stores)
+    return replace(block, stores=tuple(stores))
+
+
+def _divides(index: tvm.ir.Expr) -> bool:
+    return bool(nodes(index, tirx.FloorDiv, tirx.FloorMod))

@@ -203,17 +203,26 @@ def _factors(element: tvm.ir.Expr) -> tuple[Any, Any] | None:
     """
     if not isinstance(element, tirx.Mul):
         return None
-    loads = [nodes(side, tvm.ir.TensorLoad) for side in (element.a, element.b)]
-    if any(len(found) != 1 for found in loads):
+    if any(moving_load(side) is None for side in (element.a, element.b)):
         return None
     sides = sorted((element.a, element.b), key=_terms_of_indices, reverse=True)
     weight = sides[1].value if isinstance(sides[1], tirx.Cast) else sides[1]
     return (sides[0], sides[1]) if isinstance(weight, tvm.ir.TensorLoad) else None
 
 
+def moving_load(side: tvm.ir.Expr) -> Any | None:
+    """The only load of a factor that moves with a loop; others are of one number for all results.
+
+    None where there are several, or none.
+    """
+    loads = nodes(side, tvm.ir.TensorLoad)
+    moving = [load for load in loads if any(nodes(i, tvm.ir.Var) for i in load.indices)]
+    return moving[0] if len(moving) == 1 else None
+
+
 def _terms_of_indices(side: tvm.ir.Expr) -> int:
-    (load,) = nodes(side, tvm.ir.TensorLoad)
-    return sum(len(nodes(index, tvm.ir.Var)) for index in load.indices)
+    load = moving_load(side)
+    return 0 if load is None else sum(len(nodes(i, tvm.ir.Var)) for i in load.indices)
 
 
 def _without_padding(value: tvm.ir.Expr) -> tuple[Any, list[Any], Any | None]:

@@ -171,7 +171,7 @@ class ChannelsFirst:
                 axis = new_axis("column", end - start, columns.position.var)
                 column = (axis.var + start) * columns.step + phase
                 address = self.window.data_at(position, column)
-                value = tirx.BufferLoad(self.window.data.source, [address])
+                value = self.window.data_factor(address)
                 found.append(self._leaf(Nest((axis,), self._put(place + start + axis.var, value))))
             if end < self.phase:
                 found.append(self._zeros(place + end, self.phase - end))
@@ -225,9 +225,7 @@ class ChannelsFirst:
             offset = across * columns.spread
             phase, ahead = offset % columns.step, offset // columns.step
             place = line * self.row_size + phase * self.phase + column + ahead
-            weight = tirx.BufferLoad(
-                self.window.weight.source, [self.window.weight_at(tap, across)]
-            )
+            weight = self.window.weight_factor(self.window.weight_at(tap, across))
             product = tirx.BufferLoad(self.copy, [self._vector(place)]) * tirx.Broadcast(
                 weight, lanes
             )

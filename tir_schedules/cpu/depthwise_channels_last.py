@@ -85,7 +85,7 @@ def decide_channels_last(
     busy = worth_threads(machine, window.results() * window.taps, lanes)
     parts, threads = _parts(window, busy, machine, decisions)
     length = window.rows.length if window.rows is not None else 1
-    read = length // parts * window.columns.length * channels * 4
+    read = length // parts * window.columns.length * channels * window.data_bytes
     row_by_row = read > machine.l2_bytes // 2
     if window.rows is not None and channels > vectors * lanes:
         row_by_row = bool(decisions.pick("row_by_row", (0, 1), int(row_by_row)))
@@ -245,9 +245,8 @@ class ChannelsLast:
                 if at_end and not columns.first <= first * columns.step + ahead < columns.last:
                     continue
                 beside = vector * self.decision.lanes
-                product = self.load(self.window.data, data + (ahead * data_step + beside))
-                product = product * self.load(
-                    self.window.weight, weight + (across * weight_step + beside)
+                product = self.product(
+                    data + (ahead * data_step + beside), weight + (across * weight_step + beside)
                 )
                 total = tirx.BufferLoad(sums, [where]) + product
                 found.append(tirx.BufferStore(sums, total, [where]))
@@ -284,8 +283,11 @@ class ChannelsLast:
             index_of(first, self.channels.var), tirx.const(1, dtype), self.decision.lanes
         )
 
-    def load(self, like: tvm.ir.Expr, address: tvm.ir.Expr) -> tvm.ir.Expr:
-        return tirx.BufferLoad(like.source, [self.vector(address)])
+    def product(self, data: tvm.ir.Expr, weight: tvm.ir.Expr) -> tvm.ir.Expr:
+        """Of vectors of the input and of the weights, from these addresses on."""
+        window, lanes = self.window, self.decision.lanes
+        data, weight = (index_of(address, self.channels.var) for address in (data, weight))
+        return window.data_factor(data, lanes) * window.weight_factor(weight, lanes)
 
 
 def tap_rows(rows: Slide | None, row: tvm.ir.Expr, body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:

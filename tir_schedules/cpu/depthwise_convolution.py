@@ -86,9 +86,10 @@ def one_operand_moves_with_results(access: BlockAccess) -> bool:
     """Whether just one of two operands moves with each of the result's loops.
 
     Depthwise convolutions have such an input; of a matmul or a whole convolution, rows share
-    columns.
+    columns. Single numbers, such as a zero point, are no operands.
     """
-    if len(access.read_strides) != 2 or not access.trip_count():
+    moving = [strides for strides in access.read_strides if any(s != 0 for s in strides)]
+    if len(moving) != 2 or not access.trip_count():
         return False
     axes = [axis for axis in access.spatial if access.extents[axis] > 1]
-    return sum(all(strides[axis] for axis in axes) for strides in access.read_strides) == 1
+    return sum(all(strides[axis] for axis in axes) for strides in moving) == 1

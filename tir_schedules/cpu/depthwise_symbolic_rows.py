@@ -141,8 +141,8 @@ class SymbolicChannelsLast:
             moved = {code.channels.var: channel}
             data = substitute(window.data_at(down, along), moved)
             weight = substitute(window.weight_at(tap, across), moved)
-            product = code.load(window.data, data) * code.load(window.weight, weight)
-            return tirx.BufferStore(sums, tirx.BufferLoad(sums, [where]) + product, [where])
+            total = tirx.BufferLoad(sums, [where]) + code.product(data, weight)
+            return tirx.BufferStore(sums, total, [where])
 
         taps = tap_rows(
             window.rows,

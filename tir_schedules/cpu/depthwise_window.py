@@ -10,13 +10,18 @@ from tvm import tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
-    nodes,
     slope,
     static_extent,
     stride,
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import index_of, substitute
-from tvm_ext.tir_schedules.analysis.sliding_window import Slide, Window, at_position, position_step
+from tvm_ext.tir_schedules.analysis.sliding_window import (
+    Slide,
+    Window,
+    at_position,
+    moving_load,
+    position_step,
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,10 @@ class DepthwiseWindow:
     channels : LoopAxis or None
         Channels when they are next to each other in memory; None with channels first.
     data, weight : TensorLoad
-        An element of the input, and what it is multiplied by.
+        An element of the input, and of what it is multiplied by.
+    factors : tuple[Expr, Expr]
+        What is computed from each of the two before they are multiplied: the element itself, or
+        as a number of the type of the sums, less a zero point.
     """
 
     rows: Slide | None
@@ -43,11 +51,25 @@ class DepthwiseWindow:
     channels: LoopAxis | None
     data: Any
     weight: Any
+    factors: tuple[Any, Any]
 
     @property
     def dtype(self) -> str:
-        """Of the input, the weights and the sums."""
-        return str(self.data.ty)
+        """Of the sums, and of both factors."""
+        return str(self.factors[0].ty)
+
+    @property
+    def data_bytes(self) -> int:
+        """Of an element of the input."""
+        return int(tvm.DataType(str(self.data.ty)).bits) // 8
+
+    def data_factor(self, address: tvm.ir.Expr, lanes: int = 1) -> tvm.ir.Expr:
+        """What the elements of the input from an address on are multiplied as."""
+        return _vector(self.factors[0], self.data, address, lanes)
+
+    def weight_factor(self, address: tvm.ir.Expr, lanes: int = 1) -> tvm.ir.Expr:
+        """The same of the weights."""
+        return _vector(self.factors[1], self.weight, address, lanes)
 
     @property
     def taps(self) -> int:
@@ -84,17 +106,23 @@ class DepthwiseWindow:
 
 def depthwise_window(window: Window) -> DepthwiseWindow:
     """``window``, of products, as rows and columns. Raises NotApplicable where it is not one."""
-    loads = nodes(window.store.value, tvm.ir.TensorLoad)
-    if window.combine is not tirx.Add or len(loads) != 2:
+    product = window.store.value
+    if window.combine is not tirx.Add or not isinstance(product, tirx.Mul):
         raise NotApplicable("it is no contraction")
+    weight = moving_load(product.b)
+    if weight is None or moving_load(product.a) is None:
+        raise NotApplicable("it is no contraction of an input and a weight")
     # The only input channel of a group is counted as well: a window of one position.
-    single = [s for s in window.slides if _is_single_input(s, loads[1])]
+    single = [s for s in window.slides if _is_single_input(s, weight)]
     slides = [slide for slide in window.slides if not any(slide is one for one in single)]
     if not 1 <= len(slides) <= 2 or any(slide.position.extent > 1 for slide in single):
         raise NotApplicable("the window does not slide along one or two axes")
     zero = {slide.position.var: index_of(0, slide.position.var) for slide in single}
-    data, weight = nodes(substitute(window.store.value, zero), tvm.ir.TensorLoad)
-    if {str(data.ty), str(weight.ty)} != {str(window.start.ty)}:
+    factors = (substitute(product.a, zero), substitute(product.b, zero))
+    data, weight = (moving_load(factor) for factor in factors)
+    if data is None or weight is None or not all(map(_is_elementwise, factors)):
+        raise NotApplicable("its factors are more than numbers less a zero point")
+    if {str(factor.ty) for factor in factors} != {str(window.start.ty)}:
         raise NotApplicable("sums have another type than the input and the weights")
     steps = [position_step(data, slide) for slide in slides]
     if any(step is None for step in steps):
@@ -105,9 +133,42 @@ def depthwise_window(window: Window) -> DepthwiseWindow:
     channels = [axis for axis in others if slope(data.indices[0], axis.var) == 1]
     outer = tuple(axis for axis in others if not any(axis is c for c in channels))
     found = DepthwiseWindow(
-        rows[0] if rows else None, columns, outer, channels[0] if channels else None, data, weight
+        rows=rows[0] if rows else None,
+        columns=columns,
+        outer=outer,
+        channels=channels[0] if channels else None,
+        data=data,
+        weight=weight,
+        factors=factors,
     )
     return _checked(found, window)
+
+
+_ELEMENTWISE = (tirx.Add, tirx.Sub, tirx.Mul)
+
+
+def _is_elementwise(factor: Any) -> bool:
+    """Whether ``_vector`` knows how to compute several of it at once."""
+    if moving_load(factor) is None or isinstance(factor, tvm.ir.TensorLoad):
+        return True
+    if isinstance(factor, tirx.Cast):
+        return _is_elementwise(factor.value)
+    return isinstance(factor, _ELEMENTWISE) and all(map(_is_elementwise, (factor.a, factor.b)))
+
+
+def _vector(factor: Any, load: Any, address: tvm.ir.Expr, lanes: int) -> tvm.ir.Expr:
+    """``factor`` with ``lanes`` neighbours from ``address`` on in place of ``load``."""
+    if isinstance(factor, tvm.ir.TensorLoad) and factor.source.same_as(load.source):
+        one = tirx.const(1, str(address.ty))
+        return tirx.BufferLoad(
+            load.source, [tirx.Ramp(address, one, lanes) if lanes > 1 else address]
+        )
+    if moving_load(factor) is None:
+        return tirx.Broadcast(factor, lanes) if lanes > 1 else factor
+    if isinstance(factor, tirx.Cast):
+        dtype = f"{factor.ty}x{lanes}" if lanes > 1 else str(factor.ty)
+        return _vector(factor.value, load, address, lanes).astype(dtype)
+    return type(factor)(*(_vector(side, load, address, lanes) for side in (factor.a, factor.b)))
 
 
 def _checked(depthwise: DepthwiseWindow, window: Window) -> DepthwiseWindow:

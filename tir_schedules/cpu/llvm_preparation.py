@@ -1,5 +1,5 @@
 """Last changes of kernels before LLVM makes code of them: what they promise of the memory of their
-arguments, what they check of them, and loops that fill with one value.
+arguments, what they check of them, look-ups and rounding, and loops that fill with one value.
 """
 
 from collections import Counter
@@ -270,17 +270,9 @@ class LookUpInRegisters:
         """Kernels without such a table stay as they are."""
         if not any(map(_is_look_up, nodes(func.body, tvm.ir.TensorLoad))):
             return func
-        if not _has(func, "avx512vbmi"):
+        if "avx512vbmi" not in _features_of(func):
             return func
         return func.with_body(structural_map(func.body, (tvm.ir.TensorLoad, _permuted)))
-
-
-def _has(func: tirx.PrimFunc, feature: str) -> bool:
-    """Whether LLVM finds a feature in the target of a kernel."""
-    target = func.attrs["target"]
-    attributes = tuple(str(name) for name in target.attrs.get("mattr", ()))
-    names = (str(target.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
-    return feature in llvm_features(*names, attributes)
 
 
 def _is_look_up(load: tvm.ir.TensorLoad) -> bool:
@@ -351,7 +343,9 @@ class NibblesByPermutation:
         self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
     ) -> tirx.PrimFunc:
         """Kernels without such integers stay as they are."""
-        if not any(map(_is_of_nibbles, nodes(func.body, tirx.Cast))) or not _has(func, "avx512f"):
+        if not any(map(_is_of_nibbles, nodes(func.body, tirx.Cast))):
+            return func
+        if "avx512f" not in _features_of(func):
             return func
         return func.with_body(structural_map(func.body, (tirx.Cast, _as_floats)))
 
@@ -382,6 +376,60 @@ def _as_floats(cast: tirx.Cast) -> tvm.ir.Expr:
         for start in range(0, lanes, _FLOATS)
     ]
     return _lanes_of(pieces, 0, lanes)
+
+
+# Rounding and conversion to an integer are one instruction.
+#
+# LLVM makes three of them: it may not join a rounding to the nearest whole number with a conversion
+# that cuts off.
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="RoundToIntegers")
+class RoundToIntegers:
+    """Rounded float32 that become int32 are converted as the processor rounds: half to even.
+
+    Before: ``int32(nearbyint(x))``
+    After:  ``lrint(x)``            what int32 does not hold becomes its lowest number in both
+
+    Leaves alone: other types; CPUs without AVX512, for which LLVM converts each lane for itself.
+    """
+
+    def transform_function(
+        self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
+        """Kernels that round nothing stay as they are."""
+        if not any(map(_is_rounding, nodes(func.body, tirx.Cast))):
+            return func
+        if "avx512f" not in _features_of(func):
+            return func
+        return func.with_body(structural_map(func.body, (tirx.Cast, _converted)))
+
+
+def _is_rounding(cast: tirx.Cast) -> bool:
+    kind, rounded = tvm.DataType(str(cast.ty)), cast.value
+    if not isinstance(rounded, tvm.ir.Call) or not rounded.op.same_as(_nearbyint()):
+        return False
+    lanes = f"x{kind.lanes}" if kind.lanes > 1 else ""
+    return (str(cast.ty), str(rounded.ty)) == (f"int32{lanes}", f"float32{lanes}")
+
+
+def _converted(cast: tirx.Cast) -> tvm.ir.Expr:
+    if not _is_rounding(cast):
+        return cast
+    return tirx.call_llvm_pure_intrin(str(cast.ty), "llvm.lrint", cast.value.args[0])
+
+
+@cache
+def _nearbyint() -> tvm.ir.Op:
+    return tvm.ir.Op.get("tirx.nearbyint")
+
+
+def _features_of(func: tirx.PrimFunc) -> tuple[str, ...]:
+    """Those of the CPU that a kernel is compiled for."""
+    target = func.attrs["target"]
+    attributes = tuple(str(feature) for feature in target.attrs.get("mattr", ()))
+    names = (str(target.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
+    return tuple(llvm_features(*names, attributes))
 
 
 # Loops that fill with one value are left to LLVM to make vectors of, where TVM cannot.

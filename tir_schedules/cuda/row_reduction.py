@@ -5,8 +5,7 @@ kernels.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -27,22 +26,18 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
 from tvm_ext.tir_schedules.analysis.loop_nest import fresh
 from tvm_ext.tir_schedules.analysis.row_kernel import (
-    Limit,
     RowBlock,
     RowKernel,
     Store,
-    accumulated,
     buffer_key,
-    combine_of,
     substituted,
-    unfused,
 )
+from tvm_ext.tir_schedules.analysis.row_parts import split_rows
 from tvm_ext.tir_schedules.analysis.row_reader import (
     hoisted,
     read_rows,
     refuse_early,
     refuse_rows,
-    simplifier,
 )
 from tvm_ext.tir_schedules.cuda.launch import Arrays
 from tvm_ext.tir_schedules.cuda.row_decision import (
@@ -172,157 +167,11 @@ def _with_rows(
     return replace(block, stores=stores)
 
 
-# Few long rows cut into parts: launches that each end in partial results, or use those before.
-#
-# Before::  sum[i] = sum over k of x[i, k]
-# After::   part[i, p] = sum over c of x[i, p * chunk + c]        a block for each i and p
-#           sum[i] = sum over p of part[i, p]                     where it is used
-#
-# What follows a reduction starts with the second line again in all of its blocks: they read few
-# numbers, always in the same order, so that results do not change from run to run.
-
-
-# Chunks are whole numbers of the widest vectors of any type.
-_CHUNK_UNIT = 16
-
-
-@dataclass(frozen=True)
-class _RowParts:
-    """How rows of a kernel are cut."""
-
-    kernel: RowKernel
-    splits: int
-    part: LoopAxis
-
-    def number(self, value: int) -> tirx.Expr:
-        return tirx.const(value, self.kernel.index_dtype)
-
-    @property
-    def rows(self) -> tuple[LoopAxis, ...]:
-        """The loops over parts of rows: neighbouring rows stay neighbours."""
-        return (self.part, *self.kernel.rows)
-
-    def place(self) -> tirx.Expr:
-        """Of a part's result among those of all rows."""
-        row: Any = self.number(0)
-        for axis in self.kernel.rows:
-            row = row * self.number(axis.extent) + axis.var
-        return row * self.number(self.splits) + self.part.var
-
-    def chunk(self, length: int) -> int:
-        """Elements of a part."""
-        chunk = -(-length // self.splits)
-        return -(-chunk // _CHUNK_UNIT) * _CHUNK_UNIT
-
-    def block(self, block: RowBlock) -> RowBlock:
-        """A block for the elements of one part."""
-        length, chunk = block.length, self.chunk(block.length)
-        column = LoopAxis(tirx.Var("column", self.kernel.index_dtype), chunk)
-        position = self.part.var * self.number(chunk) + column.var
-        values = unfused(position, block.columns, self.kernel.index_dtype)
-        simplify = simplifier([*self.rows, column])
-        stores = tuple(
-            Store(
-                store.buffer,
-                tuple(simplify(substituted(index, values)) for index in store.indices),
-                simplify(substituted(store.value, values)),
-            )
-            for store in block.stores
-        )
-        limit = None if chunk * self.splits == length else Limit(position, length)
-        return RowBlock((column,), stores, block.starts, limit)
-
-
-def split_rows(kernel: RowKernel, splits: int) -> list[RowKernel]:
-    """The launches of ``kernel`` with its rows in ``splits`` parts. Raises NotApplicable."""
-    _refuse(kernel)
-    parts = _RowParts(kernel, splits, LoopAxis(tirx.Var("part", kernel.index_dtype), splits))
-    launches: list[RowKernel] = []
-    known: list[RowBlock] = []
-    ends: list[RowBlock] = []
-    for block in kernel.blocks:
-        if not block.columns:
-            (known if _is_inner(kernel, block) else ends).append(block)
-        elif block.starts:
-            partial, total = _in_two_steps(parts, block)
-            launches.append(_launch_of_parts(parts, known, [partial]))
-            (known if _is_inner(kernel, block) else ends).append(total)
-        else:
-            launches.append(_launch_of_parts(parts, known, [parts.block(block)]))
-    if ends:
-        launches.append(replace(kernel, blocks=(*_needed(known, ends), *ends)))
-    return launches
-
-
-def _refuse(kernel: RowKernel) -> None:
-    written = {buffer_key(s.buffer) for b in kernel.blocks for s in b.stores}
-    outside = written - set(kernel.inner)
-    if any(buffer_key(load.source) in outside for b in kernel.blocks for load in _other_loads(b)):
-        raise NotApplicable("what the kernel returns is read by the kernel as well")
-    for block in kernel.blocks:
-        if block.columns and not block.starts and _is_inner(kernel, block):
-            raise NotApplicable("a whole row waits between two passes")
-        if len({_is_inner(kernel, replace(block, stores=(s,))) for s in block.stores}) > 1:
-            raise NotApplicable("some results of a block leave the kernel, some do not")
-
-
-def _other_loads(block: RowBlock) -> list[tirx.Expr]:
-    """All loads of a block but those of what it accumulates."""
-    own = {buffer_key(store.buffer) for store in block.stores} if block.starts else set()
-    loads = [load for store in block.stores for load in nodes(store.value, tvm.ir.TensorLoad)]
-    return [load for load in loads if buffer_key(load.source) not in own]
-
-
-def _is_inner(kernel: RowKernel, block: RowBlock) -> bool:
-    return all(buffer_key(store.buffer) in kernel.inner for store in block.stores)
-
-
-def _in_two_steps(parts: _RowParts, block: RowBlock) -> tuple[RowBlock, RowBlock]:
-    """The reduction of one part, and that of the parts' results."""
-    combine = combine_of(block)
-    if combine is None:
-        raise ValueError("partial results of a reduction cannot be combined")
-    size = parts.number(parts.kernel.count * parts.splits)
-    buffers = [store.buffer for store in block.stores]
-    kept = [tirx.decl_buffer([size], str(b.dtype), f"{b.name}_of_parts") for b in buffers]
-    place = parts.place()
-    held = [tirx.BufferLoad(buffer, [place]) for buffer in kept]
-    of_part = parts.block(block)
-    partial = tuple(
-        Store(buffer, (place,), accumulated(store.value, buffers, held))
-        for buffer, store in zip(kept, of_part.stores, strict=True)
-    )
-    old = [tirx.BufferLoad(s.buffer, list(s.indices)) for s in block.stores]
-    total = tuple(
-        replace(store, value=value)
-        for store, value in zip(block.stores, combine(old, held), strict=True)
-    )
-    # Every total has a loop of its own over the parts.
-    column = LoopAxis(tirx.Var("part_of_row", parts.kernel.index_dtype), parts.splits)
-    own = {buffer_key(parts.part.var): column.var}
-    total = tuple(replace(s, value=substituted(s.value, own)) for s in total)
-    return replace(of_part, stores=partial), RowBlock((column,), total, block.starts)
-
-
-def _launch_of_parts(
-    parts: _RowParts, known: Sequence[RowBlock], blocks: Sequence[RowBlock]
-) -> RowKernel:
-    return replace(parts.kernel, rows=parts.rows, blocks=(*_needed(known, blocks), *blocks))
-
-
-def _needed(known: Sequence[RowBlock], users: Sequence[RowBlock]) -> list[RowBlock]:
-    """Those of the blocks for values of whole rows that ``users`` need, in their order."""
-    read = {buffer_key(load.source) for block in users for load in _other_loads(block)}
-    found: list[RowBlock] = []
-    for block in reversed(known):
-        if read & {buffer_key(store.buffer) for store in block.stores}:
-            found.insert(0, block)
-            read |= {buffer_key(load.source) for load in _other_loads(block)}
-    return found
-
-
 # Whether rows are so few and so long that several blocks share one, and how many.
 
+
+# Parts are whole numbers of the widest vectors of any type.
+_PART_UNIT = 16
 
 # Blocks of a multiprocessor that are at work at the same time, of the threads that long rows get.
 _BLOCKS_OF_SM = 2
@@ -349,7 +198,7 @@ def decide_splits(kernel: RowKernel, machine: CudaDescription, decisions: Decisi
     if len(options) == 1 or not isinstance(kernel.count, int):
         return 1
     try:
-        launches = split_rows(kernel, options[-1])
+        launches = split_rows(kernel, options[-1], _PART_UNIT)
     except NotApplicable:
         return 1
     # A block takes as many rows as a warp has threads where these are neighbours.
@@ -423,7 +272,7 @@ def _in_parts(
             return None
         launches = [
             (part, _launch(part, machine, NumberedDecisions(decisions, number)))
-            for number, part in enumerate(split_rows(kernel, splits))
+            for number, part in enumerate(split_rows(kernel, splits, _PART_UNIT))
         ]
     except NotApplicable:
         return None

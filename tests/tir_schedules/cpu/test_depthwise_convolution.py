@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import tvm
 from cpu_kernels import check_vectors_and_threads, refusal_of, scheduled
 from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 from lowering import assert_same, f32, kernel_of, loops_of, lowered, run
 from machines import MACHINE
 from thoroughness import DRAWS
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.relay_passes.grouped_convolution import GroupedKernel
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution
 from tvm_ext.tir_schedules.template import FixedDecisions
@@ -100,6 +103,44 @@ def test_numbers_over_one_axis(length: int, channels: int, taps: int) -> None:
         for layout in ("NWC", "NCW")
     }
     check(functions)
+
+
+def of_bytes(
+    shape: tuple[int, ...], dtype: str, layout: str, of_run: bool, **attrs: Any
+) -> tirx.PrimFunc:
+    """As ``GroupedConvolution`` writes it: 8-bit numbers less their zero point, summed in float32.
+
+    ``shape`` is batch, rows, columns, channels, whatever the layout.
+    """
+    n, *sides, c = shape
+    last = layout.endswith("C")
+    attrs = {"strides": (1, 1), "before": (1, 1), "after": (1, 1), "dilation": (1, 1), **attrs}
+    kernel = GroupedKernel(groups=c, channels_last=last, out_dtype="float32", **attrs)
+    x = te.placeholder((n, *sides, c) if last else (n, c, *sides), dtype, "x")
+    w = te.placeholder((3, 3, 1, c, 1) if last else (c, 1, 1, 3, 3), "int8", "w")
+    zero = [te.placeholder((), dtype, "zero")] if of_run else []
+    return te.create_prim_func([x, w, *zero, kernel.compute(x, w, *zero)])
+
+
+@given(
+    shape=st.tuples(st.integers(1, 2), st.integers(3, 9), st.integers(8, 30), st.integers(2, 40)),
+    dtype=st.sampled_from(["uint8", "int8"]),
+    layout=st.sampled_from(["NHWC", "NCHW"]),
+    of_run=st.booleans(),
+    strides=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+)
+@settings(max_examples=3 * DRAWS, deadline=None)
+def test_bytes(
+    shape: tuple[int, ...], dtype: str, layout: str, of_run: bool, strides: tuple[int, ...]
+) -> None:
+    check({"case": of_bytes(shape, dtype, layout, of_run, strides=strides)})
+
+
+def test_bytes_are_read_as_they_are_and_nothing_is_padded() -> None:
+    made = applied(of_bytes((1, 28, 28, 64), "uint8", "NHWC", True), MACHINE.with_cores(1))
+    read = {str(load.source.dtype) for load in nodes(made.body, tvm.ir.TensorLoad)}
+    assert read == {"uint8", "int8", "float32"}
+    assert not list(made.body.block.alloc_buffers)
 
 
 def test_many_channels_of_few_rows_on_threads() -> None:

@@ -19,6 +19,7 @@ from tvm_ext.tir_schedules.cpu.llvm_preparation import (
     FlattenFewAccesses,
     JoinArgumentChecks,
     NoAliasOfLoneArguments,
+    RoundToIntegers,
     UnalignedArguments,
     has_flat_arrays,
 )
@@ -238,3 +239,34 @@ def test_a_permutation_takes_the_place_of_a_mask_and_a_conversion(target, found)
     code = str(built.mod.inspect_source("s"))
     assert ("vpermps" in code or "vpermd" in code) is found
     assert ("vcvtdq2ps" in code) is not found
+
+
+def rounded(dtype: str = "int32") -> tirx.PrimFunc:
+    x = te.placeholder((67,), "float32", "x")
+    result = te.compute((67,), lambda i: tirx.nearbyint(x[i] * 3).astype(dtype), "rounded")
+    return te.create_prim_func([x, result]).with_attr("global_symbol", "main")
+
+
+def test_halves_round_to_even_and_what_does_not_fit_becomes_the_lowest_number() -> None:
+    host = host_description()
+    scheduled, _ = schedule_kernel(rounded(), host)
+    built = compile_kernels(tvm.IRModule({"main": scheduled}), host.tvm_target())
+    x = np.linspace(-40, 40, 67).astype("float32") / np.float32(6)
+    x[:5] = [np.nan, 1e30, -1e30, 0.5 / 3, 2.5 / 3]
+    out = tvm.runtime.tensor(np.zeros(67, "int32"))
+    built["main"](tvm.runtime.tensor(x), out)
+    with np.errstate(invalid="ignore"):
+        wanted = np.rint(x * np.float32(3)).astype("int32")
+    wanted[:3] = np.iinfo("int32").min
+    np.testing.assert_array_equal(out.numpy(), wanted)
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "found"),
+    [("avx512", "int32", True), ("avx512", "int64", False), ("avx2", "int32", False)],
+)
+def test_rounding_and_conversion_are_one_instruction(target: str, dtype: str, found: bool) -> None:
+    func = rounded(dtype).with_attr("target", resolve_target(target).tvm_target())
+    new = RoundToIntegers()(tvm.IRModule({"main": func}))["main"]
+    assert ("lrint" in new.script()) is found
+    assert tvm_ffi.structural_equal(new, func) is not found

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import tvm
 from cpu_kernels import refusal_of, scheduled
 from decision_cases import (
     assert_defaults_give_the_default_schedule,
@@ -18,10 +19,11 @@ from kernel_cases import REDUCTIONS
 from lowering import f32, kernel_of, kernels_of, loops_of, lowered, run, statements
 from machines import MACHINE
 from thoroughness import DRAWS
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.cpu.reduction import CpuReduction
 from tvm_ext.tir_schedules.template import FixedDecisions
 
@@ -189,6 +191,37 @@ def test_few_results_of_much_data_on_threads(expression: Callable[..., relax.Exp
     np.testing.assert_allclose(got, wanted, rtol=2e-3)
     one = reduced(func, MACHINE.with_cores(1))
     assert "parallel" not in [loop.kind for loop in loops_of(one)]
+
+
+def smallest_and_largest(shape: tuple[int, ...]) -> tirx.PrimFunc:
+    """Both extrema of all numbers, and their difference."""
+    x = te.placeholder(shape, "float32", "x")
+    both = te.comm_reducer(
+        lambda a, b: (tirx.Min(a[0], b[0]), tirx.Max(a[1], b[1])),
+        lambda *_: (tirx.const(np.inf, "float32"), tirx.const(-np.inf, "float32")),
+    )
+    axes = [te.reduce_axis((0, extent)) for extent in shape]
+    low, high = te.compute((), lambda: both((x(*axes), x(*axes)), axis=axes), "both")
+    span = te.compute((), lambda: high() - low(), "span")
+    middle = te.compute((), lambda: (high() + low()) / 2.0, "middle")
+    return te.create_prim_func([x, span, middle])
+
+
+def test_two_results_of_much_data_on_threads() -> None:
+    new = reduced(smallest_and_largest((97, 500, 24)), MACHINE.with_cores(4))
+    assert [kind for kind, _ in kinds(new)].count("parallel") == 1
+    x, span, middle = run({"f": new})["f"]
+    np.testing.assert_array_equal(span, x.max() - x.min())
+    np.testing.assert_allclose(middle, (x.max() + x.min()) / 2, rtol=1e-6)
+
+
+def test_vectors_of_rows_in_parts_are_loads_of_neighbours() -> None:
+    """No size divides the vectors, and no index divides."""
+    func = kernel_of(lambda x: op.max(x), f32(97, 500, 24))
+    new = reduced(func, MACHINE.with_cores(4))
+    loads = nodes(new.body, tvm.ir.TensorLoad)
+    indices = [index for load in loads for index in load.indices]
+    assert not any(nodes(index, tirx.FloorDiv, tirx.FloorMod) for index in indices)
 
 
 def test_a_prime_length_is_not_cut() -> None:

@@ -519,6 +519,8 @@ def _reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: list[int]) -> re
     numbers = numbers_of(value)
     if numbers is not None:
         return relax.const(numbers.reshape(shape), str(value.ty.dtype))
+    if not shape and value.ty.ndim == 0:
+        return value
     return bb.normalize(relax.op.reshape(value, shape))
 
 

@@ -286,6 +286,60 @@ def test_a_product_of_two_operands_that_are_quantised_in_the_run(level):
             np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("level", ["O0", "O3"])
+@pytest.mark.parametrize("group", [3, 24])
+def test_convolutions_in_groups_of_images_of_any_size_that_are_quantised_in_the_run(level, group):
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["xq", "xs", "xz"]),
+        node("ConvInteger", ["xq", "w", "xz"], ["sums"], group=group, pads=[1, 1, 1, 1]),
+        node("Cast", ["sums"], ["numbers"], to=TensorProto.FLOAT),
+        node("Mul", ["numbers", "xs"], ["y"]),
+    ]
+    proto = model(
+        nodes,
+        [value("x", ["n", 24, "h", "w"])],
+        [value("y", None), value("xz", None, TensorProto.UINT8)],
+        w=integers(24, 24 // group, 3, 3, dtype="int8"),
+    )
+    compiled = tvm_ext.compile(proto, HOST, opt_level=level)
+    session = runtime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    for n, h, w in [(1, 9, 14), (2, 5, 3), (1, 1, 40)]:
+        fed = {"x": rand(n, 24, h, w, seed=h) + np.float32(n - 1)}
+        for found, wanted in zip(compiled.run(fed).values(), session.run(None, fed), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_saved_weights_of_groups_take_a_byte_each(tmp_path):
+    """Those of 288 KiB in float32, of both quantised forms that models have."""
+    weight = integers(256, 32, 3, 3, dtype="int8")
+    scales = {"s": np.float32(0.02), "z": np.uint8(3), "ws": np.float32(0.01), "wz": np.int8(0)}
+    dequantized = [
+        node("DequantizeLinear", ["x", "s", "z"], ["d"]),
+        node("DequantizeLinear", ["w", "ws", "wz"], ["e"]),
+        node("Conv", ["d", "e"], ["f"], group=8, pads=[1, 1, 1, 1]),
+        node("QuantizeLinear", ["f", "s", "z"], ["y"]),
+    ]
+    names = ["x", "s", "z", "w", "ws", "wz", "s", "z"]
+    linear = [node("QLinearConv", names, ["y"], group=8, pads=[1, 1, 1, 1])]
+    byte = TensorProto.UINT8
+    shape = [1, 256, 8, 8]
+    for nodes in (dequantized, linear):
+        proto = model(
+            nodes, [value("x", shape, byte)], [value("y", shape, byte)], w=weight, **scales
+        )
+        compiled = tvm_ext.compile(proto, HOST)
+        compiled.save(tmp_path / "model.tvmx")
+        assert (tmp_path / "model.tvmx").stat().st_size < 2.5 * weight.nbytes
+        x = integers(*shape, dtype="uint8")
+        session = runtime.InferenceSession(
+            proto.SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        wanted = session.run(None, {"x": x})[0].astype(int)
+        assert np.abs(compiled.run({"x": x})["y"].astype(int) - wanted).max() <= 1
+
+
 @in_one_model
 @pytest.mark.parametrize("stored", [True, False])
 def test_qlinear_matmul(stored):
