@@ -109,15 +109,15 @@ class DynamicQuantizeLinear(OnnxOpConverter):
     """uint8 with a scale that covers the smallest and the largest number, and zero.
 
     TVM's converter divides by zero where all numbers are zero; the scale is 1 there, as in ONNX
-    Runtime. So are the others that ONNX leaves open: NaN is in no range, and a zero point that is
-    none, of an endless range or one whose scale is zero, is 255.
+    Runtime. As there, a zero point that is NaN, of an endless range or one whose scale is zero, is
+    255.
     """
 
     @classmethod
     def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         x = onnx_constant(inputs[0], params)
         numbers = numbers_of(x)
-        if numbers is not None and numbers.size:
+        if numbers is not None:
             return _stored_steps(numbers)
         zero = relax.const(0.0, "float32")
         low = bb.normalize(relax.op.minimum(bb.normalize(relax.op.min(x)), zero))
