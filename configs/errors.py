@@ -50,6 +50,10 @@ class FormError(ValueError):
     """
 
 
+class MisfitError(FormError):
+    """Parts of a model contradict each other, or ONNX's rules: no runtime could run it."""
+
+
 class NotApplicable(Exception):
     """Why a pass, a template or a model leaves a near match alone.
 

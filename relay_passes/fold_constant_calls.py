@@ -14,6 +14,8 @@ from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.relay_passes.expressions import constant_value, operator_name, static_extents
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied
 from tvm_ext.relay_passes.layout_graph import blocks_of
+from tvm_ext.relay_passes.legalize_ops import legalize_ops
+from tvm_ext.relay_passes.max_and_min import with_constants_first
 from tvm_ext.relay_passes.spans import describe_origin, relax_functions
 
 NAME = "FoldConstantCalls"
@@ -216,7 +218,7 @@ def _lowered(
     func = relax.Function([], relax.SeqExpr([block], result), result.ty)
     kernels = {g: f for g, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)}
     alone = tvm.IRModule({**kernels, tvm.ir.GlobalVar("constants"): func})
-    return relax.transform.LegalizeOps()(alone)
+    return legalize_ops()(alone)
 
 
 class _ComputedVariables:
@@ -237,7 +239,7 @@ class _ComputedVariables:
         calls = [value for value in self._bound.values() if isinstance(value, relax.Call)]
         names = {str(call.args[0].name_hint) for call in calls}
         kernels = {
-            name: without_scope_marks(self._mod[name]).with_attr("global_symbol", name)
+            name: _as_in_programs(self._mod[name]).with_attr("global_symbol", name)
             for name in names
         }
         library = tirx.build(tvm.IRModule(kernels), target=_TARGET) if kernels else {}
@@ -273,6 +275,11 @@ class _ComputedVariables:
         if isinstance(value, relax.TupleGetItem):
             return self._value(value.tuple_value)[int(value.index)]
         return value.value if isinstance(value, tvm.ir.GenericConst) else self._values[value]
+
+
+def _as_in_programs(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The kernel as a compilation finishes it: NaN gives what it gives in the run."""
+    return with_constants_first(without_scope_marks(kernel))
 
 
 def _is_worth_keeping(call: relax.Call, results: Sequence[relax.TensorType]) -> bool:

@@ -144,8 +144,10 @@ class _DequantizeRewriter(BindingRewriter):
 
 def _weights(view: GraphView, expr: relax.Expr) -> _Weights | None:
     """Stored integers of a matrix, and their scales."""
-    transposed = view.call(expr, "relax.permute_dims")
-    numbers = expr if transposed is None else transposed.args[0]
+    # Of a model of float16, the weights are rounded to it and widened again.
+    whole = _before(view, expr, "relax.astype")
+    transposed = view.call(whole, "relax.permute_dims")
+    numbers = whole if transposed is None else transposed.args[0]
     product = view.call(_before(view, numbers, "relax.astype"), "relax.multiply")
     if product is None or expr.ty.ndim != 2:
         return None

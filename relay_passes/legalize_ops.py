@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax, te, tirx, topi
 from tvm.ir import GenericConst
@@ -36,7 +37,8 @@ def legalize_ops() -> tvm.transform.Pass:
     divides by every symbolic size for each element.
 
     TVM raises an error for ``full`` of infinity or of no number, which is a sum here, and prints a
-    warning for each power above the second, which is a product.
+    warning for each power above the second, which is a product. It raises one for a division by a
+    stored zero too, which is a product with infinity.
     """
     return relax.transform.LegalizeOps(_rules())
 
@@ -46,6 +48,7 @@ def _rules() -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
     names = (name for name in tvm.ir.Op.list_op_names() if name.startswith("relax."))
     known = [name for name in names if tvm.ir.Op.get(name).get_attr("FLegalize") is not None]
     ours = {
+        "relax.divide": _quotient,
         "relax.reshape": _view,
         "relax.flatten": _view,
         "relax.full": _full,
@@ -74,6 +77,18 @@ def _have_equal_sizes(given: relax.TensorType, wanted: relax.TensorType) -> bool
         return True
     pairs = zip(given.shape.values, wanted.shape.values, strict=True)
     return all(Analyzer().can_prove_equal(*pair) for pair in pairs)
+
+
+def _quotient(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    dividend, divisor = call.args
+    if not isinstance(divisor, GenericConst) or not str(call.ty.dtype).startswith("float"):
+        return _with_own_sizes(builder, call)
+    zero = divisor.value.numpy()
+    if zero.size != 1 or zero.item() != 0:
+        return _with_own_sizes(builder, call)
+    # Zero has a sign, which the quotients have too; zero over zero is no number either way.
+    endless = relax.const(np.copysign(np.ones_like(zero) * np.inf, zero), str(call.ty.dtype))
+    return _with_own_sizes(builder, builder.normalize(relax.op.multiply(dividend, endless)))
 
 
 def _power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -90,6 +90,8 @@ class _ChannelPadder(BindingRewriter):
         if product is None:
             return None
         channels = product.channels
+        if not channels:
+            return None
         lanes = self.machine.vector_lanes(str(var.ty.dtype))
         now, padded = lane_use(channels, lanes)
         if padded < LEAST_GAIN * now:

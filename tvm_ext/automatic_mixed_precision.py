@@ -180,17 +180,22 @@ def _trial(
     every: CompiledModel,
     path: Path,
 ) -> _Trial:
-    names = _narrow_nodes(every.report)
+    places = _narrow_places(every.report)
+    names: list[str] = []
     refusals: dict[str, str] = {}
     margins: dict[str, float] = {}
     candidates: list[str] = []
-    if names:
+    if places:
         proto = typed_model(read_model(model, input_shapes))
         nodes = {node.name: node for node in proto.graph.node}
         types = value_types(proto.graph)
         jumps = _deciding(proto.graph, lambda node: _jumps_at(node, types))
         steep = _deciding(proto.graph, partial(_is_steep, producers=_producers(proto.graph)))
         has_random = any(node.op_type in _RANDOM for node in nodes_within(proto.graph))
+        for place in places:
+            # Other nodes are part of the product: a scale, a bias.
+            products = [name for name in place if _is_product(nodes.get(name))]
+            names += [name for name in products or place[:1] if name not in names]
         for name in names:
             reason = _refusal(nodes.get(name), jumps, every, has_random)
             if reason:
@@ -203,16 +208,19 @@ def _trial(
     return _Trial(path, candidates, names, refusals, margins, _gains(every.report, names))
 
 
-def _narrow_nodes(report: CompileReport) -> list[str]:
-    """Names of the nodes whose products a compilation made narrow."""
-    places = [
-        decision.where
+def _narrow_places(report: CompileReport) -> list[list[str]]:
+    """Names of the nodes of each product that a compilation made narrow."""
+    return [
+        decision.where.split(" + ")
         for record in report.passes
         if record.name == _PASS
         for decision in record.decisions
         if decision.applied
     ]
-    return list(dict.fromkeys(name for where in places for name in where.split(" + ")))
+
+
+def _is_product(node: onnx.NodeProto | None) -> bool:
+    return node is not None and node.op_type in _PRODUCTS and node.domain in DEFAULT_DOMAINS
 
 
 def _gains(report: CompileReport, names: Iterable[str]) -> dict[str, float]:
@@ -230,7 +238,7 @@ def _refusal(
     node: onnx.NodeProto | None, jumps: Mapping[str, str], every: CompiledModel, has_random: bool
 ) -> str:
     """Why a product stays wide whatever its error; empty where it need not."""
-    if node is None or node.op_type not in _PRODUCTS or node.domain not in DEFAULT_DOMAINS:
+    if node is None or not _is_product(node):
         return "it is no Conv, ConvTranspose, Gemm or MatMul of the model's main graph"
     if isinstance(every, HostedModel):
         return "the host computes steps of the model"

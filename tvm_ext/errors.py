@@ -10,6 +10,7 @@ from tvm_ext.configs.errors import (
     ConfigError,
     DefectWarning,
     FormError,
+    MisfitError,
     PrecisionError,
     RecordsError,
     ScheduleRefusedError,
@@ -28,6 +29,7 @@ __all__ = [
     "DefectWarning",
     "FormError",
     "InputError",
+    "MisfitError",
     "ModelError",
     "OutputPathError",
     "PassError",
@@ -61,15 +63,27 @@ class UnsupportedOperatorError(ModelError):
     ----------
     operators : dict[str, list[str]]
         Operator name (``domain::Name`` outside the default domain) to the names of its nodes.
+    reasons : dict[str, str]
+        By name of a node: why others of its operator can be compiled and this one cannot.
     """
 
-    def __init__(self, operators: dict[str, list[str]]) -> None:
+    def __init__(
+        self, operators: dict[str, list[str]], reasons: dict[str, str] | None = None
+    ) -> None:
         self.operators = operators
-        listed = "; ".join(f"{op} (nodes: {', '.join(nodes)})" for op, nodes in operators.items())
+        self.reasons = reasons or {}
+        listed = "; ".join(
+            f"{op} (nodes: {', '.join(map(self._described, nodes))})"
+            for op, nodes in operators.items()
+        )
         super().__init__(
             f"{len(operators)} unsupported operator(s): {listed}; "
             "expected only operators with a converter: export the model without them"
         )
+
+    def _described(self, node: str) -> str:
+        reason = self.reasons.get(node)
+        return f"{node} ({reason})" if reason else node
 
 
 class InputError(TvmExtError):

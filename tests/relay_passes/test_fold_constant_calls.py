@@ -222,3 +222,18 @@ def test_scattered_constants_are_quiet(capfd: pytest.CaptureFixture[str]) -> Non
     new = fold(build(body, 4, 2))
     assert operators(new) == ["add"]
     assert "pragma" not in capfd.readouterr().err
+
+
+def test_kernels_of_constants_hand_nan_on_and_divide_by_zero() -> None:
+    numbers = np.array([np.nan, 300, -5, 0], "float32")
+
+    def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
+        clipped = emit(relax.op.clip(relax.const(numbers), 0, 255))
+        endless = emit(relax.op.divide(emit(relax.op.tanh(clipped)), relax.const(0, "float32")))
+        return [emit(relax.op.add(x, clipped)), emit(relax.op.add(x, endless))]
+
+    new = fold(build(body, 4))
+    assert operators(new) == ["add", "add"]
+    clipped, endless = run(new, np.zeros(4, "float32"))
+    np.testing.assert_array_equal(clipped, np.array([np.nan, 255, 0, 0], "float32"))
+    np.testing.assert_array_equal(endless, np.array([np.nan, np.inf, np.nan, np.nan], "float32"))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 from operator_models import by_runtime
 from small_models import model, node, rand, value
 from unoptimised import HOST
@@ -35,3 +36,16 @@ def test_the_mean_of_no_elements_is_zero(rows: int) -> None:
     feed = {"x": rand(rows, 3, 4)}
     found = tvm_ext.compile(proto, HOST).run(feed)["y"]
     np.testing.assert_allclose(found, by_runtime(proto, feed)[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("zero", [np.float32(0), np.float32(-0.0), np.array([0], np.float16)])
+def test_a_division_by_a_stored_zero(zero: np.ndarray) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(np.asarray(zero).dtype)
+    x = np.array([2, -3, 0, np.nan, np.inf], np.asarray(zero).dtype)
+    proto = model(
+        [node("Div", ["x", "zero"], ["y"])], [value("x", [5], kind)], [value("y", None, kind)]
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(np.asarray(zero), "zero"))
+    with np.errstate(all="ignore"):
+        wanted = x / zero
+    np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({"x": x})["y"], wanted)

@@ -247,7 +247,7 @@ _WEIGHTED = ("Conv", "Gemm", "MatMul")
 def _quantized_weights(node: ir.Node) -> None:
     """Marks what makes weights of matmuls and convolutions only."""
     uses = list(node.outputs[0].uses())
-    if len(uses) == 1 and uses[0].node.op_type == "Transpose":
+    while len(uses) == 1 and uses[0].node.op_type in ("Cast", "Transpose"):
         uses = list(uses[0].node.outputs[0].uses())
     if uses and all(u.node.op_type in _WEIGHTED and u.idx == 1 for u in uses):
         node.attributes[WEIGHTS_ATTRIBUTE] = ir.AttrInt64(WEIGHTS_ATTRIBUTE, 1)

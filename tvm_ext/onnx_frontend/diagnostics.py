@@ -14,7 +14,7 @@ import tvm
 from onnx import TensorProto, defs, helper, numpy_helper
 from tvm import relax, tirx
 
-from tvm_ext.errors import REPORT_IT, ModelError, own_words
+from tvm_ext.errors import REPORT_IT, MisfitError, ModelError, own_words
 from tvm_ext.onnx_frontend.onnx_graph import opset_of, subgraphs_of
 from tvm_ext.onnx_frontend.signature import model_inputs
 from tvm_ext.tensor_spec import freezing_hint, listed, symbolic_names
@@ -113,7 +113,7 @@ def conversion_error(label: str, graph: onnx.GraphProto, failed: NodeFailed) -> 
     given = f"; its inputs are {listed(failed.inputs)}" if failed.inputs else ""
     # Sizes that a body computes hide which dimension they came from: any may be it.
     names = failed.symbols or symbolic_names(shapes)
-    if failed.impossible and not names:
+    if isinstance(failed.reason, MisfitError) or (failed.impossible and not names):
         advice = "inputs that fit together: correct the model or give other input shapes"
     elif names:
         advice = f"known sizes: {freezing_hint(shapes, names)}"

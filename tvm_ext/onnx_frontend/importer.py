@@ -184,6 +184,47 @@ def _is_read(value: relax.Expr | None) -> bool:
     return isinstance(value, relax.Call) and value.op == tvm.ir.Op.get(_READ)
 
 
+# A kernel writes its results in the loop that adds up: of no products it writes none, so that they
+# are whatever was in the memory.
+
+
+_SUMS = frozenset(
+    {
+        "relax.matmul",
+        *(f"relax.nn.conv{n}d{kind}" for n in (1, 2, 3) for kind in ("", "_transpose")),
+    }
+)
+
+
+def with_zeros_for_empty_sums(mod: tvm.IRModule) -> tvm.IRModule:
+    """``mod`` with zeros for matmuls and convolutions of tensors that have no elements."""
+    changed = {
+        global_var: _SumsOfNothing().visit_expr(func)
+        for global_var, func in relax_functions(mod).items()
+        if any(_is_empty_sum(getattr(one, "value", None)) for one in all_bindings_of(func))
+    }
+    return with_functions(mod, changed)
+
+
+def _is_empty_sum(value: relax.Expr | None) -> bool:
+    if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
+        return False
+    if value.op.name not in _SUMS or not isinstance(value.ty.shape, relax.ShapeExpr):
+        return False
+    shapes = (factor.ty.shape for factor in value.args[:2])
+    sizes = (size for shape in shapes if isinstance(shape, relax.ShapeExpr) for size in shape)
+    return any(isinstance(size, tirx.IntImm) and int(size) == 0 for size in sizes)
+
+
+@mutator
+class _SumsOfNothing(PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        made = super().visit_call_(call)
+        if not _is_empty_sum(made):
+            return made
+        return self.builder_.normalize(relax.op.zeros(made.ty.shape, str(made.ty.dtype)))
+
+
 class ImportedGraph(NamedTuple):
     """A graph in Relax.
 
@@ -244,6 +285,7 @@ def import_graph(
     mod = write_origins(
         without_unused_functions(mod), {var: (node,) for var, node in importer.node_of.items()}
     )
+    mod = with_zeros_for_empty_sums(mod)
     mod = with_plain_casts(tvm.transform.Sequential([PropagateSpans()])(mod))
     return ImportedGraph(mod, importer.largest_sizes(), importer.limits.is_unclear)
 

@@ -156,6 +156,9 @@ def _apply(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 MICROSOFT = "com.microsoft"
 
+# A property of a node of ONNX Runtime's that is left as it is: why it has no other form.
+WHY_NOT = "tvm_ext.why_not"
+
 # An attribute of the LSTM that a DynamicQuantizeLSTM becomes: its state is rounded to 8 bits,
 # sequence by sequence, before it is multiplied.
 QUANTIZED_STATE = "tvm_ext_quantized_state"

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from tvm_ext.errors import UnsupportedOperatorError
 from tvm_ext.onnx_frontend.converters import CONVERTERS
-from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS, graphs_within, operator_key
+from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS, WHY_NOT, graphs_within, operator_key
 from tvm_ext.onnx_frontend.tvm_compat import onnx_converter_names
 
 # TVM's table of converters knows no domains; these are the names that it implements for
@@ -64,7 +64,18 @@ def require_supported(graph: onnx.GraphProto) -> None:
     """Raises UnsupportedOperatorError, which lists every unsupported operator of the graph."""
     found = unsupported_operators(graph)
     if found:
-        raise UnsupportedOperatorError(found)
+        raise UnsupportedOperatorError(found, _reasons(graph))
+
+
+def _reasons(graph: onnx.GraphProto) -> dict[str, str]:
+    """By name of a node, why it was left as it is where its operator has another form."""
+    return {
+        node.name: entry.value
+        for inner in graphs_within(graph)
+        for node in inner.node
+        for entry in node.metadata_props
+        if entry.key == WHY_NOT and node.name
+    }
 
 
 # Expands operators that have no converter of their own by the function bodies of ONNX's schemas.

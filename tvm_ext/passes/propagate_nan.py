@@ -2,9 +2,9 @@
 
 import tvm
 from tvm import tirx
-from tvm_ffi import structural_map
 
 from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.max_and_min import with_constants_first
 from tvm_ext.relay_passes.spans import with_functions
 
 
@@ -29,18 +29,7 @@ class PropagateNan:
         for global_var, func in mod.functions.items():
             if not isinstance(func, tirx.PrimFunc):
                 continue
-            body = structural_map(func.body, ((tirx.Max, tirx.Min), _constant_first))
-            if not body.same_as(func.body):
-                changed[global_var] = func.with_body(body)
+            made = with_constants_first(func)
+            if not made.same_as(func):
+                changed[global_var] = made
         return with_functions(mod, changed)
-
-
-def _constant_first(node: tirx.Max | tirx.Min) -> tirx.Expr:
-    if not _is_constant(node.b) or _is_constant(node.a):
-        return node
-    return type(node)(node.b, node.a)
-
-
-def _is_constant(value: tirx.Expr) -> bool:
-    value = value.value if isinstance(value, tirx.Broadcast) else value
-    return isinstance(value, tirx.FloatImm)

@@ -255,9 +255,36 @@ def converted(
         return _wrapped(bb, x, *NARROW_INTEGERS[wanted])
     if wanted == "bool":
         return _as_bool(bb, x)
+    if (_dtype(x), wanted) == ("bfloat16", "float32"):
+        source = _cast_from(bb, x, wanted)
+        if source is not None:
+            return bb.emit_te(_in_steps_of_bfloat16, source, primfunc_name_hint="to_bfloat16")
     if _is_float(_dtype(x)) and wanted in _THROUGH:
         x = bb.normalize(relax.op.astype(x, _THROUGH[wanted]))
     return bb.normalize(relax.op.astype(x, wanted))
+
+
+def _cast_from(bb: relax.BlockBuilder, x: relax.Expr, dtype: str) -> relax.Expr | None:
+    """What ``x`` was cast from, if that was of type ``dtype``."""
+    value = bb.lookup_binding(x) if isinstance(x, relax.Var) else None
+    is_cast = isinstance(value, relax.Call) and value.op == tvm.ir.Op.get("relax.astype")
+    return value.args[0] if is_cast and _dtype(value.args[0]) == dtype else None
+
+
+def _in_steps_of_bfloat16(x: te.Tensor) -> te.Tensor:
+    """float32 rounded to the nearest bfloat16, of two as near the even one; NaN stays NaN.
+
+    By bits: TVM computes bfloat16 in float32, and leaves out what a cast there and back rounds.
+    """
+
+    def number(*at: tirx.Var) -> tvm.ir.Expr:
+        bits = tirx.reinterpret("uint32", x(*at))
+        is_nan = (bits & _bits(0x7FFFFFFF)) > _bits(_INFINITY)
+        odd = (bits >> _bits(16)) & _bits(1)
+        rounded = (bits + _bits(0x7FFF) + odd) & _bits(0xFFFF0000)
+        return tirx.reinterpret("float32", tirx.Select(is_nan, _bits(0x7FC00000), rounded))
+
+    return te.compute(x.shape, number, name="to_bfloat16")
 
 
 def _as_bool(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:

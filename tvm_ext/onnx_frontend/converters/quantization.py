@@ -8,15 +8,17 @@ TVM's converters divide by multiplying with the reciprocal, know no blocks, no 4
 in a deep network. Here the division, and rounding half to even, are those of the specification.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
-from tvm_ext.errors import FormError
+from tvm_ext.errors import FormError, MisfitError
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 from tvm_ext.onnx_frontend.converters.cast import (
+    NARROW_FLOATS,
     NARROW_INTEGERS,
     SCALE_TYPE,
     converted,
@@ -26,14 +28,20 @@ from tvm_ext.onnx_frontend.converters.cast import (
     wanted_type,
 )
 from tvm_ext.onnx_frontend.converters.convolution_and_pooling import explicit_padding
+from tvm_ext.onnx_frontend.converters.scales import (
+    fitting_parameters,
+    for_channels,
+    for_columns,
+    for_rows,
+    one_number,
+    spread,
+)
 from tvm_ext.onnx_frontend.narrow_types import NARROW_ATTRIBUTE
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_constant, onnx_type_name
 
 # Set for a DequantizeLinear of weights: it keeps their integers apart from the scale, for programs
 # that multiply integers.
 WEIGHTS_ATTRIBUTE = "tvm_ext_weights"
-
-# Scales and zero points, per tensor, per axis or per block, in a form that broadcasts.
 
 
 def numbers_of(value: Any) -> np.ndarray | None:
@@ -44,64 +52,6 @@ def numbers_of(value: Any) -> np.ndarray | None:
     return array if array.dtype.kind in "biuf" else array.astype(np.float32)
 
 
-def spread(bb: relax.BlockBuilder, value: relax.Expr, x: relax.Expr, attr: dict) -> relax.Expr:
-    """A scale or zero point that broadcasts against ``x``, whose ``axis`` is 1 if not given.
-
-    Raises
-    ------
-    FormError
-        Its rank is neither 0 nor 1 nor, with ``block_size``, that of ``x``; or the axis is none
-        of ``x``.
-    """
-    shape = value.ty.shape
-    if value.ty.ndim == 0:
-        return value
-    rank, block = x.ty.ndim, attr.get("block_size", 0)
-    if value.ty.ndim == 1 and isinstance(shape, relax.ShapeExpr) and _is(shape[0], 1) and not block:
-        return _reshaped_scale(bb, value, [])
-    axis = attr.get("axis", 1)
-    if rank == 1:
-        axis = 0
-    if not -rank <= axis < rank:
-        raise FormError(f"axis {axis} is out of range for an input of rank {rank}")
-    axis %= rank
-    if block:
-        return _blocks(bb, value, x, axis, block)
-    if value.ty.ndim != 1:
-        raise FormError(f"a scale of rank {value.ty.ndim} without block_size")
-    return _reshaped_scale(bb, value, [-1] + [1] * (rank - axis - 1))
-
-
-def _is(size: Any, number: int) -> bool:
-    return isinstance(size, tirx.IntImm) and int(size) == number
-
-
-def _reshaped_scale(bb: relax.BlockBuilder, value: relax.Expr, shape: list[int]) -> relax.Expr:
-    if isinstance(value, tvm.ir.GenericConst):
-        array = value.value.numpy().reshape(shape)
-        return relax.const(tvm.runtime.tensor(array), str(value.ty.dtype))
-    return bb.normalize(relax.op.reshape(value, shape))
-
-
-def _blocks(
-    bb: relax.BlockBuilder, value: relax.Expr, x: relax.Expr, axis: int, block: int
-) -> relax.Expr:
-    """Each element ``block`` times along the axis, the last one as often as is left of ``x``."""
-    if block < 0 or value.ty.ndim != x.ty.ndim:
-        raise FormError(
-            f"block_size {block} with a scale of rank {value.ty.ndim} for rank {x.ty.ndim}"
-        )
-    size = x.ty.shape[axis] if isinstance(x.ty.shape, relax.ShapeExpr) else None
-    if not isinstance(size, tirx.IntImm):
-        raise FormError("block_size along a size that is not known")
-    if isinstance(value, tvm.ir.GenericConst):
-        array = np.repeat(value.value.numpy(), block, axis)
-        array = array[(slice(None),) * axis + (slice(0, int(size)),)]
-        return relax.const(tvm.runtime.tensor(np.ascontiguousarray(array)), str(value.ty.dtype))
-    repeated = bb.normalize(relax.op.repeat(value, block, axis))
-    return bb.normalize(relax.op.strided_slice(repeated, [axis], [0], [int(size)]))
-
-
 class QuantizeLinear(OnnxOpConverter):
     """``saturate(round(x / scale) + zero_point)``, rounded half to even."""
 
@@ -109,10 +59,14 @@ class QuantizeLinear(OnnxOpConverter):
     def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         x = inputs[0]
         scale, zero_point = _scale_and_zero_point(inputs, params)
+        _check_types(x, _NUMBERS, zero_point, _type_attribute(attr, "output_dtype", ""))
+        x, scale, zero_point = fitting_parameters(bb, x, scale, zero_point, attr)
         wanted = _quantized_type(attr, zero_point)
         if is_narrow_float(str(scale.ty.dtype)):
             scale = _numbers_or_call(bb, scale)
         precision = _type_attribute(attr, "precision", str(scale.ty.dtype))
+        if precision not in _NUMBERS:
+            raise MisfitError(f"its precision is {precision}, expected a floating-point type")
         x, scale = _in_type(bb, x, precision), _in_type(bb, scale, precision)
         scale = spread(bb, scale, x, attr)
         if zero_point is not None:
@@ -130,6 +84,8 @@ class DequantizeLinear(OnnxOpConverter):
     def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         x = onnx_constant(inputs[0], params)
         scale, zero_point = _scale_and_zero_point(inputs, params)
+        _check_types(x, _STEPS, zero_point, str(x.ty.dtype))
+        x, scale, zero_point = fitting_parameters(bb, x, scale, zero_point, attr)
         scale_type = str(scale.ty.dtype)
         usual = "float32" if scale_type == SCALE_TYPE else scale_type
         wanted = _type_attribute(attr, "output_dtype", usual)
@@ -153,14 +109,15 @@ class DynamicQuantizeLinear(OnnxOpConverter):
     """uint8 with a scale that covers the smallest and the largest number, and zero.
 
     TVM's converter divides by zero where all numbers are zero; the scale is 1 there, as in ONNX
-    Runtime.
+    Runtime. As there, a zero point that is NaN, of an endless range or one whose scale is zero, is
+    255.
     """
 
     @classmethod
     def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         x = onnx_constant(inputs[0], params)
         numbers = numbers_of(x)
-        if numbers is not None and numbers.size:
+        if numbers is not None:
             return _stored_steps(numbers)
         zero = relax.const(0.0, "float32")
         low = bb.normalize(relax.op.minimum(bb.normalize(relax.op.min(x)), zero))
@@ -170,17 +127,24 @@ class DynamicQuantizeLinear(OnnxOpConverter):
         flat = bb.normalize(relax.op.equal(span, zero))
         scale = bb.emit(relax.op.where(flat, relax.const(1.0, "float32"), scale))
         offset = bb.normalize(relax.op.divide(bb.normalize(relax.op.negative(low)), scale))
-        offset = bb.normalize(relax.op.clip(offset, 0, 255))
+        last = relax.const(255.0, "float32")
+        # False for NaN.
+        is_inside = bb.normalize(relax.op.less(offset, last))
+        offset = bb.normalize(relax.op.where(is_inside, offset, last))
+        offset = bb.normalize(relax.op.maximum(offset, zero))
         zero_point = bb.emit(_as_integer(bb, bb.normalize(relax.op.round(offset)), "uint8"))
         return relax.Tuple([quantized(bb, x, scale, zero_point, "uint8"), scale, zero_point])
 
 
 def _stored_steps(x: np.ndarray) -> relax.Tuple:
     """What DynamicQuantizeLinear gives for stored numbers, such as weights in Constant nodes."""
-    low, high = min(x.min(), np.float32(0)), max(x.max(), np.float32(0))
-    scale = (high - low) / np.float32(255) if high > low else np.float32(1)
-    zero_point = np.rint(np.clip(-low / scale, 0, 255))
-    steps = np.clip(np.rint(x / scale) + zero_point, 0, 255)
+    low = np.fmin.reduce(x, axis=None, initial=np.float32(0))
+    high = np.fmax.reduce(x, axis=None, initial=np.float32(0))
+    with np.errstate(all="ignore"):
+        scale = (high - low) / np.float32(255) if high > low else np.float32(1)
+        zero_point = np.rint(np.fmin(-low / scale, np.float32(255)))
+        steps = np.clip(np.rint(x / scale) + zero_point, 0, 255)
+    steps = np.where(np.isnan(steps), 0, steps)
     fields = (steps, "uint8"), (scale, "float32"), (zero_point, "uint8")
     return relax.Tuple([relax.const(np.asarray(a).astype(t), t) for a, t in fields])
 
@@ -299,12 +263,16 @@ def _folded(
     if values is None or factor is None or offset is None:
         return None
     if values.dtype.kind in "iu":
-        values, offset = values.astype(np.int64), offset.astype(np.int64)
+        # Differences of int32 wrap around, as they do in the run.
+        values = (values.astype(np.int64) - offset.astype(np.int64)).astype(np.int32)
+        offset = np.zeros((), np.int32)
     centred = (values - offset).astype(np.float32)
     if apart and wanted == "float32":
         numbers = relax.const(centred, "float32")
         return relax.op.multiply(numbers, relax.const(factor.astype(np.float32), "float32"))
-    return relax.const((centred * factor.astype(np.float32)).astype(np.dtype(wanted)), wanted)
+    with np.errstate(all="ignore"):
+        floats = (centred * factor.astype(np.float32)).astype(np.dtype(wanted))
+    return relax.const(floats, wanted)
 
 
 def _weights_in_blocks(
@@ -362,6 +330,22 @@ def _scale_and_zero_point(inputs: Any, params: Any) -> tuple[Any, Any]:
     return onnx_constant(inputs[1], params), stored
 
 
+# What QuantizeLinear and DequantizeLinear read.
+_NUMBERS = ("float16", "bfloat16", "float32", "float64", "int32")
+_STEPS = ("int8", "uint8", "int16", "uint16", "int32", *NARROW_FLOATS)
+
+
+def _check_types(
+    x: relax.Expr, known: Sequence[str], zero_point: relax.Expr | None, wanted: str
+) -> None:
+    """Refuses what ONNX's rules do not allow, which nodes of com.microsoft are not checked for."""
+    dtype = str(x.ty.dtype)
+    if dtype not in known:
+        raise MisfitError(f"its input is {dtype}, expected one of {', '.join(known)}")
+    if wanted and zero_point is not None and str(zero_point.ty.dtype) != wanted:
+        raise MisfitError(f"its zero point is {zero_point.ty.dtype}, expected {wanted}")
+
+
 def _quantized_type(attr: dict, zero_point: relax.Expr | None) -> str:
     if attr.get(NARROW_ATTRIBUTE):
         return wanted_type(attr)
@@ -414,11 +398,14 @@ class QLinearConv(OnnxOpConverter):
         given = _operands(inputs, params, 9)
         x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = given
         total = _convolved(bb, x, w, x_zero, w_zero, attr)
-        per_channel = [1, -1] + [1] * (x.ty.ndim - 2)
+        channels, axes = sizes_of(w)[0], x.ty.ndim - 2
         if bias is not None:
-            total = bb.normalize(relax.op.add(total, _reshaped(bb, bias, per_channel)))
-        if w_scale.ty.ndim:
-            w_scale = _reshaped(bb, w_scale, per_channel)
+            bias = for_channels(bb, bias, channels, axes, "bias")
+            total = bb.normalize(relax.op.add(total, bias))
+        x_scale = one_number(bb, x_scale, "x_scale")
+        w_scale = for_channels(bb, w_scale, channels, axes, "w_scale")
+        y_scale = one_number(bb, y_scale, "y_scale")
+        y_zero = None if y_zero is None else one_number(bb, y_zero, "y_zero_point")
         return _requantised(bb, total, (x_scale, w_scale, y_scale), y_zero)
 
 
@@ -429,7 +416,11 @@ class QLinearMatMul(OnnxOpConverter):
     def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = _operands(inputs, params, 8)
         total = _multiplied(bb, a, b, a_zero, b_zero)
-        a_scale = _per_row(bb, a_scale)
+        a_scale = for_rows(bb, a_scale, sizes_of(a), "a_scale")
+        b_scale = for_columns(bb, b_scale, sizes_of(b), "b_scale")
+        rows = sizes_of(total) if min(a.ty.ndim, b.ty.ndim) > 1 else []
+        y_scale = for_rows(bb, y_scale, rows, "y_scale")
+        y_zero = None if y_zero is None else for_rows(bb, y_zero, rows, "y_zero_point")
         return _requantised(bb, total, (a_scale, b_scale, y_scale), y_zero)
 
 
@@ -439,10 +430,10 @@ def _convolved(
     rank = x.ty.ndim
     if rank not in _CONVOLUTIONS:
         raise FormError(f"a convolution of rank {rank}")
-    if w_zero is not None and w_zero.ty.ndim:
-        w_zero = _reshaped(bb, w_zero, [-1] + [1] * (rank - 1))
+    if w_zero is not None:
+        w_zero = for_channels(bb, w_zero, sizes_of(w)[0], rank - 1, "w_zero_point")
     if x_zero is not None:
-        x_zero = _reshaped(bb, x_zero, [])
+        x_zero = one_number(bb, x_zero, "x_zero_point")
     convolution, data_layout, kernel_layout = _CONVOLUTIONS[rank]
     centred, attr = explicit_padding(bb, _centred_int16(bb, x, x_zero), attr, sizes_of(w)[2:])
     return bb.normalize(
@@ -461,14 +452,10 @@ def _convolved(
 
 
 def _multiplied(bb: relax.BlockBuilder, a: Any, b: Any, a_zero: Any, b_zero: Any) -> relax.Expr:
-    a_zero = None if a_zero is None else _per_row(bb, a_zero)
+    a_zero = None if a_zero is None else for_rows(bb, a_zero, sizes_of(a), "a_zero_point")
+    b_zero = None if b_zero is None else for_columns(bb, b_zero, sizes_of(b), "b_zero_point")
     a, b = _centred_int16(bb, a, a_zero), _centred_int16(bb, b, b_zero)
     return bb.normalize(relax.op.matmul(a, b, out_dtype="int32"))
-
-
-def _per_row(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
-    """A list of one number for each row as a column; other shapes broadcast as they are."""
-    return _reshaped(bb, value, [-1, 1]) if value.ty.ndim == 1 else value
 
 
 def _centred_int16(
@@ -477,6 +464,8 @@ def _centred_int16(
     """``value - zero`` in int16."""
     if str(value.ty.dtype) not in ("int8", "uint8"):
         raise FormError(f"a product of {value.ty.dtype}; expected int8 or uint8")
+    if zero is not None and zero.ty.dtype != value.ty.dtype:
+        raise MisfitError(f"a zero point is {zero.ty.dtype}, expected {value.ty.dtype}")
     numbers, offset = numbers_of(value), numbers_of(zero)
     if numbers is not None and (zero is None or offset is not None):
         shift = np.int16(0) if offset is None else offset.astype(np.int16)
@@ -492,36 +481,17 @@ def _requantised(
 ) -> relax.Expr:
     """int32 sums times ``x_scale * w_scale / y_scale``, in the order of ONNX Runtime."""
     wanted = "uint8" if y_zero is None else str(y_zero.ty.dtype)
-    if y_zero is not None:
-        y_zero = _reshaped(bb, y_zero, []) if _is_single(y_zero) else _per_row(bb, y_zero)
     known = [numbers_of(scale) for scale in scales]
     if all(array is not None for array in known):
         x, w, y = (array.astype(np.float32) for array in known if array is not None)
-        y = y.reshape([]) if y.size == 1 else y.reshape([-1, 1]) if y.ndim == 1 else y
-        factor = relax.const((x * w / y).astype(np.float32), "float32")
+        with np.errstate(all="ignore"):
+            factor = relax.const((x * w / y).astype(np.float32), "float32")
     else:
         x, w, y = (bb.normalize(relax.op.astype(scale, "float32")) for scale in scales)
-        y = y if _is_single(y) else _per_row(bb, y)
         product = bb.normalize(relax.op.multiply(x, w))
         factor = bb.emit(relax.op.divide(product, y))
     ratio = bb.normalize(relax.op.astype(total, "float32"))
     return saturated(bb, bb.normalize(relax.op.multiply(ratio, factor)), y_zero, wanted)
-
-
-def _is_single(value: relax.Expr) -> bool:
-    shape = value.ty.shape
-    return isinstance(shape, relax.ShapeExpr) and all(
-        isinstance(size, tvm.tirx.IntImm) and int(size) == 1 for size in shape
-    )
-
-
-def _reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: list[int]) -> relax.Expr:
-    numbers = numbers_of(value)
-    if numbers is not None:
-        return relax.const(numbers.reshape(shape), str(value.ty.dtype))
-    if not shape and value.ty.ndim == 0:
-        return value
-    return bb.normalize(relax.op.reshape(value, shape))
 
 
 def _operands(inputs: Any, params: Any, count: int) -> list[Any]:

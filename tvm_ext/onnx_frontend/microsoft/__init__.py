@@ -14,7 +14,13 @@ from tvm_ext.onnx_frontend.microsoft import attention, fused, quantized
 from tvm_ext.onnx_frontend.microsoft.attention import group_query_attention, rotary_embedding
 from tvm_ext.onnx_frontend.microsoft.builder import Builder
 from tvm_ext.onnx_frontend.microsoft.nchwc import NCHWC, NCHWC_REWRITES
-from tvm_ext.onnx_frontend.onnx_graph import MICROSOFT
+from tvm_ext.onnx_frontend.microsoft.packed_weights import (
+    check_gather_block_quantized,
+    check_matmul_bnb4,
+    check_matmul_n_bits,
+    checked,
+)
+from tvm_ext.onnx_frontend.onnx_graph import MICROSOFT, WHY_NOT
 
 _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "Attention": attention.attention,
@@ -27,13 +33,13 @@ _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "FusedConv": fused.fused_conv,
     "FusedGemm": fused.fused_gemm,
     "FusedMatMul": fused.fused_matmul,
-    "GatherBlockQuantized": quantized.gather_block_quantized,
+    "GatherBlockQuantized": checked(check_gather_block_quantized, quantized.gather_block_quantized),
     "Gelu": fused.gelu,
     "GroupQueryAttention": group_query_attention,
     "LayerNormalization": fused.layer_normalization,
-    "MatMulBnb4": quantized.matmul_bnb4,
+    "MatMulBnb4": checked(check_matmul_bnb4, quantized.matmul_bnb4),
     "MatMulIntegerToFloat": quantized.matmul_integer_to_float,
-    "MatMulNBits": quantized.matmul_n_bits,
+    "MatMulNBits": checked(check_matmul_n_bits, quantized.matmul_n_bits),
     "MultiHeadAttention": attention.multi_head_attention,
     "NhwcMaxPool": quantized.nhwc_max_pool,
     "QAttention": quantized.q_attention,
@@ -89,7 +95,8 @@ def _rewritten(node: ir.Node, opset: int) -> bool:
     builder = Builder(node, opset, _float_type(node))
     try:
         results = REWRITES[node.domain, node.op_type](builder)
-    except NotApplicable:
+    except NotApplicable as refusal:
+        node.metadata_props[WHY_NOT] = refusal.reason
         return False
     results += [None] * (len(node.outputs) - len(results))
     pairs = [

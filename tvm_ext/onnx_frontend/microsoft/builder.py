@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.configs.errors import FormError, NotApplicable
 from tvm_ext.onnx_frontend.ir_edits import constant_of
 
 
@@ -44,6 +44,13 @@ class Builder:
         """The value of an attribute: a number, a text, or a list of them."""
         given = self.node.attributes.get(name)
         return default if given is None else given.value
+
+    def required(self, name: str) -> Any:
+        """The value of an attribute that the node must have, else a FormError."""
+        value = self.attribute(name)
+        if value is None:
+            raise FormError(f"it has no attribute '{name}', expected one")
+        return value
 
     def op(self, name: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         """The first result of a new node; attributes that are None are left out."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.configs.errors import FormError, NotApplicable
 from tvm_ext.onnx_frontend.microsoft.attention import attention_of_rows, rank
 from tvm_ext.onnx_frontend.microsoft.builder import Builder, stored
 from tvm_ext.onnx_frontend.microsoft.fused import embedded
@@ -18,17 +18,44 @@ from tvm_ext.onnx_frontend.onnx_graph import QUANTIZED_STATE
 
 _Results = list[ir.Value | None]
 _FLOAT = ir.DataType.FLOAT
+_INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8)
 _SOFTMAX_OF_ONE_AXIS = 13
 
 
 def _dequantized(b: Builder, first: int) -> ir.Value:
     """The input ``first`` with the scale and the zero point behind it."""
     given = b.input(first), b.input(first + 1), b.optional(first + 2)
+    _check_parameters(b, first, first + 1)
     return b.op("DequantizeLinear", *given)
 
 
-def _quantized(b: Builder, value: ir.Value, scale: int) -> _Results:
-    return [b.op("QuantizeLinear", value, b.input(scale), b.optional(scale + 1))]
+def _quantized(b: Builder, value: ir.Value, scale: int, like: int = 0) -> _Results:
+    """In steps of the input ``scale``, with the zero point behind it, or 0, of the type of the
+    input ``like``.
+    """
+    _check_parameters(b, like, scale)
+    zero, dtype = b.optional(scale + 1), b.input(like).dtype
+    if zero is None and dtype is not None:
+        zero = b.constant(np.zeros((), dtype.numpy()))
+    return [b.op("QuantizeLinear", value, b.input(scale), zero)]
+
+
+def _check_parameters(b: Builder, data: int, scale: int) -> None:
+    """The scale and the zero point of a tensor are one number each; ONNX's checker knows nothing
+    of these operators.
+    """
+    kind, zero = b.input(data).dtype, b.optional(scale + 1)
+    if kind is not None and kind not in _INTEGERS:
+        raise FormError(f"its input {data} is {kind.name.lower()}, expected int8 or uint8")
+    if zero is not None and None not in (kind, zero.dtype) and zero.dtype != kind:
+        found, wanted = (str(np.dtype(value.dtype.numpy())) for value in (zero, b.input(data)))
+        raise FormError(f"its input {scale + 1}, a zero point, is {found}, expected {wanted}")
+    for index in (scale, scale + 1):
+        shape = getattr(b.optional(index), "shape", None)
+        if shape is not None and (
+            len(shape) > 1 or any(isinstance(size, int) and size != 1 for size in shape)
+        ):
+            raise FormError(f"its input {index} has the sizes {shape}, expected one number")
 
 
 def qlinear_pair(operator: str, b: Builder) -> _Results:
@@ -79,13 +106,13 @@ def qlinear_global_average_pool(b: Builder) -> _Results:
 
 def qlinear_average_pool(b: Builder) -> _Results:
     """AveragePool of a quantised tensor."""
-    axes = len(b.attribute("kernel_shape")) + 2
+    axes = len(b.required("kernel_shape")) + 2
     return _quantized(b, _channels_first(b, axes, "AveragePool", _dequantized(b, 0)), 3)
 
 
 def nhwc_max_pool(b: Builder) -> _Results:
     """MaxPool with channels last."""
-    axes = len(b.attribute("kernel_shape")) + 2
+    axes = len(b.required("kernel_shape")) + 2
     return [_channels_first(b, axes, "MaxPool", b.input(0), channels_last=True)]
 
 
@@ -112,13 +139,13 @@ def _channels_first(
 def qlinear_concat(b: Builder) -> _Results:
     """Concat of tensors, each with a scale and a zero point of its own."""
     parts = [_dequantized(b, first) for first in range(2, len(b.node.inputs), 3)]
-    return _quantized(b, b.op("Concat", *parts, axis=b.attribute("axis")), 0)
+    return _quantized(b, b.op("Concat", *parts, axis=b.required("axis")), 0, 2)
 
 
 def qlinear_where(b: Builder) -> _Results:
     """Where between two quantised tensors."""
     chosen = b.op("Where", b.input(0), _dequantized(b, 1), _dequantized(b, 4))
-    return _quantized(b, chosen, 7)
+    return _quantized(b, chosen, 7, 1)
 
 
 def qgemm(b: Builder) -> _Results:
@@ -249,8 +276,11 @@ def matmul_n_bits(b: Builder) -> _Results:
         zeros = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
     zeros = zeros.reshape(rows, blocks)
     if order is None and zeros.dtype == np.uint8:
-        operands = (b.constant(np.ascontiguousarray(a)) for a in (numbers, scales, zeros))
+        wide = scales.astype(np.float32)
+        operands = (b.constant(np.ascontiguousarray(a)) for a in (numbers, wide, zeros))
         weight = b.op("DequantizeLinear", *operands, axis=1, block_size=block)
+        if scales.dtype != np.float32:
+            weight = b.cast(weight, ir.DataType.from_numpy(scales.dtype))
     else:
         # Which block's scale each column has: the columns may have been sorted (g_idx).
         groups = np.arange(columns) // block if order is None else order[:columns]
