@@ -19,7 +19,6 @@ from tvm_ext.cli.input_parsing import (
 )
 from tvm_ext.cli.stderr_lines import progress_line
 from tvm_ext.errors import InputError
-from tvm_ext.hardware.machine import AUTOMATIC_PRECISION
 
 if TYPE_CHECKING:
     from tvm_ext.compiled_model import CompiledModel
@@ -32,6 +31,9 @@ ModelOrCompiled = Annotated[
 ]
 
 _COMPILE = "Compilation"
+
+# ``hardware.machine.AUTOMATIC_PRECISION``, which would import TVM for ``--help``.
+_AUTOMATIC = "auto"
 
 Target = Annotated[
     str | None,
@@ -260,7 +262,7 @@ class CompileOptions:
         samples: Path | None = None,
     ) -> "CompileOptions":
         """From the texts of the command line; raises InputError for one of another form."""
-        if precision != AUTOMATIC_PRECISION and (max_error is not None or samples is not None):
+        if precision != _AUTOMATIC and (max_error is not None or samples is not None):
             raise InputError(
                 "--max-error or --samples were given without --precision auto; expected them "
                 "with it: add it, or leave them out"
@@ -297,13 +299,13 @@ class CompileOptions:
 
         machine = resolve_target(self.target if self.target is not None else "cpu")
         machine = machine if self.threads is None else machine.with_threads(self.threads)
-        if self.precision in (None, AUTOMATIC_PRECISION):
+        if self.precision in (None, _AUTOMATIC):
             return machine
         return machine.with_precision(str(self.precision))
 
     def require_stated_precision(self) -> None:
         """Refuses what a command does not choose itself."""
-        if self.precision == AUTOMATIC_PRECISION:
+        if self.precision == _AUTOMATIC:
             raise InputError(
                 "--precision auto is not for this command; expected 'model' or 'bfloat16': "
                 "give one of them"
@@ -321,10 +323,10 @@ class CompileOptions:
         }
 
     def _automatic(self) -> dict[str, Any]:
-        if self.precision != AUTOMATIC_PRECISION:
+        if self.precision != _AUTOMATIC:
             return {}
         limits = {"max_error": self.max_error, "samples": self.samples}
-        return {"precision": AUTOMATIC_PRECISION, **limits}
+        return {"precision": _AUTOMATIC, **limits}
 
     def compile(self, model: Path) -> "CompiledModel":
         """Compiles an ONNX file; raises as ``tvm_ext.compile``."""

@@ -141,3 +141,19 @@ def test_bool_is_true_for_all_but_zero(dtype):
     np.testing.assert_array_equal(run(x, TensorProto.BOOL), x != 0)
     halves = np.array([0.0, -0.0, 0.5, NAN], np.float32)
     np.testing.assert_array_equal(run(halves, TensorProto.BOOL), [False, False, True, True])
+
+
+@pytest.mark.parametrize("level", ["O0", "O3"])
+def test_a_cast_to_bfloat16_and_back_rounds(level):
+    x = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-9, 3.4e38, NAN, INF, -INF, 1e-40], "float32")
+    proto = model(
+        [
+            node("Cast", ["x"], ["a"], to=TensorProto.BFLOAT16),
+            node("Cast", ["a"], ["b"], to=F),
+            node("Neg", ["b"], ["y"]),
+        ],
+        [value("x", [9])],
+        [value("y", [9])],
+    )
+    (found,) = run_model(proto, {"x": x}, level).values()
+    np.testing.assert_array_equal(found, -x.astype(ml_dtypes.bfloat16).astype("float32"))
