@@ -267,8 +267,9 @@ def converted(
 def _cast_from(bb: relax.BlockBuilder, x: relax.Expr, dtype: str) -> relax.Expr | None:
     """What ``x`` was cast from, if that was of type ``dtype``."""
     value = bb.lookup_binding(x) if isinstance(x, relax.Var) else None
-    is_cast = isinstance(value, relax.Call) and value.op == tvm.ir.Op.get("relax.astype")
-    return value.args[0] if is_cast and _dtype(value.args[0]) == dtype else None
+    if not isinstance(value, relax.Call) or value.op != tvm.ir.Op.get("relax.astype"):
+        return None
+    return value.args[0] if _dtype(value.args[0]) == dtype else None
 
 
 def _in_steps_of_bfloat16(x: te.Tensor) -> te.Tensor:

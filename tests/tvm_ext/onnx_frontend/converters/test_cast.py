@@ -145,7 +145,8 @@ def test_bool_is_true_for_all_but_zero(dtype):
 
 @pytest.mark.parametrize("level", ["O0", "O3"])
 def test_a_cast_to_bfloat16_and_back_rounds(level):
-    x = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-9, 3.4e38, NAN, INF, -INF, 1e-40], "float32")
+    numbers = [1, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-9, 3.4e38, NAN, INF, -INF, 1e-40]
+    x = np.array(numbers, "float32")
     proto = model(
         [
             node("Cast", ["x"], ["a"], to=TensorProto.BFLOAT16),
