@@ -171,7 +171,10 @@ def compile(
         TargetError, ConfigError, PassError, BuildError, RecordsError or PrecisionError.
     """
     if precision == AUTOMATIC_PRECISION:
-        return _with_automatic_precision(dict(locals()))
+        arguments = dict(locals())
+        from tvm_ext.automatic_mixed_precision import compile_within_error
+
+        return compile_within_error(compile, arguments)
     if max_error is not None or samples is not None:
         raise InputError(
             f"max_error or samples were given with precision '{precision}'; expected "
@@ -210,35 +213,6 @@ def compile(
         _require_one_program(compiled.report.model, type(compiled) is CompiledModel)
         compiled.frequent_sizes = FrequentSizes(compiled, model, arguments, specialize_limit)
     return compiled
-
-
-def _with_automatic_precision(arguments: dict[str, Any]) -> CompiledModel:
-    """``compile`` with these arguments and the precision "auto"."""
-    from tvm_ext.automatic_mixed_precision import DEFAULT_MAX_ERROR, compile_within
-
-    model, target, max_error, samples, _ = (
-        arguments.pop(name) for name in ("model", "target", "max_error", "samples", "precision")
-    )
-    if isinstance(model, tvm.IRModule):
-        raise InputError(
-            "precision 'auto' was asked for and the model is a module of TVM; expected an ONNX "
-            "model: ask for another precision"
-        )
-    if arguments["specialize"] == "auto":
-        raise InputError(
-            "precision 'auto' was asked for and specialize='auto'; expected one of them: give the "
-            "sizes to specialize for"
-        )
-    pass_config = arguments.pop("pass_config")
-    return compile_within(
-        DEFAULT_MAX_ERROR if max_error is None else max_error,
-        samples,
-        model,
-        program_target(target),
-        partial(compile, **arguments),
-        arguments["input_shapes"],
-        pass_config,
-    )
 
 
 def _check_specialize(

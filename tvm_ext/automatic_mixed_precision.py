@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import tvm
 from onnx import TensorProto, helper, numpy_helper
 
 from tvm_ext.check.inputs import load_inputs, random_inputs
@@ -25,7 +26,7 @@ from tvm_ext.check.tolerance import plain_arrays
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.progress import part_of, tell
 from tvm_ext.errors import InputError, PrecisionError, TargetError
-from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import HostedModel
 from tvm_ext.onnx_frontend import read_model
 from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS, names_read, nodes_within, subgraphs_of
@@ -43,7 +44,7 @@ DEFAULT_MAX_ERROR = 1e-2
 
 # How much larger an error may be for inputs that no sample shows; behind a slope without a limit
 # those of some inputs are far larger.
-_MARGIN, _MARGIN_OF_STEEP = 6.0, 24.0
+_MARGIN, _MARGIN_OF_STEEP = 4.0, 16.0
 
 # Random inputs where no samples are given.
 _RANDOM_SAMPLES = 3
@@ -68,43 +69,35 @@ _OF_SHAPES = frozenset({"Shape", "Size"})
 _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
 
 
-def compile_within(
-    max_error: float,
-    samples: "Samples | Mapping[str, Any] | Path | str | None",
-    model: Any,
-    machine: MachineDescription,
-    compile_for: Compile,
-    input_shapes: Mapping[str, Sequence[int | str]] | None,
-    pass_config: Mapping[str, Mapping[str, Any]] | None,
-) -> CompiledModel:
+def compile_within_error(compile_model: Compile, arguments: Mapping[str, Any]) -> CompiledModel:
     """Compiles a model so that its outputs differ from those of float32 by ``max_error`` at most.
 
     Parameters
     ----------
-    max_error : float
-        Of each output, relative to its largest magnitude.
-    samples : mapping of input name to array, several of them, or path of a file, optional
-        What errors are measured on; random inputs when left out.
-    model : str, Path or onnx.ModelProto
-        The ONNX model.
-    machine : MachineDescription
-        Of the target, without a precision.
-    compile_for : callable
-        ``compile`` with all other arguments, of ``model``, ``target`` and ``pass_config``.
-    input_shapes, pass_config
-        As for ``compile``.
+    compile_model : callable
+        ``tvm_ext.compile``.
+    arguments : mapping of name to value
+        All of its arguments.
 
     Raises
     ------
     InputError
-        ``max_error`` is no number above zero, or samples do not fit the model.
+        ``max_error`` is no number above zero, samples do not fit the model, or there is no ONNX
+        model.
     PrecisionError
         The program differs by more after all.
     TvmExtError
         As ``compile``.
     """
-    if not max_error > 0 or not np.isfinite(max_error):
-        raise InputError(f"max_error is {max_error}; expected a number above 0, such as 0.01")
+    left = dict(arguments)
+    model, target, max_error, samples, pass_config, _ = (
+        left.pop(name)
+        for name in ("model", "target", "max_error", "samples", "pass_config", "precision")
+    )
+    max_error = DEFAULT_MAX_ERROR if max_error is None else max_error
+    _check_arguments(model, max_error, left["specialize"])
+    machine, input_shapes = program_target(target), left["input_shapes"]
+    compile_for = partial(compile_model, **left)
     try:
         narrow_machine = machine.with_precision(NARROW)
     except TargetError:
@@ -130,6 +123,21 @@ def compile_within(
         compiled = compile_for(model, machine, pass_config=pass_config)
     compiled.report.precision = _record(compiled, choice, given, max_error)
     return compiled
+
+
+def _check_arguments(model: Any, max_error: float, specialize: Any) -> None:
+    if not max_error > 0 or not np.isfinite(max_error):
+        raise InputError(f"max_error is {max_error}; expected a number above 0, such as 0.01")
+    if isinstance(model, tvm.IRModule):
+        raise InputError(
+            "precision 'auto' was asked for and the model is a module of TVM; expected an ONNX "
+            "model: ask for another precision"
+        )
+    if specialize == "auto":
+        raise InputError(
+            "precision 'auto' was asked for and specialize='auto'; expected one of them: give the "
+            "sizes to specialize for"
+        )
 
 
 def _samples(
