@@ -20,6 +20,9 @@ from tvm_ext.relay_passes.zero_point_compensation import are_whole
 _WIDTHS = (2, 4, 8)
 _WORD_BITS = 32
 
+# Of float16: larger weights are endless in a model of it.
+_LARGEST = 65504
+
 _WIDE = "float32"
 _FLOATS = (_WIDE, "float16", "bfloat16")
 
@@ -119,7 +122,13 @@ class _DequantizeRewriter(BindingRewriter):
             return None
         packing = _packing(weights)
         if packing is None:
-            self.refuse("integers of a block span more than 8 bits, or a block is short", var)
+            short = weights.block < _LEAST_BLOCK
+            self.refuse(
+                f"blocks of {weights.block}, of fewer than {_LEAST_BLOCK} integers"
+                if short
+                else "integers of a block span more than 8 bits",
+                var,
+            )
             return None
         shape = static_shape(call.args[0])
         rows = 1 if shape is None else math.prod(shape[:-1])
@@ -145,10 +154,10 @@ class _DequantizeRewriter(BindingRewriter):
 def _weights(view: GraphView, expr: relax.Expr) -> _Weights | None:
     """Stored integers of a matrix, and their scales."""
     # Of a model of float16, the weights are rounded to it and widened again.
-    whole = _before(view, expr, "relax.astype")
-    transposed = view.call(whole, "relax.permute_dims")
-    numbers = whole if transposed is None else transposed.args[0]
-    product = view.call(_before(view, numbers, "relax.astype"), "relax.multiply")
+    floats = _widened(view, expr)
+    transposed = view.call(floats, "relax.permute_dims")
+    numbers = floats if transposed is None else transposed.args[0]
+    product = view.call(_widened(view, numbers), "relax.multiply")
     if product is None or expr.ty.ndim != 2:
         return None
     integers = constant_value(view, _before(view, product.args[0], "relax.astype"))
@@ -162,6 +171,8 @@ def _weights(view: GraphView, expr: relax.Expr) -> _Weights | None:
     depth, columns = integers.shape
     if scale.shape[1] != columns or not are_whole(integers, -255, 255):
         return None
+    if np.abs(integers).max(initial=0) * np.abs(scale).max(initial=0) > _LARGEST:
+        return None
     if scale.shape[0] == 1:
         return _Weights(integers, scale, depth)
     if axis != 0 or scale.shape[0] != -(-depth // block):
@@ -172,6 +183,13 @@ def _weights(view: GraphView, expr: relax.Expr) -> _Weights | None:
     return _Weights(integers, scale, whole)
 
 
+def _widened(view: GraphView, expr: relax.Expr) -> relax.Expr:
+    """What is cast between types of floats, where ``expr`` is such a cast; else ``expr``."""
+    call = view.call(expr, "relax.astype")
+    types = [] if call is None else [str(one.ty.dtype) for one in (call, call.args[0])]
+    return call.args[0] if call is not None and set(types) <= set(_FLOATS) else expr
+
+
 def _before(view: GraphView, expr: relax.Expr, operator: str) -> relax.Expr:
     """What is given to ``operator`` where ``expr`` is that of it, else ``expr``."""
     call = view.call(expr, operator)
@@ -180,7 +198,10 @@ def _before(view: GraphView, expr: relax.Expr, operator: str) -> relax.Expr:
 
 def _scales(view: GraphView, expr: relax.Expr) -> tuple[np.ndarray, int, int] | None:
     """Stored scales, the axis along which each is for a block, and the block's size."""
-    repeated = view.call(_before(view, expr, "relax.strided_slice"), "relax.repeat")
+    cut = view.call(expr, "relax.strided_slice")
+    if cut is not None and any(int(at) for at in cut.args[2].fields):
+        return None
+    repeated = view.call(expr if cut is None else cut.args[0], "relax.repeat")
     scale = constant_value(view, expr if repeated is None else repeated.args[0])
     if scale is None or scale.dtype.kind != "f":
         return None
@@ -196,7 +217,8 @@ def _packing(weights: _Weights) -> _Packing | None:
     blocks = depth // weights.block
     if weights.block < _LEAST_BLOCK:
         return None
-    cut = weights.integers.reshape(blocks, weights.block, columns)
+    # In a wide type: the difference of two bytes is none.
+    cut = weights.integers.astype(np.int32).reshape(blocks, weights.block, columns)
     low, high = np.minimum(cut.min(axis=1), 0), cut.max(axis=1)
     fitting = [b for b in _WIDTHS if not weights.block % (_WORD_BITS // b)]
     for bits in fitting:

@@ -119,6 +119,36 @@ def cast_results_ungrouped(mod: tvm.IRModule) -> tvm.IRModule:
     return marker.builder_.get()
 
 
+# Keeps the results of a kernel of several out of the groups that read them.
+#
+# TVM 0.27's FuseOps passes each such result to a group by a place among its parameters that it
+# noted before results of another kernel moved it: with two such kernels a group reads something
+# else, or is not well-formed, as the order of pointers in memory has it.
+
+
+def results_ungrouped(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with the results of opaque kernels of several as results of their block, too."""
+    changed = {}
+    for global_var, func in relax_functions(mod).items():
+        view = GraphView(func)
+        outside = {
+            hash(binding.var): relax.Var(binding.var.name, binding.var.ty, binding.var.span)
+            for binding in all_bindings_of(func)
+            if isinstance(binding.var, relax.DataflowVar) and _is_field(mod, view, binding.value)
+        }
+        if outside:
+            kinds = relax.DataflowVar, lambda var, own=outside: own.get(hash(var), var)
+            changed[global_var] = structural_map(func, kinds)
+    return with_functions(mod, changed)
+
+
+def _is_field(mod: tvm.IRModule, view: GraphView, value: relax.Expr) -> bool:
+    call = view.value(value.tuple_value) if isinstance(value, relax.TupleGetItem) else None
+    if not isinstance(call, relax.Call) or operator_name(call) != "relax.call_tir":
+        return False
+    return int((mod[call.args[0]].attrs or {}).get("op_pattern", OPAQUE)) == OPAQUE
+
+
 @mutator
 class _UngroupedCasts(PyExprMutator):
     def __init__(self, mod: tvm.IRModule, results: dict[relax.Var, relax.Expr]) -> None:
@@ -249,7 +279,7 @@ class FuseOperators:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns the fused module; ``mod`` is left as it is."""
-        mod = cast_results_ungrouped(mod)
+        mod = results_ungrouped(cast_results_ungrouped(mod))
         fused = sizes_defined_first(relax.transform.FuseOps()(mod))
         merged: dict[relax.Var, tuple[str, ...]] = {}
         for global_var, func in relax_functions(mod).items():

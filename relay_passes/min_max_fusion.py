@@ -23,6 +23,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "relax.minimum": tirx.Min,
     "relax.maximum": tirx.Max,
     "relax.equal": tirx.EQ,
+    "relax.less": tirx.LT,
     "relax.where": tirx.Select,
     "relax.negative": lambda a: -a,
     "relax.round": tirx.nearbyint,

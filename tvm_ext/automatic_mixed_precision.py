@@ -10,6 +10,7 @@ as ArgMax and comparisons, has no such bound: products that decide it stay wide.
 """
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,18 +19,26 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.version_converter
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 
 from tvm_ext.check.inputs import load_inputs, random_inputs
 from tvm_ext.check.tolerance import plain_arrays
 from tvm_ext.compiled_model import CompiledModel
+from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.configs.progress import part_of, tell
-from tvm_ext.errors import InputError, PrecisionError, TargetError
+from tvm_ext.errors import InputError, PrecisionError, TargetError, own_words
 from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import HostedModel
 from tvm_ext.onnx_frontend import read_model
-from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS, names_read, nodes_within, subgraphs_of
+from tvm_ext.onnx_frontend.onnx_graph import (
+    DEFAULT_DOMAINS,
+    names_read,
+    nodes_within,
+    opset_of,
+    subgraphs_of,
+)
 from tvm_ext.onnx_frontend.submodel import typed_model, value_types
 from tvm_ext.onnx_frontend.weights import write_model
 from tvm_ext.report.compile_report import CompileReport
@@ -50,6 +59,7 @@ _MARGIN, _MARGIN_OF_STEEP = 4.0, 16.0
 _RANDOM_SAMPLES = 3
 
 _PASS = "MixedPrecision"
+_OPSET_OF_BFLOAT16 = 13
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _SWITCHES = "tvm_ext_narrow_products"
 
@@ -59,14 +69,24 @@ _JUMPS = frozenset(
         *("ArgMax", "ArgMin", "TopK", "NonZero", "Unique", "NonMaxSuppression", "Hardmax"),
         *("Round", "Floor", "Ceil", "Sign", "Mod", "QuantizeLinear", "DynamicQuantizeLinear"),
         *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsInf", "IsNaN"),
-        *("Bernoulli", "Multinomial", "BitCast"),
+        *("Range", "ThresholdedRelu", "Shrink", "BitCast"),
     }
 )
 # Operators with operands whose least change is a large one of the result: none limits their slope.
-_STEEP = frozenset({"Div", "Log", "Pow", "Reciprocal", "Sqrt", "Tan", "Acosh", "Atanh"})
+_STEEP = frozenset(
+    {
+        *("Div", "Log", "Pow", "Reciprocal", "Sqrt", "Tan"),
+        *("Acos", "Acosh", "Asin", "Atanh"),
+    }
+)
 # Their results depend on no number of their operands.
 _OF_SHAPES = frozenset({"Shape", "Size"})
-_RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+_RANDOM = frozenset(
+    {
+        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+        *("Bernoulli", "Multinomial"),
+    }
+)
 
 
 def compile_within_error(compile_model: Compile, arguments: Mapping[str, Any]) -> CompiledModel:
@@ -97,11 +117,14 @@ def compile_within_error(compile_model: Compile, arguments: Mapping[str, Any]) -
     max_error = DEFAULT_MAX_ERROR if max_error is None else max_error
     _check_arguments(model, max_error, left["specialize"])
     machine, input_shapes = program_target(target), left["input_shapes"]
-    compile_for = partial(compile_model, **left)
+    compile_result = partial(compile_model, **left)
+    # What is compiled on the way has no records, and nobody looks at it.
+    plain = {**left, "dump_ir": None, "require_records": False, "specialize": ()}
+    compile_for = partial(compile_model, **plain)
     try:
         narrow_machine = machine.with_precision(NARROW)
     except TargetError:
-        compiled = compile_for(model, machine, pass_config=pass_config)
+        compiled = compile_result(model, machine, pass_config=pass_config)
         reason = f"target '{machine.name}' has no instruction for products of {NARROW}"
         compiled.report.precision = PrecisionRecord(max_error, 0.0, 0.0, 0, reason, [])
         return compiled
@@ -112,21 +135,21 @@ def compile_within_error(compile_model: Compile, arguments: Mapping[str, Any]) -
         trial = _trial(model, input_shapes, every, Path(folder) / "model.onnx")
         compile_trial = partial(compile_for, target=machine, pass_config=pass_config)
         choice = _choice(trial, given, max_error, compile_trial)
-    if choice.narrow == set(choice.all):
+    if choice.narrow == set(choice.all) and plain == left:
         compiled = every
     elif choice.narrow:
         options = dict((pass_config or {}).get(_PASS, {}))
         wide = [name for name in choice.all if name not in choice.narrow]
         config = {**(pass_config or {}), _PASS: {**options, "wide_nodes": wide}}
-        compiled = compile_for(model, narrow_machine, pass_config=config)
+        compiled = compile_result(model, narrow_machine, pass_config=config)
     else:
-        compiled = compile_for(model, machine, pass_config=pass_config)
+        compiled = compile_result(model, machine, pass_config=pass_config)
     compiled.report.precision = _record(compiled, choice, given, max_error)
     return compiled
 
 
 def _check_arguments(model: Any, max_error: float, specialize: Any) -> None:
-    if not max_error > 0 or not np.isfinite(max_error):
+    if not isinstance(max_error, int | float) or not 0 < max_error < np.inf:
         raise InputError(f"max_error is {max_error}; expected a number above 0, such as 0.01")
     if isinstance(model, tvm.IRModule):
         raise InputError(
@@ -147,11 +170,18 @@ def _samples(
         return [random_inputs(compiled.inputs, seed) for seed in range(_RANDOM_SAMPLES)]
     if isinstance(samples, str | Path):
         return [load_inputs(Path(samples), compiled.inputs)]
-    if isinstance(samples, Mapping):
-        return [dict(samples)]
-    if not samples:
+    found = [samples] if isinstance(samples, Mapping) else samples
+    if not isinstance(found, list | tuple) or not all(isinstance(one, Mapping) for one in found):
+        raise InputError(
+            f"samples are {type(samples).__name__}; expected inputs by name, a list of such, or "
+            "the path of a file: change them"
+        )
+    if not found:
         raise InputError("samples are empty; expected inputs by name: leave samples out")
-    return [dict(sample) for sample in samples]
+    known = {spec.name for spec in compiled.inputs}
+    for name in {name for one in found for name in one} - known:
+        raise InputError(f"samples: the model has no input '{name}'; {nearest_hint(name, known)}")
+    return [dict(sample) for sample in found]
 
 
 @dataclass(frozen=True)
@@ -194,8 +224,9 @@ def _trial(
     margins: dict[str, float] = {}
     candidates: list[str] = []
     if places:
-        proto = typed_model(read_model(model, input_shapes))
+        proto = _with_bfloat16(typed_model(read_model(model, input_shapes)))
         nodes = {node.name: node for node in proto.graph.node}
+        named = Counter(node.name for node in proto.graph.node)
         types = value_types(proto.graph)
         jumps = _deciding(proto.graph, lambda node: _jumps_at(node, types))
         steep = _deciding(proto.graph, partial(_is_steep, producers=_producers(proto.graph)))
@@ -206,6 +237,7 @@ def _trial(
             names += [name for name in products or place[:1] if name not in names]
         for name in names:
             reason = _refusal(nodes.get(name), jumps, every, has_random)
+            reason = "another node has its name" if named[name] > 1 else reason
             if reason:
                 refusals[name] = reason
             else:
@@ -214,6 +246,27 @@ def _trial(
         _insert_switches(proto, candidates)
         write_model(proto, path)
     return _Trial(path, candidates, names, refusals, margins, _gains(every.report, names))
+
+
+def _with_bfloat16(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in an opset whose Cast knows bfloat16.
+
+    Raises
+    ------
+    PrecisionError
+        ONNX's converter cannot bring it there.
+    """
+    opset = opset_of(model, "")
+    if opset >= _OPSET_OF_BFLOAT16:
+        return model
+    try:
+        return onnx.version_converter.convert_version(model, _OPSET_OF_BFLOAT16)
+    except RuntimeError as error:
+        raise PrecisionError(
+            f"precision 'auto' was asked for and a model of opset {opset} that ONNX cannot convert "
+            f"to {_OPSET_OF_BFLOAT16} ({own_words(error) or 'no reason given'}); expected that "
+            "opset or a later one: export it again"
+        ) from error
 
 
 def _narrow_places(report: CompileReport) -> list[list[str]]:
@@ -344,6 +397,8 @@ def _switched(graph: onnx.GraphProto, node: onnx.NodeProto, place: int) -> list[
 
     index = f"{_SWITCHES}/{place}/index"
     graph.initializer.append(numpy_helper.from_array(np.array(place, np.int64), index))
+    nothing = f"{_SWITCHES}/{place}/nothing"
+    graph.initializer.append(numpy_helper.from_array(np.array(0, np.float32), nothing))
     data, weights, *rest = node.input
     switch = add("Gather", _SWITCHES, index, axis=0)
     operand = add("Where", switch, rounded(data), data)
@@ -359,8 +414,8 @@ def _switched(graph: onnx.GraphProto, node: onnx.NodeProto, place: int) -> list[
         copy.input.extend(inputs)
         copy.output.append(copy.name)
     made += [wide, more]
-    factor = add("Cast", switch, to=TensorProto.FLOAT)
-    scaled = add("Mul", more.output[0], factor)
+    # Not times zero: what is infinite would be no number.
+    scaled = add("Where", switch, more.output[0], nothing)
     made.append(
         helper.make_node("Add", [wide.output[0], scaled], list(node.output), name=node.name)
     )
@@ -431,7 +486,7 @@ def _choice(trial: _Trial, samples: Samples, max_error: float, compile_trial: Co
         dropped = max(taken, key=lambda name: changes[name].max())
         taken.remove(dropped)
         reasons[dropped] = "with it the others would change too much"
-    bounds = {name: float(change.max()) for name, change in changes.items()}
+    bounds = {n: float(change.max()) for n, change in changes.items() if np.isfinite(change).all()}
     bound = float(bound) if taken else 0.0
     return _Choice(trial.products, set(taken), bounds, trial.refusals | reasons, bound, wide)
 
@@ -446,6 +501,8 @@ def _within(
     for name in order:
         if _total([changes[one] for one in (*taken, name)]) <= max_error:
             taken.append(name)
+        elif not np.isfinite(changes[name]).all():
+            reasons[name] = "with it an output has another size, or other numbers are finite"
         elif changes[name].max() > max_error:
             reasons[name] = "alone it would change more than is allowed"
         else:
@@ -469,6 +526,8 @@ def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
     if wanted.dtype.kind not in "fV":
         return 0.0 if np.array_equal(found, wanted) else np.inf
     found, wanted = found.astype(np.float64), wanted.astype(np.float64)
+    if found.shape != wanted.shape:
+        return np.inf
     finite = np.isfinite(wanted)
     same = np.array_equal(found[~finite], wanted[~finite], equal_nan=True)
     if not same or not np.isfinite(found[finite]).all():

@@ -39,7 +39,7 @@ def model(nodes, shape, outputs, **stored):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def layers(*after, outputs=None):
+def layers(*after, outputs=None, opset=17):
     """Two products, ReLU between them."""
     nodes = [
         ("MatMul", ["x", "w1"], "first", {}),
@@ -48,7 +48,9 @@ def layers(*after, outputs=None):
         *after,
     ]
     stored = {"w1": weights(64, 256), "w2": weights(96, 256), "b": weights(96)}
-    return model(nodes, [64, 64], outputs or {"second": TensorProto.FLOAT}, **stored)
+    made = model(nodes, [64, 64], outputs or {"second": TensorProto.FLOAT}, **stored)
+    made.opset_import[0].version = opset
+    return made
 
 
 def rounded(array):
@@ -175,6 +177,33 @@ def test_the_error_stays_within_the_limit(limit, narrow):
 
 
 @needs_tiles
+def test_a_model_of_an_older_opset():
+    record = tvm_ext.compile(layers(opset=11), precision="auto", max_error=0.1).report.precision
+    assert len(record.narrow) == 2
+
+
+@needs_tiles
+def test_an_output_that_becomes_infinite_has_no_bound(tmp_path):
+    proto = layers(
+        ("Relu", ["second"], "part", {}),
+        ("Log", ["part"], "y", {}),
+        outputs={"y": TensorProto.FLOAT},
+    )
+    compiled = tvm_ext.compile(proto, precision="auto", max_error=0.1)
+    compiled.save(tmp_path / "model.tvmx")
+    nodes = tvm_ext.load(tmp_path / "model.tvmx").report.precision.nodes
+    assert any(node.bound is None and "finite" in node.reason for node in nodes)
+
+
+@needs_tiles
+def test_nodes_of_one_name_stay_wide():
+    proto = layers()
+    proto.graph.node[2].name = "first"
+    record = tvm_ext.compile(proto, precision="auto", max_error=0.1).report.precision
+    assert record.narrow == []
+
+
+@needs_tiles
 def test_some_products_are_narrow_and_the_report_keeps_them(tmp_path):
     proto = layers(
         ("Mul", ["second", "large"], "y", {}),
@@ -233,7 +262,10 @@ def test_a_cpu_without_the_instruction_has_wide_products():
         ({"max_error": 0.1}, "max_error or samples were given with precision 'model'"),
         ({"precision": "auto", "max_error": 0.0}, "expected a number above 0"),
         ({"precision": "auto", "max_error": float("nan")}, "expected a number above 0"),
+        ({"precision": "auto", "max_error": "0.1"}, "expected a number above 0"),
         ({"precision": "auto", "samples": []}, "samples are empty"),
+        ({"precision": "auto", "samples": 5}, "samples are int"),
+        ({"precision": "auto", "samples": {"z": 1}}, "the model has no input 'z'"),
         ({"precision": "auto", "specialize": "auto"}, "expected one of them"),
     ],
 )

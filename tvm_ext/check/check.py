@@ -19,7 +19,8 @@ from tvm_ext.check.result import Bisection, CheckResult
 from tvm_ext.check.tolerance import compare, plain_arrays, worst
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.progress import tell
-from tvm_ext.hardware.machine import MODEL_PRECISION
+from tvm_ext.errors import InputError
+from tvm_ext.hardware.machine import AUTOMATIC_PRECISION, MODEL_PRECISION
 from tvm_ext.hosted_model import HostedModel
 from tvm_ext.onnx_frontend.load import load_model
 from tvm_ext.onnx_frontend.submodel import value_precision, with_types
@@ -72,6 +73,11 @@ def check_model(
     TvmExtError
         The model cannot be compiled or run, or (ReferenceUnavailableError) ONNX Runtime cannot.
     """
+    if bisect and precision == AUTOMATIC_PRECISION:
+        raise InputError(
+            "bisect was asked for and precision 'auto'; expected a stated precision, whose passes "
+            "can be left out one by one: ask for 'bfloat16'"
+        )
     request = CheckRequest.of(
         source,
         target,

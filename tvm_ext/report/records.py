@@ -332,8 +332,8 @@ class NodePrecision:
     reason : str
         Why it stayed wide; empty where it did not.
     bound : float or None
-        What a narrow product alone changes of an output at most, relative to the output's largest
-        magnitude, to first order; None where that was not worked out.
+        What a narrow product alone is expected to change of an output at most, relative to the
+        output's largest magnitude, of inputs like the samples; None where that is not known.
     """
 
     name: str
@@ -349,8 +349,8 @@ class PrecisionRecord:
     Attributes
     ----------
     max_error, bound, measured : float
-        How much outputs may differ from those of float32, relative to their largest magnitude; at
-        most do, as predicted; and do on the samples.
+        How much outputs may differ from those of float32, relative to their largest magnitude; are
+        expected to at most, of inputs like the samples; and do on the samples.
     samples : int
         Inputs that errors were measured on.
     reason : str
@@ -375,7 +375,7 @@ class PrecisionRecord:
     def figure(self) -> str:
         """What was chosen, in words."""
         if not self.nodes:
-            return f"float32: {self.reason or 'no product would take less time in bfloat16'}"
+            return f"float32: {self.reason or 'MixedPrecision made no product narrow'}"
         return (
             f"{len(self.narrow):,} of {len(self.nodes):,} products in bfloat16, "
             f"error at most {self.bound:.1e} ({self.measured:.1e} on samples)"
