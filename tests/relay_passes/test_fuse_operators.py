@@ -5,10 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from conv_modules import assert_same_numbers
+from tvm import relax, te
 from tvm_ffi import structural_equal
 
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
+from tvm_ext.relay_passes.graph_pass import OPAQUE
 from tvm_ext.relay_passes.propagate_spans import PropagateSpans
 from tvm_ext.relay_passes.spans import bindings_of, origins_of, write_origins
 
@@ -271,3 +273,35 @@ def test_a_cast_to_an_expression_defines_no_size():
     fused = relax.transform.FuseOps()(before)
     assert not relax.analysis.check_well_formed(fused, check_ty=False)
     assert relax.analysis.check_well_formed(FuseOperators()(before), check_ty=False)
+
+
+def test_results_of_kernels_of_several_stay_out_of_groups():
+    def times(x: te.Tensor, factor: int) -> te.Tensor:
+        return te.compute(x.shape, lambda i, j: x(i, j) * factor, f"times{factor}")
+
+    def three(x: te.Tensor) -> list[te.Tensor]:
+        return [times(x, factor) for factor in (2, 3, 4)]
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", TYPE)
+    opaque = {"op_pattern": OPAQUE}
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            kernels = [
+                builder.emit(builder.call_te(three, x, primfunc_attrs=opaque)) for _ in range(30)
+            ]
+            total = x
+            for made in kernels:
+                for place in range(3):
+                    field = builder.emit(relax.TupleGetItem(made, place))
+                    scaled = builder.emit(op.multiply(field, weight(2, 3, seed=place)))
+                    total = builder.emit(op.add(total, scaled))
+            total = builder.emit_output(total)
+        builder.emit_func_output(total)
+    before = lower(builder.get())
+    after = FuseOperators()(before)
+    assert relax.analysis.check_well_formed(after)
+    groups = [f for f in after.functions.values() if "Primitive" in (f.attrs or {})]
+    assert groups
+    assert not any(isinstance(p.ty, relax.TupleType) for group in groups for p in group.params)
+    assert_same_numbers(after, before)
