@@ -190,6 +190,7 @@ def tiles(report: "CompileReport") -> list[KeyFigure]:
         _pass_tile(report),
         _time_tile(report),
         *_specialized_tiles(report),
+        *_precision_tiles(report),
         *_device_tiles(report),
     ]
 
@@ -247,6 +248,14 @@ def _device_tiles(report: "CompileReport") -> list[KeyFigure]:
 def _specialized_tiles(report: "CompileReport") -> list[KeyFigure]:
     count = len(report.specialized)
     return [KeyFigure("Exact sizes", f"{count}", report.specialized_figure)] if count else []
+
+
+def _precision_tiles(report: "CompileReport") -> list[KeyFigure]:
+    chosen = report.precision
+    if chosen is None:
+        return []
+    share = f"{len(chosen.narrow):,} of {len(chosen.nodes):,}" if chosen.nodes else "none"
+    return [KeyFigure("Products in bfloat16", share, chosen.figure)]
 
 
 def _pass_tile(report: "CompileReport") -> KeyFigure:

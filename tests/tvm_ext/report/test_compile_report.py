@@ -21,6 +21,9 @@ from tvm_ext.report import (
     PhaseRecord,
     ReportError,
 )
+from tvm_ext.report.records import NodePrecision, PrecisionRecord
+from tvm_ext.report.terminal_tables import plain_text
+from tvm_ext.report.text import renderable
 
 HOSTILE = "<script>alert(1)</script>"
 COUNTS = ModuleCounts(operators=1234, kernels=56, intermediate_bytes=7 << 20)
@@ -335,3 +338,21 @@ def test_page_has_no_columns_of_what_is_not_known():
     text = Page(replace(_report(0), kernels=kernels).to_html()).text
     assert "Calls" in text
     assert not any(name in text for name in ("Work, 1 call", "Moved, 1 call", "Time, 1 run"))
+
+
+def test_precision_that_was_chosen_for_an_error():
+    nodes = [
+        NodePrecision("first", "bfloat16", "", 2e-3),
+        NodePrecision("second", "float32", "ArgMax 'y' jumps", None),
+    ]
+    report = _report()
+    report.precision = PrecisionRecord(1e-2, 2e-3, 5e-4, 3, "", nodes)
+    assert CompileReport.from_json(report.to_json()) == report
+    figure = "1 of 2 products in bfloat16, error at most 2.0e-03 (5.0e-04 on samples)"
+    assert figure in report.to_html()
+    text = plain_text(renderable(report), 120)
+    assert figure in text
+    assert "ArgMax 'y' jumps" in text
+    assert "first" not in text
+    report.precision = None
+    assert "bfloat16" not in report.to_html()
