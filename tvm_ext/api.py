@@ -172,7 +172,7 @@ def compile(
     """
     if precision == AUTOMATIC_PRECISION:
         arguments = dict(locals())
-        from tvm_ext.automatic_mixed_precision import compile_within_error
+        from tvm_ext.check.automatic_mixed_precision import compile_within_error
 
         return compile_within_error(compile, arguments)
     if max_error is not None or samples is not None:

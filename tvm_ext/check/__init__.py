@@ -1,1 +1,3 @@
-"""Checks a compiled model against ONNX Runtime, and finds where a difference comes from."""
+"""Checks a compiled model against ONNX Runtime, finds where a difference comes from, and chooses
+precisions by the difference that they make.
+"""

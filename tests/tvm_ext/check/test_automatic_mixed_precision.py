@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
-from tvm_ext import automatic_mixed_precision as automatic
+from tvm_ext.check import automatic_mixed_precision as automatic
 from tvm_ext.check.check import check_model
 from tvm_ext.cli.options import CompileOptions
 from tvm_ext.errors import InputError, PrecisionError
