@@ -160,7 +160,8 @@ def _weights(view: GraphView, expr: relax.Expr) -> _Weights | None:
     product = view.call(_widened(view, numbers), "relax.multiply")
     if product is None or expr.ty.ndim != 2:
         return None
-    integers = constant_value(view, _before(view, product.args[0], "relax.astype"))
+    cast = view.call(product.args[0], "relax.astype")
+    integers = constant_value(view, product.args[0] if cast is None else cast.args[0])
     found = _scales(view, product.args[1])
     if integers is None or found is None or integers.ndim != 2:
         return None
@@ -188,12 +189,6 @@ def _widened(view: GraphView, expr: relax.Expr) -> relax.Expr:
     call = view.call(expr, "relax.astype")
     types = [] if call is None else [str(one.ty.dtype) for one in (call, call.args[0])]
     return call.args[0] if call is not None and set(types) <= set(_FLOATS) else expr
-
-
-def _before(view: GraphView, expr: relax.Expr, operator: str) -> relax.Expr:
-    """What is given to ``operator`` where ``expr`` is that of it, else ``expr``."""
-    call = view.call(expr, operator)
-    return expr if call is None else call.args[0]
 
 
 def _scales(view: GraphView, expr: relax.Expr) -> tuple[np.ndarray, int, int] | None:

@@ -159,9 +159,7 @@ def _panel(
         for side in (product.a, product.b)
         if any(load.source.same_as(words) for load in nodes(side, tvm.ir.TensorLoad))
     )
-    return Panel(
-        weight, rows, max(1, min(fitting, shared)), min(_ROWS_OF_A_PANEL, *tile.row_sizes[:1])
-    )
+    return Panel(weight, rows, max(1, min(fitting, shared)), tile.row_sizes[0])
 
 
 def _stream(contraction: SymbolicContraction, words: tirx.Buffer) -> tvm.ir.TensorLoad:

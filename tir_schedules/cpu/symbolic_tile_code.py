@@ -409,7 +409,9 @@ class _Version:
             reduction, body = self._dot_products(dot, reduction, steps)
         for axis in reversed(reduction):
             body = self._loop(axis.var, axis.extent, body)
-            if self.tile.stream is not None and axis is reduction[-1]:
+            # What a panel holds was read when it was filled.
+            is_read = self.tile.stream is not None and self.panel is None
+            if is_read and axis is reduction[-1]:
                 body = sequence([*self._prefetches(self.tile.stream, steps), body])
             if self.tile.implicit_padding is not None and axis is reduction[-1]:
                 body = self._with_pixels(self.tile.implicit_padding, body, steps)

@@ -23,8 +23,9 @@ import onnx.version_converter
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 
+from tvm_ext.api import SamplesSource
 from tvm_ext.check.inputs import load_inputs, random_inputs
-from tvm_ext.check.tolerance import plain_arrays
+from tvm_ext.check.tolerance import compare, plain_arrays
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.configs.progress import part_of, tell
@@ -163,9 +164,7 @@ def _check_arguments(model: Any, max_error: float, specialize: Any) -> None:
         )
 
 
-def _samples(
-    samples: "Samples | Mapping[str, Any] | Path | str | None", compiled: CompiledModel
-) -> list[dict[str, Any]]:
+def _samples(samples: SamplesSource, compiled: CompiledModel) -> list[dict[str, Any]]:
     if samples is None:
         return [random_inputs(compiled.inputs, seed) for seed in range(_RANDOM_SAMPLES)]
     if isinstance(samples, str | Path):
@@ -516,25 +515,17 @@ def _total(changes: Sequence[np.ndarray]) -> float:
 
 
 def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> np.ndarray:
-    """Of each output: the largest difference, relative to the largest magnitude."""
-    return np.array([_difference(found[name], value) for name, value in wanted.items()])
+    """Of each output: the largest difference, relative to the largest magnitude.
 
-
-def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
-    if not wanted.size:
-        return 0.0
-    if wanted.dtype.kind not in "fV":
-        return 0.0 if np.array_equal(found, wanted) else np.inf
-    found, wanted = found.astype(np.float64), wanted.astype(np.float64)
-    if found.shape != wanted.shape:
-        return np.inf
-    finite = np.isfinite(wanted)
-    same = np.array_equal(found[~finite], wanted[~finite], equal_nan=True)
-    if not same or not np.isfinite(found[finite]).all():
-        return np.inf
-    largest = np.abs(wanted[finite]).max(initial=0.0)
-    change = np.abs(found[finite] - wanted[finite]).max(initial=0.0)
-    return float(change / largest) if largest else (np.inf if change else 0.0)
+    Endless where sizes, integers or what is not finite differ, and where all that is wanted is
+    zero.
+    """
+    return np.array(
+        [
+            one.max_rel if one.ok and (not one.max_abs or np.any(wanted[one.name])) else np.inf
+            for one in compare(found, wanted, np.inf)
+        ]
+    )
 
 
 def _record(
