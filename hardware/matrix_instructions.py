@@ -1,9 +1,9 @@
 """The instructions that add products: a table that descriptions, templates and cost models read.
 
 A row is here when code that we make has the instruction. What a machine could do beside that has no
-row, and no time is modelled for it: bfloat16 on CPUs is widened, as LLVM does with what templates
-write, whatever AMX or a dot product could do. To use another instruction, add its row and
-let a template emit it; rates, packing and cost models follow.
+row, and no time is modelled for it: types without a row are widened, as LLVM does with what
+templates write. To use another instruction, add its row and let a template emit it; rates, packing
+and cost models follow.
 """
 
 import re
@@ -94,10 +94,14 @@ def _vector(dtype: str, needs: str = "") -> MatrixInstruction:
     )
 
 
-def _dot_product(name: str, intrinsic: str, needs: str) -> MatrixInstruction:
-    """Products of uint8 and int8, four of which are added to each lane of int32."""
+def _dot_product(
+    types: tuple[str, str, str], name: str, intrinsic: str, needs: str
+) -> MatrixInstruction:
+    """Products of the first two types, as many as fill 32 bits, added to a lane of the third."""
+    a, b, accumulator = types
+    k = 4 // _BYTES[a]
     return MatrixInstruction(
-        *(name, intrinsic, 1, LANES, 4, "uint8", "int8", "int32", "lanes", 4, False, needs, "uint8")
+        *(name, intrinsic, 1, LANES, k, a, b, accumulator, "lanes", k, False, needs, a)
     )
 
 
@@ -110,6 +114,9 @@ def _tile(a: str, b: str, accumulator: str, name: str, needs: str) -> MatrixInst
     )
 
 
+_INTEGER_SUMS = ("uint8", "int8", "int32")
+_BFLOAT16_SUMS = ("bfloat16", "bfloat16", "float32")
+
 CPU_INSTRUCTIONS = (
     _vector("float32"),
     _vector("float64"),
@@ -118,9 +125,13 @@ CPU_INSTRUCTIONS = (
     _vector("float16", "fullfp16"),
     # Four neighbouring steps in each lane; the other way round than in manuals of Intel, operand A
     # is the one without sign.
-    _dot_product("vpdpbusd", "llvm.x86.avx512.vpdpbusd.{bits}", "avx512vnni"),
-    _dot_product("vpdpbusd", "llvm.x86.avx512.vpdpbusd.{bits}", "avxvnni"),
-    _dot_product("usdot", "llvm.aarch64.neon.usdot.v4i32.v16i8", "i8mm"),
+    _dot_product(_INTEGER_SUMS, "vpdpbusd", "llvm.x86.avx512.vpdpbusd.{bits}", "avx512vnni"),
+    _dot_product(_INTEGER_SUMS, "vpdpbusd", "llvm.x86.avx512.vpdpbusd.{bits}", "avxvnni"),
+    _dot_product(_INTEGER_SUMS, "usdot", "llvm.aarch64.neon.usdot.v4i32.v16i8", "i8mm"),
+    _dot_product(
+        _BFLOAT16_SUMS, "vdpbf16ps", "llvm.x86.avx512bf16.dpbf16ps.{bits}", "avx512bf16"
+    ),
+    _dot_product(_BFLOAT16_SUMS, "bfdot", "llvm.aarch64.neon.bfdot.v4f32.v8bf16", "bf16"),
 )
 
 

@@ -18,8 +18,10 @@ from tvm import relax
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cost_model import CostModel, Work
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.matrix_instructions import LEAST_TILE_DEPTH
 from tvm_ext.relay_passes.expressions import nominal_shape, operator_name
 
 # With channels first a kernel wider than one column reads its input from unaligned addresses, so
@@ -130,6 +132,11 @@ class ShapeOfConvolution:
         return self.groups == 1 and has_neighbours and self.out_channels >= 4
 
     @property
+    def sums_many_channels(self) -> bool:
+        """Whether it is for instructions that add several steps of a sum at once."""
+        return self.groups == 1 and self.group_inputs >= LEAST_TILE_DEPTH
+
+    @property
     def vectorised_columns(self) -> int:
         """Output positions in a row; without kernel, stride and padding rows join to one."""
         plain = prod(self.kernel) == 1 and prod(self.strides) == 1 and not self.padded
@@ -150,10 +157,21 @@ def convolution_seconds(call: relax.Call, layout: ChannelLayout, machine: Layout
     if dtype == "int16" and is_last and convolution.fits_dot_products:
         steps = convolution.group_inputs if convolution.group_inputs > 1 else convolution.kernel[-1]
         dtype, fraction = "uint8", fraction * _filled(steps, 4)
-    # Tile registers take neighbouring channels; else bfloat16 is widened.
+    # MixedPrecision comes when layouts are known, and takes neighbouring channels.
+    if dtype == "float32" and convolution.sums_many_channels:
+        dtype = _products(machine)
+    # Of others bfloat16 is widened.
     if dtype == "bfloat16":
         dtype, fraction = ("bfloat16", 1.0) if is_last else ("float32", fraction)
     return machine.seconds(Work(convolution.flops, convolution.nbytes, dtype, fraction))
+
+
+def _products(machine: LayoutMachine) -> str:
+    """What products of float32 are computed in."""
+    is_cpu = isinstance(machine, DescribedMachine) and isinstance(
+        machine.description, CpuDescription
+    )
+    return machine.description.products if is_cpu else "float32"
 
 
 def tensor_bytes(ty: relax.TensorType) -> float:

@@ -17,6 +17,11 @@ from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import nominal_shape, shape_of_convolution, tensor_bytes
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 from tvm_ext.relay_passes.spans import origins_of
+from tvm_ext.relay_passes.winograd_convolution import (
+    WinogradGain,
+    winograd_form,
+    winograd_obstacle,
+)
 
 _NARROW, _WIDE = "bfloat16", "float32"
 
@@ -31,10 +36,11 @@ class MixedPrecision:
     Both operands are rounded to 8 bits, to the nearest; products and sums are those of float32.
 
     Leaves alone: all, unless ``precision="bfloat16"`` was asked for; weights that are computed in
-    the run or are no finite numbers of bfloat16; convolutions in groups; sums of few channels;
-    products that take less time than rounding their operand.
+    the run or are no finite numbers of bfloat16; convolutions in groups, or whose channels are no
+    neighbours; sums of few channels; products that take less time than rounding their operand;
+    convolutions that Winograd's algorithm is modelled to compute sooner in float32.
 
-    Run after: ConvBnReluFold, GemmFusion. Run before: LayoutPlanning.
+    Run after: LayoutPlanning, FlattenPointwise. Run before: WinogradConvolution.
 
     ``wide_nodes`` are names of ONNX nodes whose products stay as they are.
     """
@@ -55,6 +61,10 @@ class _NarrowProducts(BindingRewriter):
     def __init__(self, machine: CpuDescription, wide_nodes: Iterable[str]) -> None:
         self._machine = machine
         self._wide_nodes = frozenset(wide_nodes)
+
+    def start_function(self, func: relax.Function) -> None:
+        super().start_function(func)
+        self._winograd = WinogradGain.of_function(self._machine, self.view)
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
@@ -96,10 +106,17 @@ class _NarrowProducts(BindingRewriter):
             convolution = shape_of_convolution(call)
             if convolution.groups != 1:
                 return "a convolution in groups"
+            if not str(call.attrs.data_layout).endswith("C"):
+                return "the channels are no neighbours"
+            if self._is_sooner_by_winograd(call):
+                return "Winograd's algorithm takes less time in float32"
             depth = convolution.group_inputs
             steps = depth * math.prod(convolution.kernel)
         if depth < LEAST_TILE_DEPTH:
             return "few channels are summed"
+        has_tiles = self._machine.tile_instruction(_NARROW, _NARROW) is not None
+        if not has_tiles and depth % self._machine.instruction(_NARROW).k:
+            return "no whole number of instructions adds its channels"
         operations = 2.0 * math.prod(shape) * steps
         saved = operations * sum(
             sign / self._machine.peak_flops(dtype) for sign, dtype in ((1, _WIDE), (-1, _NARROW))
@@ -109,3 +126,9 @@ class _NarrowProducts(BindingRewriter):
         if saved < moved / self._machine.bandwidth(moved):
             return "rounding takes longer than what it saves"
         return None
+
+    def _is_sooner_by_winograd(self, call: relax.Call) -> bool:
+        form = winograd_form(call) if call.op.name == "relax.nn.conv2d" else None
+        if form is None or winograd_obstacle(call):
+            return False
+        return self._winograd.over_direct(call, form, _NARROW) > 1

@@ -19,7 +19,7 @@ from tvm.ir import GenericConst
 
 from tvm_ext.hardware.cost_model import CostModel, Work, cost_model
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
 from tvm_ext.relay_passes.expressions import feature_map_obstacle, nominal_shape
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.layout_cost import tensor_bytes
@@ -363,6 +363,66 @@ _BATCHES = (1, 8)
 _TILES = {(3, 3): (4, 4), (5, 5): (2, 2), (3, 1): (4, 1), (5, 1): (4, 1), (7, 1): (2, 1)}
 
 
+@dataclass(frozen=True)
+class WinogradGain:
+    """How many times as fast as their direct form the convolutions of a function would be.
+
+    Attributes
+    ----------
+    machine : CpuDescription
+        Runs them.
+    weight_bytes : float
+        Bytes of the weights of all convolutions, which pass between two runs of one of them.
+    """
+
+    machine: CpuDescription
+    weight_bytes: float
+
+    @classmethod
+    def of_function(cls, machine: CpuDescription, view: GraphView) -> "WinogradGain":
+        """For the convolutions that ``view`` shows."""
+        calls = [view.call(v, "relax.nn.conv2d") for v in view.bindings()]
+        weights = {hash(c.args[1]): c.args[1] for c in calls if c is not None}
+        constant = (w for w in weights.values() if isinstance(w, GenericConst))
+        return cls(machine, sum(tensor_bytes(w.ty) for w in constant))
+
+    def padded(self, outputs: int) -> int:
+        """Channels that are computed for ``outputs`` of them: whole vectors."""
+        lanes = self.machine.vector_lanes("float32")
+        return -(-outputs // lanes) * lanes
+
+    def over_direct(self, call: relax.Call, form: WinogradForm, dtype: str) -> float:
+        """The gain over the direct form with products of ``dtype``.
+
+        Of a symbolic batch of known images it is the mean of those for one item and for eight.
+        """
+        unknown = [not isinstance(size, tirx.IntImm) for size in call.ty.shape]
+        batches = _BATCHES if unknown == [True, False, False, False] else (1,)
+        return geometric_mean(
+            self._direct_seconds(call, dtype, times) / self._seconds(call, form, times)
+            for times in batches
+        )
+
+    def _seconds(self, call: relax.Call, form: WinogradForm, times: int) -> float:
+        batch, height, width, outputs = nominal_shape(call.ty) or []
+        inputs = int(call.args[0].ty.shape[-1])
+        sides = height, width
+        work = WinogradWork.of(form, times * batch, sides, inputs, self.padded(outputs))
+        return max(work.seconds(cost_model(self.machine)), self._loading(work.weight_bytes))
+
+    def _direct_seconds(self, call: relax.Call, dtype: str, times: int) -> float:
+        kernel = [int(size) for size in call.args[1].ty.shape]
+        flops = 2.0 * prod(kernel[:3]) * times * prod(nominal_shape(call.ty) or [])
+        weights = tensor_bytes(call.args[1].ty)
+        nbytes = weights + times * (tensor_bytes(call.args[0].ty) + tensor_bytes(call.ty))
+        work = Work(flops, nbytes, dtype)
+        return max(cost_model(self.machine).seconds(work), self._loading(weights))
+
+    def _loading(self, weight_bytes: float) -> float:
+        """Time to read weights from where they are left by the layers between two runs."""
+        return weight_bytes / self.machine.bandwidth(self.weight_bytes)
+
+
 @graph_pass
 class WinogradConvolution:
     """Replaces a convolution by transforms of its input and output around matmuls.
@@ -395,34 +455,26 @@ class _WinogradRewriter(BindingRewriter):
 
     def __init__(self, machine: CpuDescription) -> None:
         self.machine = machine
-        self.costs = cost_model(machine)
-        self._weight_bytes = 0.0
         self._transformed: dict[tuple[int, int], tuple[GenericConst, relax.Expr]] = {}
 
     def start_function(self, func: relax.Function) -> None:
         super().start_function(func)
-        calls = [self.view.call(v, "relax.nn.conv2d") for v in self.view.bindings()]
-        weights = {hash(c.args[1]): c.args[1] for c in calls if c is not None}
-        self._weight_bytes = sum(
-            tensor_bytes(w.ty) for w in weights.values() if isinstance(w, GenericConst)
-        )
+        self._gains = WinogradGain.of_function(self.machine, self.view)
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.nn.conv2d")
-        form = _form_of(call) if call is not None else None
+        form = winograd_form(call) if call is not None else None
         if call is None or form is None:
             return None
-        reason = _obstacle(call)
+        reason = winograd_obstacle(call)
         if not reason and self._sums_integers(call):
             reason = "its sums are whole numbers, which transforms would round"
         if reason:
             self.refuse(reason, var)
             return None
-        outputs, lanes = int(var.ty.shape[-1]), self.machine.vector_lanes("float32")
-        padded = -(-outputs // lanes) * lanes
-        unknown = [not isinstance(size, tirx.IntImm) for size in var.ty.shape]
-        batches = _BATCHES if unknown == [True, False, False, False] else (1,)
-        gain = geometric_mean(self._gain(call, form, padded, times) for times in batches)
+        outputs = int(var.ty.shape[-1])
+        padded = self._gains.padded(outputs)
+        gain = self._gains.over_direct(call, form, "float32")
         if gain < LEAST_GAIN:
             self.refuse(f"modelled to run at {gain:.2f} times the direct form's speed", var)
             return None
@@ -443,25 +495,6 @@ class _WinogradRewriter(BindingRewriter):
         is_whole = cast is not None and "int" in str(cast.args[0].ty.dtype)
         return is_whole and np.array_equal(np.rint(weights), weights)
 
-    def _gain(self, call: relax.Call, form: WinogradForm, channels: int, times: int) -> float:
-        """How many times as fast as the direct form, for ``times`` the nominal batch."""
-        batch, height, width, _ = nominal_shape(call.ty) or []
-        inputs = int(call.args[0].ty.shape[-1])
-        work = WinogradWork.of(form, times * batch, (height, width), inputs, channels)
-        seconds = max(work.seconds(self.costs), self._loading(work.weight_bytes))
-        return self._direct_seconds(call, times) / seconds
-
-    def _direct_seconds(self, call: relax.Call, times: int) -> float:
-        kernel = [int(size) for size in call.args[1].ty.shape]
-        flops = 2.0 * prod(kernel[:3]) * times * prod(nominal_shape(call.ty) or [])
-        weights = tensor_bytes(call.args[1].ty)
-        nbytes = weights + times * (tensor_bytes(call.args[0].ty) + tensor_bytes(call.ty))
-        return max(self.costs.seconds(Work(flops, nbytes)), self._loading(weights))
-
-    def _loading(self, weight_bytes: float) -> float:
-        """Time to read weights from where they are left by the layers between two runs."""
-        return weight_bytes / self.machine.bandwidth(self._weight_bytes)
-
     def _weights(self, form: WinogradForm, constant: GenericConst, channels: int) -> relax.Expr:
         key = hash(constant), channels
         if key not in self._transformed:
@@ -471,7 +504,7 @@ class _WinogradRewriter(BindingRewriter):
         return self._transformed[key][1]
 
 
-def _form_of(call: relax.Call) -> WinogradForm | None:
+def winograd_form(call: relax.Call) -> WinogradForm | None:
     """The form for the kernel's taps; None when the algorithm is not for such a convolution."""
     attrs: Any = call.attrs
     layout = str(attrs.kernel_layout)
@@ -496,7 +529,8 @@ def _form_of(call: relax.Call) -> WinogradForm | None:
     return None
 
 
-def _obstacle(call: relax.Call) -> str:
+def winograd_obstacle(call: relax.Call) -> str:
+    """Why a convolution that has a form is computed directly; empty where nothing forbids it."""
     attrs: Any = call.attrs
     if not isinstance(call.args[1], GenericConst):
         return "its weights are not constant"

@@ -136,7 +136,7 @@ class CpuDescription(MachineDescription):
         return self.with_cores(threads)
 
     def with_precision(self, precision: str) -> "CpuDescription":
-        """See ``MachineDescription``: "bfloat16" where tile registers multiply it."""
+        """See ``MachineDescription``: "bfloat16" where an instruction multiplies it."""
         if precision == MODEL_PRECISION:
             return self
         if precision != _NARROW:
@@ -144,11 +144,11 @@ class CpuDescription(MachineDescription):
                 f"precision '{precision}' is not known; "
                 f"expected '{MODEL_PRECISION}' or '{_NARROW}': change it"
             )
-        if self.tile_instruction(_NARROW, _NARROW) is None:
+        if not self.multiplies_bfloat16:
             raise TargetError(
                 f"precision '{precision}' was asked for and target '{self.name}' has no "
-                "instruction for its products; expected a CPU with the feature amx-bf16: "
-                "leave it out"
+                "instruction for its products; expected a CPU with the feature "
+                "amx-bf16, avx512bf16 or bf16: leave it out"
             )
         return self.model_copy(update={"products": _NARROW})
 
@@ -190,6 +190,12 @@ class CpuDescription(MachineDescription):
     def has_dot_products(self) -> bool:
         """Whether several products of uint8 and int8 are added to a lane of int32 at once."""
         return self.instruction("uint8").k > 1
+
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether an instruction adds several products of bfloat16 to a sum of float32."""
+        has_tiles = self.tile_instruction(_NARROW, _NARROW) is not None
+        return has_tiles or self.instruction(_NARROW).k > 1
 
     def bandwidth(self, working_set_bytes: float) -> float:
         """Copy bandwidth in bytes a second over all cores for data that is reused at this size."""

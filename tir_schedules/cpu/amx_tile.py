@@ -33,7 +33,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.blockwise import schedule_others
-from tvm_ext.tir_schedules.cpu.dot_product_tile import weight_axis
+from tvm_ext.tir_schedules.cpu.dot_product_tile import factors, weight_axis
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     SymbolicContraction,
     symbolic_contraction,
@@ -162,7 +162,7 @@ def _inline_padding(sch: s_tir.Schedule, anchor: SBlockRV) -> None:
 def _operands(
     contraction: SymbolicContraction, func: tirx.PrimFunc, machine: CpuDescription
 ) -> _Operands:
-    data, weights = _factors(contraction, func)
+    data, weights = factors(contraction, func)
     types = str(data.ty), str(weights.source.dtype)
     instruction = machine.tile_instruction(*types)
     if instruction is None or instruction.accumulator != str(contraction.start.ty):
@@ -192,21 +192,6 @@ def _operands(
     return _Operands(
         data, weights, columns, rows, taps, depth, (*once, *places), steps, instruction
     )
-
-
-def _factors(
-    contraction: SymbolicContraction, func: tirx.PrimFunc
-) -> tuple[Any, tvm.ir.TensorLoad]:
-    """The element of the data, and that of the weights."""
-    product = contraction.product
-    if not isinstance(product, tirx.Mul):
-        raise NotApplicable("it does not add products")
-    sides = [side.value if isinstance(side, tirx.Cast) else side for side in (product.a, product.b)]
-    for data, weights in (sides, sides[::-1]):
-        is_load = isinstance(weights, tvm.ir.TensorLoad)
-        if is_load and constant_parameter(func, weights.source) is not None:
-            return data, weights
-    raise NotApplicable("the weights are computed in the run")
 
 
 def _walks(data: Any, axis: LoopAxis) -> bool:

@@ -1,12 +1,14 @@
-"""Matmuls and convolutions of 8-bit integers: instructions that add four products to each lane.
+"""Matmuls and convolutions by instructions that add several products to each lane of a vector.
 
-Weights are packed so that four steps of the sum, for as many columns as a vector of int32 holds,
-are one vector of bytes; four bytes of the other operand go to all lanes. How the loops around a
-tile go is as for symbolic tiles; extents may be known or symbolic.
+They are of 8-bit integers, four products at a time, or of bfloat16, two. Weights are packed so that
+these steps of the sum, for as many columns as a vector of sums holds, are one vector; as many
+elements of the other operand go to all lanes. How the loops around a tile go is as for symbolic
+tiles; extents may be known or symbolic.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
@@ -16,10 +18,13 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.matrix_instructions import MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
+    among,
     constant_parameter,
     static_extent,
 )
 from tvm_ext.tir_schedules.cpu.blockwise import schedule_others
+from tvm_ext.tir_schedules.cpu.dot_product import DotProduct
+from tvm_ext.tir_schedules.cpu.implicit_padding import implicit_padding
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     SymbolicContraction,
     symbolic_contraction,
@@ -32,7 +37,7 @@ from tvm_ext.tir_schedules.cpu.symbolic_tile import (
     with_joined_rows,
     with_rows,
 )
-from tvm_ext.tir_schedules.cpu.symbolic_tile_code import DotProduct, symbolic_tile_code
+from tvm_ext.tir_schedules.cpu.symbolic_tile_code import symbolic_tile_code
 from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import PaddedOperand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -45,7 +50,9 @@ _NEON_BITS = 128
 
 
 class DotProductTile:
-    """Sums of products of uint8 and constant int8, on CPUs with an instruction for several."""
+    """Sums of products of uint8 and constant int8, or of bfloat16 and constant bfloat16, on CPUs
+    with an instruction for several.
+    """
 
     name = "dot product tile"
     machine_type = CpuDescription
@@ -66,21 +73,26 @@ class DotProductTile:
         found, tile = with_joined_rows(found, replace(tile, padded=True), sch.mod["main"])
         found, tile = with_flattened_rows(found, tile)
         dot, operand, buffer = _packed(found, operands, sch.mod["main"], vectors * lanes, bits)
-        tile = replace(tile, dot_product=dot)
-        code = symbolic_tile_code(found, tile, machine.cores > 1)
-        done = [block for block in (anchor, epilogue) if block is not None]
+        wide = machine.vector_lanes(dot.instruction.a)
+        padding = implicit_padding(sch, anchor, found, tile.rows, tile.columns, wide)
+        if padding is None and _is_in_array_of_bfloat16(dot.data, sch):
+            raise NotApplicable("the data are in an array of the kernel's, which holds float32")
+        tile = replace(tile, dot_product=dot, implicit_padding=padding)
+        pad = padding.block if padding is not None else None
+        code = dot.with_definitions(symbolic_tile_code(found, tile, machine.cores > 1))
+        done = [block for block in (pad, anchor, epilogue) if block is not None]
         schedule_others(sch, done, machine)
         return with_code(sch, code, done, found.views, (operand, buffer))
 
 
 @dataclass(frozen=True)
 class _Operands:
-    """What is multiplied: each iteration adds ``int32(data) * int32(weights)``.
+    """What is multiplied: each iteration adds ``data * weights``, both as wide as the sums.
 
     Attributes
     ----------
     data, weights : TensorLoad
-        Elements of uint8, neighbours along ``depth``, and of int8, of a constant parameter.
+        Neighbours along ``depth``, and elements of a constant parameter.
     columns, depth : LoopAxis
         The loop over sums that only the weights go along, and the one that ends in the instruction.
     order : tuple[LoopAxis, ...]
@@ -99,13 +111,14 @@ class _Operands:
 def _operands(
     contraction: SymbolicContraction, func: tirx.PrimFunc, machine: CpuDescription
 ) -> _Operands:
-    data, weights = _factors(contraction.product)
-    types = str(data.source.dtype), str(weights.source.dtype)
+    data, weights = factors(contraction, func)
+    types = str(data.ty), str(weights.source.dtype)
     instruction = machine.instruction(types[0])
-    if instruction.k == 1 or types != (instruction.a, instruction.b):
+    wanted = (instruction.a, instruction.b), instruction.accumulator
+    if instruction.k == 1 or (types, str(contraction.start.ty)) != wanted:
         raise NotApplicable(f"no instruction adds products of {types[0]} and {types[1]}")
-    if constant_parameter(func, weights.source) is None:
-        raise NotApplicable("the weights are computed in the run")
+    if not isinstance(data, tvm.ir.TensorLoad):
+        raise NotApplicable("the data are computed for each product")
     order = tuple(weight_axis(contraction, index) for index in weights.indices)
     spatial = [axis for axis in order if _is_one_of(axis, contraction.spatial)]
     depths = [
@@ -125,15 +138,25 @@ def _operands(
     return _Operands(data, weights, columns, depth, order, instruction)
 
 
-def _factors(product: tvm.ir.Expr) -> tuple[tvm.ir.TensorLoad, tvm.ir.TensorLoad]:
-    """The elements that are multiplied, that of uint8 first."""
-    sides = [product.a, product.b] if isinstance(product, tirx.Mul) else []
-    loads = [side.value if isinstance(side, tirx.Cast) else side for side in sides]
-    loads.sort(key=lambda load: str(load.ty) != "uint8")
-    is_wide = all(str(side.ty) == "int32" for side in sides)
-    if not is_wide or not all(isinstance(load, tvm.ir.TensorLoad) for load in loads) or not loads:
-        raise NotApplicable("it does not add products of two elements in int32")
-    return loads[0], loads[1]
+def factors(
+    contraction: SymbolicContraction, func: tirx.PrimFunc
+) -> tuple[Any, tvm.ir.TensorLoad]:
+    """The element of the data, and that of the weights, which are constant."""
+    product = contraction.product
+    if not isinstance(product, tirx.Mul):
+        raise NotApplicable("it does not add products")
+    sides = [side.value if isinstance(side, tirx.Cast) else side for side in (product.a, product.b)]
+    for data, weights in (sides, sides[::-1]):
+        is_load = isinstance(weights, tvm.ir.TensorLoad)
+        if is_load and constant_parameter(func, weights.source) is not None:
+            return data, weights
+    raise NotApplicable("the weights are computed in the run")
+
+
+def _is_in_array_of_bfloat16(data: tvm.ir.TensorLoad, sch: s_tir.Schedule) -> bool:
+    """Whether ``data`` are in an array that TVM makes one of float32."""
+    is_own = among(data.source, sch.mod["main"].body.block.alloc_buffers)
+    return is_own and str(data.source.dtype) == "bfloat16"
 
 
 def weight_axis(contraction: SymbolicContraction, index: tvm.ir.Expr) -> LoopAxis:
@@ -187,5 +210,5 @@ def _packed(
     inner = (zero if axis.length == 1 else axis.var for axis in taps)
     places = [tirx.truncdiv(columns.var, block), *inner]
     row = tirx.BufferLoad(buffer, [*places, tirx.truncdiv(depth.var, k), tirx.const(0, "int64")])
-    data, _ = _factors(contraction.product)
+    data, _ = factors(contraction, func)
     return DotProduct(operands.instruction, data, row, depth, bits), operand, buffer

@@ -26,6 +26,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.nest_code import chunk_start, vector_chunk
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import SymbolicContraction
+from tvm_ext.tir_schedules.statements import bits_of
 
 # Channels, at least, that pay for a copy of each tap.
 _LEAST_CHANNELS = 16
@@ -58,6 +59,12 @@ class ImplicitPadding:
     channels: LoopAxis
     lanes: int
 
+    @property
+    def stored_type(self) -> str:
+        """Of the copy: TVM would keep float32 in an array of bfloat16."""
+        dtype = str(self.pixel.ty)
+        return "uint16" if dtype == "bfloat16" else dtype
+
     def copy(self, row: int, copied: tirx.Buffer, values: dict[Any, Any]) -> tirx.Stmt:
         """Writes the channels of a row's pixel, or as many zeros, to their place in ``copied``.
 
@@ -72,7 +79,8 @@ class ImplicitPadding:
             here = {**values, self.channels.var: channel}
             indices = [substitute(index, here) for index in self.pixel.indices]
             pixel = tirx.BufferLoad(self.pixel.source, indices)
-            value = pixel if is_pixel else tirx.const(0, str(pixel.ty))
+            zero = tirx.const(0, self.stored_type)
+            value = bits_of(pixel, self.stored_type) if is_pixel else zero
             body: tirx.Stmt = tirx.BufferStore(copied, value, [channel + row * count])
             for var, extent, kind in (
                 (lane, size, tirx.ForKind.VECTORIZED),

@@ -19,9 +19,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.hardware.matrix_instructions import MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, element_bytes, static_extent
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.cpu.dot_product import DotProduct
 from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
 from tvm_ext.tir_schedules.cpu.nest_code import chunk_start
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import SymbolicContraction
@@ -57,31 +57,6 @@ class Panel:
     rows: LoopAxis
     tiles: int
     least_rows: int = 1
-
-
-@dataclass(frozen=True)
-class DotProduct:
-    """An instruction that adds several steps of the sum to each lane of a vector.
-
-    Attributes
-    ----------
-    instruction : MatrixInstruction
-        Its ``k`` steps are neighbours in both operands.
-    data : TensorLoad
-        What goes to all lanes, as the product reads it.
-    weights : TensorLoad
-        The first element of the packed row that serves a tile's columns in ``k`` steps.
-    depth : LoopAxis
-        The loop that ends in the instruction, of a multiple of ``k`` iterations.
-    bits : int
-        Of a vector.
-    """
-
-    instruction: MatrixInstruction
-    data: tvm.ir.TensorLoad
-    weights: tvm.ir.TensorLoad
-    depth: LoopAxis
-    bits: int
 
 
 @dataclass(frozen=True)
@@ -204,7 +179,7 @@ class _Version:
 
     def _pixel_buffer(self, padding: ImplicitPadding) -> Any:
         shape = (self.rows * padding.channels.extent,)
-        return tirx.decl_buffer(shape, str(padding.pixel.ty), "pixels", scope="local")
+        return tirx.decl_buffer(shape, padding.stored_type, "pixels", scope="local")
 
     def loops(self, threads: bool) -> tirx.Stmt:
         """All tiles."""
@@ -374,14 +349,18 @@ class _Version:
             )
         if padding is None:
             return product
+        return tvm_ffi.structural_map(
+            product, (tvm.ir.TensorLoad, lambda load: self._pixel_or(load, row))
+        )
 
-        def load(node: tvm.ir.TensorLoad) -> Any:
-            if padding is not None and node.same_as(padding.load):
-                channels = padding.channels
-                return tirx.BufferLoad(self.pixels, [channels.extent * row + channels.var])
-            return node
-
-        return tvm_ffi.structural_map(product, (tvm.ir.TensorLoad, load))
+    def _pixel_or(self, load: tvm.ir.TensorLoad, row: int) -> tvm.ir.TensorLoad:
+        """``load``, from the pixels where it is of the padded image."""
+        padding = self.tile.implicit_padding
+        if padding is None or not load.same_as(padding.load):
+            return load
+        return tirx.BufferLoad(
+            self.pixels, [padding.channels.extent * row + padding.channels.var]
+        )
 
     def _tile(self) -> list[tirx.Stmt]:
         reduction, steps = self._reduction()
@@ -438,43 +417,32 @@ class _Version:
         """The loops of the sum, of which one is shorter by what an instruction adds, and their
         body: an instruction for each vector of the tile's sums.
         """
-        k, kind = dot.instruction.k, str(dot.weights.source.dtype)
+        k = dot.instruction.k
         loop = LoopAxis(tirx.Var(dot.depth.var.name, self.index), dot.depth.extent // k)
         position = next(
             i for i, a in enumerate(self.contraction.reduction) if a.var.same_as(dot.depth.var)
         )
         loops = [loop if i == position else axis for i, axis in enumerate(reduction)]
         steps = {**steps, dot.depth.var: loop.var * k}
-        lanes = dot.bits // tvm.DataType(self.dtype).bits
+        lanes = dot.lanes
         vectors = range(self.columns // lanes)
-        weights = [tirx.Var(f"weights{n}", f"{kind}x{lanes * k}") for n in vectors]
+        weights = [tirx.Var(f"weights{n}", dot.operand) for n in vectors]
         *places, _ = (self._at(i, {**self.values, **steps}) for i in dot.weights.indices)
         statements: list[tirx.Stmt] = []
         for n, var in enumerate(weights):
-            row = tirx.Ramp(self._number(n * lanes * k), self._number(1), lanes * k)
-            statements.append(tirx.Bind(var, tirx.BufferLoad(dot.weights.source, [*places, row])))
+            row = [*places, self._number(n * lanes * k)]
+            statements.append(tirx.Bind(var, dot.vector(row)))
         for row in range(self.rows):
-            data = tirx.Var(f"data{row}", f"{kind}x{lanes * k}")
+            data = tirx.Var(f"data{row}", dot.operand)
             values = {**self.values, **self.places[row], **steps}
-            statements.append(tirx.Bind(data, self._in_all_lanes(dot, values, str(data.ty))))
+            load = self._pixel_or(dot.data, row)
+            places = [self._at(index, values) for index in load.indices]
+            statements.append(tirx.Bind(data, dot.in_all_lanes(load.source, places)))
             for n, var in enumerate(weights):
                 place = [tirx.Ramp(self._number(n * lanes), self._number(1), lanes)]
-                total = tirx.BufferLoad(self.arrays[row], place)
-                more = tirx.call_llvm_pure_intrin(
-                    f"{self.dtype}x{lanes}",
-                    dot.instruction.intrinsic.format(bits=dot.bits),
-                    *(total, data, var),
-                )
+                more = dot.added(tirx.BufferLoad(self.arrays[row], place), data, var)
                 statements.append(tirx.BufferStore(self.arrays[row], more, place))
         return loops, sequence(statements)
-
-    def _in_all_lanes(self, dot: DotProduct, values: dict[Any, Any], kind: str) -> tvm.ir.Expr:
-        """Neighbouring steps of the data, the same in all lanes."""
-        *places, first = (self._at(index, values) for index in dot.data.indices)
-        steps = tirx.Ramp(first, self._number(1), dot.instruction.k)
-        word = tirx.reinterpret(self.dtype, tirx.BufferLoad(dot.data.source, [*places, steps]))
-        lanes = dot.bits // tvm.DataType(self.dtype).bits
-        return tirx.reinterpret(kind, tirx.Broadcast(word, lanes))
 
     def _with_pixels(
         self, padding: ImplicitPadding, body: tirx.Stmt, steps: dict[Any, Any]
