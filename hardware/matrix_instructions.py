@@ -128,9 +128,7 @@ CPU_INSTRUCTIONS = (
     _dot_product(_INTEGER_SUMS, "vpdpbusd", "llvm.x86.avx512.vpdpbusd.{bits}", "avx512vnni"),
     _dot_product(_INTEGER_SUMS, "vpdpbusd", "llvm.x86.avx512.vpdpbusd.{bits}", "avxvnni"),
     _dot_product(_INTEGER_SUMS, "usdot", "llvm.aarch64.neon.usdot.v4i32.v16i8", "i8mm"),
-    _dot_product(
-        _BFLOAT16_SUMS, "vdpbf16ps", "llvm.x86.avx512bf16.dpbf16ps.{bits}", "avx512bf16"
-    ),
+    _dot_product(_BFLOAT16_SUMS, "vdpbf16ps", "llvm.x86.avx512bf16.dpbf16ps.{bits}", "avx512bf16"),
     _dot_product(_BFLOAT16_SUMS, "bfdot", "llvm.aarch64.neon.bfdot.v4f32.v8bf16", "bf16"),
 )
 

@@ -28,8 +28,8 @@ _NARROW = ("float16", "bfloat16")
 class AccumulateInFloat32:
     """Sums in float32 what matrix instructions take as it is, and integers where that is exact.
 
-    On a GPU, of float16 or bfloat16 ``a`` and ``b``, and the same for convolutions; on a CPU with
-    tile registers, of bfloat16 ``a`` and constant ``b``:
+    On a GPU, of float16 or bfloat16 ``a`` and ``b``, and the same for convolutions; on a CPU that
+    multiplies bfloat16, of bfloat16 ``a`` and constant ``b``:
 
     Before: ``matmul(astype(a, float32), astype(b, float32))``
     After:  ``matmul(a, b, out_dtype="float32")``
@@ -60,7 +60,7 @@ class AccumulateInFloat32:
             return _Narrower(tuple(t for t in _NARROW if gpu.has_tensor_rate(t))).run(mod)
         if cpu is None:
             return mod
-        if cpu.tile_instruction("bfloat16", "bfloat16") is not None:
+        if cpu.multiplies_bfloat16:
             mod = _Narrower(("bfloat16",), of_constants=True).run(mod)
         return _IntegerSums(cpu).run(mod)
 

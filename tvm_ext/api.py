@@ -134,8 +134,8 @@ def compile(
         instead of 23, as PyTorch's ``allow_tf32``. Sums are float32.
     precision : str
         "model": products as the model has them. "bfloat16": matmuls and convolutions of float32
-        round both operands to 8 bits and sum in float32, on CPUs with tile registers (amx-bf16) and
-        where that takes less time. "auto": those of them that keep the outputs within
+        round both operands to 8 bits and sum in float32, on CPUs that multiply it (amx-bf16,
+        avx512bf16, bf16) and where that takes less time. "auto": those of them that keep the outputs within
         ``max_error``; the report lists them (``CompileReport.precision``).
     max_error : float, optional
         With "auto": how much each output may differ from that of float32, relative to its largest

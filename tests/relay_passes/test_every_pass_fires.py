@@ -100,6 +100,10 @@ def large_convolution(emit, x):
     return [emit(nn.conv2d(y, const(64, 64, 3, 3), padding=1))]
 
 
+def large_matmul(emit, x):
+    return [emit(op.matmul(x, const(256, 512)))]
+
+
 def many_convolutions(emit, x):
     """On a GPU one alone gains less than the conversions cost."""
     weight, y = const_half(64, 64, 3, 3), x
@@ -173,7 +177,7 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
     "FuseDequantizeMatmul": lambda: [build([16, 64], weights_in_blocks)],
     "ActivationLookupTables": lambda: [build([16, 64], quantized_sigmoid, "uint8")],
     "MinMaxFusion": lambda: [build([16, 64], extrema)],
-    "MixedPrecision": lambda: [build([1, 64, 56, 56], large_convolution)],
+    "MixedPrecision": lambda: [build([512, 256], large_matmul)],
     "ZeroPointCompensation": lambda: [build([16, 64], integer_matmul)],
     "GroupedConvolution": lambda: [build([1, 64, 14, 14], groups_of_channels)],
     "SinkReshapes": lambda: [build([1, 3, 7, 9], reshaped_convolution)],

@@ -9,6 +9,7 @@ from tvm import relax
 from tvm_ffi import structural_equal
 
 from tvm_ext.configs.errors import TargetError
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.mixed_precision import MixedPrecision
@@ -16,6 +17,9 @@ from tvm_ext.relay_passes.spans import bindings_of
 
 op, nn = relax.op, relax.op.nn
 MACHINE = resolve_target("avx512-amx").with_threads(1).with_precision("bfloat16")
+VECTORS = CpuDescription(
+    **MACHINE.model_dump() | {"mattr": ("-amx-int8", "-amx-bf16", "-amx-tile")}
+)
 RANDOM = np.random.default_rng(0)
 
 
@@ -38,11 +42,15 @@ def matmul(weights, rows=512):
     return module((rows, weights.shape[-2]), body)
 
 
-def convolution(weights, groups=1):
-    def body(emit, x):
-        return [emit(nn.conv2d(x, relax.const(weights), padding=1, groups=groups))]
+def convolution(weights, groups=1, channels_last=True, sides=20):
+    """``weights``: HWIO with channels last, else OIHW."""
+    layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO"} if channels_last else {}
+    inputs = groups * weights.shape[2 if channels_last else 1]
 
-    return module((1, weights.shape[1] * groups, 20, 20), body)
+    def body(emit, x):
+        return [emit(nn.conv2d(x, relax.const(weights), padding=1, groups=groups, **layouts))]
+
+    return module((1, sides, sides, inputs) if channels_last else (1, inputs, sides, sides), body)
 
 
 def operators_and_types(mod):
@@ -58,7 +66,7 @@ def operators_and_types(mod):
     ("mod", "name", "shape"),
     [
         (matmul(normal(256, 512)), "matmul", (512, 256)),
-        (convolution(normal(128, 64, 3, 3)), "nn.conv2d", (1, 64, 20, 20)),
+        (convolution(normal(3, 3, 64, 128)), "nn.conv2d", (1, 20, 20, 64)),
     ],
 )
 def test_operands_are_rounded_and_sums_are_not(mod, name, shape) -> None:
@@ -86,8 +94,9 @@ def structural_weights(mod, new):
 @pytest.mark.parametrize(
     ("mod", "reason"),
     [
-        (convolution(normal(64, 4, 3, 3)), "few channels"),
-        (convolution(normal(64, 32, 3, 3), groups=2), "in groups"),
+        (convolution(normal(3, 3, 4, 64)), "few channels"),
+        (convolution(normal(3, 3, 32, 64), groups=2), "in groups"),
+        (convolution(normal(64, 32, 3, 3), channels_last=False), "no neighbours"),
         (matmul(normal(256, 4)), "rounding takes longer"),
         (matmul(np.full((256, 512), 3.4e38, np.float32)), "no number of bfloat16"),
     ],
@@ -96,6 +105,21 @@ def test_what_stays_in_float32(mod, reason) -> None:
     with recording() as decisions:
         assert structural_equal(rewrite(mod), mod)
     assert reason in decisions[0].reason
+
+
+@pytest.mark.parametrize(
+    ("mod", "reason"),
+    [
+        (convolution(normal(3, 3, 64, 64), sides=56), "Winograd's algorithm takes less time"),
+        (matmul(normal(255, 512)), "no whole number of instructions"),
+    ],
+)
+def test_what_stays_in_float32_where_vectors_of_bfloat16_are_twice_as_fast(mod, reason) -> None:
+    with recording() as decisions:
+        assert structural_equal(rewrite(mod, VECTORS), mod)
+    assert reason in decisions[0].reason
+    even = rewrite(matmul(normal(256, 512)), VECTORS)
+    assert operators_and_types(even)[0] == ("astype", "bfloat16")
 
 
 def test_nothing_changes_where_nobody_asked() -> None:

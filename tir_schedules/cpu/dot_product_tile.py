@@ -138,9 +138,7 @@ def _operands(
     return _Operands(data, weights, columns, depth, order, instruction)
 
 
-def factors(
-    contraction: SymbolicContraction, func: tirx.PrimFunc
-) -> tuple[Any, tvm.ir.TensorLoad]:
+def factors(contraction: SymbolicContraction, func: tirx.PrimFunc) -> tuple[Any, tvm.ir.TensorLoad]:
     """The element of the data, and that of the weights, which are constant."""
     product = contraction.product
     if not isinstance(product, tirx.Mul):

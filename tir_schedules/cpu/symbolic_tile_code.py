@@ -358,9 +358,7 @@ class _Version:
         padding = self.tile.implicit_padding
         if padding is None or not load.same_as(padding.load):
             return load
-        return tirx.BufferLoad(
-            self.pixels, [padding.channels.extent * row + padding.channels.var]
-        )
+        return tirx.BufferLoad(self.pixels, [padding.channels.extent * row + padding.channels.var])
 
     def _tile(self) -> list[tirx.Stmt]:
         reduction, steps = self._reduction()

@@ -129,7 +129,7 @@ Precision = Annotated[
         show_default="model",
         rich_help_panel=_COMPILE,
         help="Type of products of float32: as in the model, bfloat16 with sums of float32 on CPUs"
-        " with amx-bf16, or bfloat16 where --max-error allows it.",
+        " that multiply it, or bfloat16 where --max-error allows it.",
     ),
 ]
 MaxError = Annotated[

@@ -24,7 +24,8 @@ def guarded(array: np.ndarray, at_end: bool) -> Iterator[np.ndarray]:
     memory = mmap.mmap(-1, inner + 2 * page)
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     pages = np.frombuffer(memory, "uint8")
-    filler = np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).max
+    # bfloat16 is of a kind of its own, "V".
+    filler = np.nan if array.dtype.kind in "fV" else np.iinfo(array.dtype).max
     pages[:] = np.full(pages.nbytes // array.itemsize, filler, array.dtype).view("uint8")
     offset = page + ((inner - size) // _ALIGNMENT * _ALIGNMENT if at_end else 0)
     found = pages[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)

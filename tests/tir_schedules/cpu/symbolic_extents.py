@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 import tvm
 import tvm_ffi
@@ -60,7 +61,11 @@ def as_tensor(value: np.ndarray | int) -> object:
     """An array where it is; an empty one is copied: TVM expects other strides of it than NumPy."""
     if isinstance(value, int):
         return value
-    return tvm_ffi.from_dlpack(value) if value.size else tvm.runtime.tensor(value)
+    if not value.size:
+        return tvm.runtime.tensor(value)
+    if value.dtype == ml_dtypes.bfloat16:
+        return tvm_ffi.from_dlpack(value.view("uint16"))._create_view(value.shape, "bfloat16")
+    return tvm_ffi.from_dlpack(value)
 
 
 def random(*shape: int) -> np.ndarray:

@@ -1,8 +1,11 @@
-"""Matmuls and convolutions of uint8 by int8 in dot product tiles, against NumPy, bit by bit."""
+"""Matmuls and convolutions in dot product tiles: of integers against NumPy bit by bit, of bfloat16
+closely.
+"""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+import ml_dtypes
 import numpy as np
 import pytest
 from guarded_memory import guarded
@@ -20,6 +23,9 @@ op = relax.op
 HOST = host_description()
 pytestmark = pytest.mark.skipif(
     HOST.instruction("uint8").k == 1, reason="this CPU has no instruction"
+)
+needs_bfloat16 = pytest.mark.skipif(
+    HOST.instruction("bfloat16").k == 1, reason="this CPU has no instruction for bfloat16"
 )
 RANDOM = np.random.default_rng(0)
 
@@ -44,13 +50,14 @@ def results(
     weights: np.ndarray,
     shape: Sequence[int],
     *others: np.ndarray,
+    dtype: str = "int32",
 ) -> np.ndarray:
     """With all arrays at the end of what may be touched, and again at its start."""
     function, packed = built(found.func), found.packed.pack(weights)
     made = []
     for at_end in (True, False):
         with ExitStack() as stack:
-            arrays = [x, packed, *others, np.full(shape, -7, "int32")]
+            arrays = [x, packed, *others, np.full(shape, -7, dtype)]
             own = [stack.enter_context(guarded(array, at_end)) for array in arrays]
             function(*map(as_tensor, own))
             made.append(own[-1].copy())
@@ -108,6 +115,58 @@ def test_convolutions(side: int, stride: int, is_symbolic: bool) -> None:
     wanted = np.einsum("nyxcij,ijcf->nyxf", windows, weights.astype(np.int64)).astype(np.int32)
     found = scheduled(func)
     np.testing.assert_array_equal(results(found, x, weights, wanted.shape), wanted)
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("is_symbolic", [False, True])
+@pytest.mark.parametrize(("rows", "steps", "columns"), [(1, 16, 16), (7, 50, 72), (23, 200, 100)])
+def test_sums_of_bfloat16(rows: int, steps: int, columns: int, is_symbolic: bool) -> None:
+    x = RANDOM.standard_normal((2, rows, steps)).astype(ml_dtypes.bfloat16)
+    weights = RANDOM.standard_normal((steps, columns)).astype(ml_dtypes.bfloat16)
+    func = kernel_of(
+        lambda x, w: nn.relu(op.matmul(x, w, out_dtype="float32")),
+        ((2, size("rows") if is_symbolic else rows, steps), "bfloat16"),
+        (weights.shape, "bfloat16"),
+    )
+    wanted = np.maximum(x.astype(np.float32) @ weights.astype(np.float32), 0)
+    made = results(scheduled(func), x, weights, wanted.shape, dtype="float32")
+    np.testing.assert_allclose(made, wanted, atol=1e-4, rtol=1e-5)
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("is_symbolic", [False, True])
+@pytest.mark.parametrize(
+    ("side", "stride", "dilation"), [(1, 2, 1), (3, 1, 1), (3, 2, 1), (3, 1, 2)]
+)
+@pytest.mark.parametrize("channels", [16, 72])
+def test_padded_convolutions_of_bfloat16(
+    channels: int, side: int, stride: int, dilation: int, is_symbolic: bool
+) -> None:
+    padding = side // 2 * dilation
+    x = RANDOM.standard_normal((2, 13, 11, channels)).astype(ml_dtypes.bfloat16)
+    weights = RANDOM.standard_normal((side, side, channels, 24)).astype(ml_dtypes.bfloat16)
+    extents = (size("height"), size("width")) if is_symbolic else (13, 11)
+    func = kernel_of(
+        lambda x, w: nn.conv2d(
+            x,
+            w,
+            strides=stride,
+            padding=padding,
+            dilation=dilation,
+            data_layout="NHWC",
+            kernel_layout="HWIO",
+            out_dtype="float32",
+        ),
+        ((2, *extents, channels), "bfloat16"),
+        (weights.shape, "bfloat16"),
+    )
+    padded = np.pad(x.astype(np.float32), ((0, 0), (padding,) * 2, (padding,) * 2, (0, 0)))
+    reach = (side - 1) * dilation + 1
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (reach, reach), axis=(1, 2))
+    windows = windows[:, ::stride, ::stride, :, ::dilation, ::dilation]
+    wanted = np.einsum("nyxcij,ijcf->nyxf", windows, weights.astype(np.float32))
+    made = results(scheduled(func), x, weights, wanted.shape, dtype="float32")
+    np.testing.assert_allclose(made, wanted, atol=1e-3, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
