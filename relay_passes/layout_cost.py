@@ -168,10 +168,8 @@ def convolution_seconds(call: relax.Call, layout: ChannelLayout, machine: Layout
 
 def _products(machine: LayoutMachine) -> str:
     """What products of float32 are computed in."""
-    is_cpu = isinstance(machine, DescribedMachine) and isinstance(
-        machine.description, CpuDescription
-    )
-    return machine.description.products if is_cpu else "float32"
+    description = machine.description if isinstance(machine, DescribedMachine) else None
+    return description.products if isinstance(description, CpuDescription) else "float32"
 
 
 def tensor_bytes(ty: relax.TensorType) -> float:

@@ -135,8 +135,8 @@ def compile(
     precision : str
         "model": products as the model has them. "bfloat16": matmuls and convolutions of float32
         round both operands to 8 bits and sum in float32, on CPUs that multiply it (amx-bf16,
-        avx512bf16, bf16) and where that takes less time. "auto": those of them that keep the outputs within
-        ``max_error``; the report lists them (``CompileReport.precision``).
+        avx512bf16, bf16) and where that takes less time. "auto": those of them that keep the
+        outputs within ``max_error``; the report lists them (``CompileReport.precision``).
     max_error : float, optional
         With "auto": how much each output may differ from that of float32, relative to its largest
         magnitude; 0.01 when left out. Bounds are of rounding errors that do not depend on each

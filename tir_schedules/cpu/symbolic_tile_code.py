@@ -428,8 +428,8 @@ class _Version:
         *places, _ = (self._at(i, {**self.values, **steps}) for i in dot.weights.indices)
         statements: list[tirx.Stmt] = []
         for n, var in enumerate(weights):
-            row = [*places, self._number(n * lanes * k)]
-            statements.append(tirx.Bind(var, dot.vector(row)))
+            first = self._number(n * lanes * k)
+            statements.append(tirx.Bind(var, dot.vector([*places, first])))
         for row in range(self.rows):
             data = tirx.Var(f"data{row}", dot.operand)
             values = {**self.values, **self.places[row], **steps}
