@@ -53,6 +53,9 @@ def kernel_records(
     origins: dict[str, list[str]] = {}
     for call in calls:
         origins.setdefault(call.kernel, []).append(call.where)
+    # Without those of which another kernel has the same code.
+    functions = final.functions_items() if final is not None else ()
+    as_code = {str(var.name_hint): func for var, func in functions}
     records = []
     for name, places in origins.items():
         func = unscheduled[name]
@@ -75,7 +78,7 @@ def kernel_records(
                 tuned="hit" if hit else "miss" if asked_records else "",
                 miss=choice.miss if asked_records else "",
                 dtype=work.dtype,
-                symbolic=None if known else _symbolic(func, work, final and final[name]),
+                symbolic=None if known else _symbolic(func, work, as_code.get(name)),
             )
         )
     return records

@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 
 import pytest
+import tvm
 from small_models import model, node, rand, value
 from tvm import tirx
 from unoptimised import HOST
 
 import tvm_ext
+from tvm_ext.compiler.kernel_records import kernel_records
 from tvm_ext.compiler.kernel_versions import kernel_versions
-from tvm_ext.report.records import SymbolicRecord
+from tvm_ext.hardware.cost_model import cost_model
+from tvm_ext.report.records import KernelCall, SymbolicRecord
 from tvm_ext.tir_schedules.cpu.thread_choice import CONDITION
 from tvm_ext.tir_schedules.statements import sequence
 
@@ -132,3 +135,11 @@ def test_kernels_of_known_sizes_have_no_versions():
     report = compiled([node("Sigmoid", ["x"], ["y"])], [4, 16], [4, 16]).report
     assert all(record.symbolic is None for record in report.kernels)
     assert all("symbolic" not in record for record in report.to_dict()["kernels"])
+
+
+def test_a_kernel_with_the_code_of_another_has_no_versions_of_its_own():
+    kernels = tvm.IRModule({"mine": tirx.PrimFunc([X], vectors(4))})
+    calls, model_of_costs = [KernelCall("mine", ("a",))], cost_model(MACHINE)
+    (record,) = kernel_records(kernels, calls, {}, model_of_costs, final=tvm.IRModule({}))
+    assert record.symbolic.sizes == {"N": [0, 0], "L": [0, 1]}
+    assert record.symbolic.versions == []
