@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import tvm
-from tvm import tirx
 
 import tvm_ext
 from tvm_ext.artifact import VersionsRecord
@@ -29,7 +28,6 @@ from tvm_ext.compiler.kernel_records import (
     largest_result,
     micro_batch,
     nominal_figures,
-    work_of_call,
 )
 from tvm_ext.compiler.program_cache import is_all_ours, program_cache, program_key
 from tvm_ext.compiler.specialize import (
@@ -51,7 +49,7 @@ from tvm_ext.compiler.stages import (
 )
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders, require_hits
 from tvm_ext.errors import REPORT_IT, DefectWarning, InputError
-from tvm_ext.hardware.cost_model import Work, cost_model
+from tvm_ext.hardware.cost_model import cost_model
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.hardware.machine import AUTOMATIC_PRECISION, MODEL_PRECISION, MachineDescription
 from tvm_ext.hardware.targets import program_target
@@ -72,7 +70,6 @@ from tvm_ext.report.records import (
     MicroBatchRecord,
     PhaseRecord,
     SizesRecord,
-    specialized_name,
 )
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.tir_schedules.schedule_kernels import TEMPLATE_FAILED, ScheduleChoice
@@ -301,10 +298,6 @@ def _from_cache(
     if found is not None:
         found.report.phases = phases.records
         found.compile_again = _again(model, request)
-        if any(kernel.flops is None for kernel in found.report.kernels):
-            found.work_of_call = _WorkFromModel(
-                model, request, input_shapes, lambda: present_key() == key
-            )
         return found
     compiled = _compiled_for(model, request, input_shapes)
     refusals = [one for kernel in compiled.report.kernels for one in kernel.refusals]
@@ -317,36 +310,6 @@ def _from_cache(
                 cache.keep(key, compiled)
     compiled.report.phases = [*compiled.report.phases, *phases.records]
     return _warmed_up(compiled)
-
-
-class _WorkFromModel:
-    """What ``work_of_call`` counts, for a program from the cache: its kernels are made anew.
-
-    None where the model is not what it was any more: ``is_same``.
-    """
-
-    def __init__(
-        self,
-        model: ModelSource,
-        request: _Request,
-        input_shapes: Mapping[str, Sequence[int | str]] | None,
-        is_same: Callable[[], bool],
-    ) -> None:
-        self._source = model, input_shapes
-        self._request = request
-        self._is_same = is_same
-        self._kernels: dict[str, tirx.PrimFunc] | None = None
-
-    def __call__(self, name: str, shapes: Sequence[tuple[int, ...] | None]) -> Work | None:
-        if self._kernels is None:
-            self._kernels = self._made_anew() if self._is_same() else {}
-        return work_of_call(self._kernels, name, shapes) if name in self._kernels else None
-
-    def _made_anew(self) -> dict[str, tirx.PrimFunc]:
-        pipeline = self._request.pipeline
-        with compiling(self._request.machine):
-            lowered = lower_model(*self._source, pipeline, PassRunner(None), Phases())
-        return {str(var.name_hint): func for var, func in lowered.kernels.functions_items()}
 
 
 def _compiled_for(
@@ -472,25 +435,9 @@ def _compiled(
         report=report,
         specialized=[(one.inputs, one.outputs) for one in imported[1:]],
     )
-    parts = (model_to_run, *model_to_run.specialized)
-    for number, (part, one) in enumerate(zip(parts, (first, *others), strict=True)):
-        part.work_of_call = _work_of_call(part.report, one.lowered, number)
     with phases.timed("link"):
         model_to_run.link()
     return model_to_run
-
-
-def _work_of_call(
-    report: CompileReport, lowered: LoweredModel, number: int
-) -> Callable[..., Work | None] | None:
-    """Counts what kernels do whose sizes a run decides, without the program around them.
-
-    Its weights would stay in memory.
-    """
-    symbolic = {record.name for record in report.kernels if record.flops is None}
-    names = {specialized_name(call.kernel, number): call.kernel for call in lowered.calls}
-    functions = {name: lowered.kernels[names[name]] for name in symbolic}
-    return partial(work_of_call, functions) if functions else None
 
 
 def _copied_outputs(
@@ -555,10 +502,10 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
         context.choices,
         cost_model(machine),
         bool(record_folders(request.records)),
+        planned.mod,
     )
-    report.kernels = specialized_kernels(records, number)
     if report.symbolic_sizes:
-        report.nominal = nominal_figures(
+        report.nominal, records = nominal_figures(
             lowered.kernels,
             records,
             usual_sizes(imported),
@@ -566,6 +513,7 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
             cost_model(machine),
         )
         report.micro_batch = _micro_batch(lowered, report.nominal)
+    report.kernels = specialized_kernels(records, number)
     report.passes = runner.records
     report.memory = replace(
         context.memory.without_bounds(),
@@ -579,7 +527,7 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
 
 def _micro_batch(lowered: LoweredModel, nominal: SizesRecord) -> MicroBatchRecord | None:
     """How a run on this CPU cuts its batch into micro-batches, if its items are independent."""
-    if current_cpu() is None or not nominal.estimated_seconds:
+    if current_cpu() is None or nominal.work is None:
         return None
     dimension = independent_items(lowered.kernels)
     allowed = lowered.imported.ranges.get(dimension)
@@ -592,8 +540,7 @@ def _micro_batch(lowered: LoweredModel, nominal: SizesRecord) -> MicroBatchRecor
         for shape in shapes
         if shape[:1] == (dimension,)
     )
-    sizes, seconds = nominal.sizes, nominal.estimated_seconds
-    return micro_batch(lowered.kernels, dimension, sizes, elements, seconds / sizes[dimension])
+    return micro_batch(nominal, dimension, elements)
 
 
 def _with_graph_refusal(device: DeviceRecord | None, report: CompileReport) -> DeviceRecord | None:

@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
     from tvm_ext.compiler.specialize import FrequentSizes
     from tvm_ext.cuda.program import CudaProgram
-    from tvm_ext.profiling import MeasuredRun, ProfiledMachine, WorkOfCall
+    from tvm_ext.profiling import MeasuredRun, ProfiledMachine
     from tvm_ext.report.profile import Profile
 
 
@@ -83,8 +84,6 @@ class CompiledModel:
 
     # Compiles the model again for other shapes of inputs; None for a program from a file.
     compile_again: Callable[[dict[str, list[int | str]]], "CompiledModel"] | None = None
-    # Counts what a kernel does whose sizes a run decides; None for a program from a file.
-    work_of_call: "WorkOfCall | None" = None
     # Has programs built for sizes that come often (``specialize="auto"``).
     frequent_sizes: "FrequentSizes | None" = None
     specialized: "tuple[CompiledModel, ...]" = ()
@@ -421,8 +420,8 @@ class CompiledModel:
         Returns
         -------
         Profile
-            With ``save_html`` and ``save_trace``. Of kernels whose sizes the run decides, a model
-            from a file does not know what they do: their rates and modelled times are None.
+            With ``save_html`` and ``save_trace``. It says which versions of kernels ran, and which
+            program of a specialised model.
 
         Raises
         ------
@@ -430,7 +429,8 @@ class CompiledModel:
             As for ``run``; TargetError also for ``measure_peaks`` of a GPU.
         """
         if (chosen := self.chosen_for(inputs)) is not self:
-            return chosen.profile(inputs, repeat, measure_peaks=measure_peaks)
+            found = chosen.profile(inputs, repeat, measure_peaks=measure_peaks)
+            return replace(found, program=f"for exact sizes: {', '.join(chosen.report.inputs)}")
         # Models of machines, which runs do without, bring TVM's compiler.
         from tvm_ext.profiling import ProfiledMachine
 
@@ -452,9 +452,10 @@ class CompiledModel:
             **profile_facts(self.report, self.inputs, inputs),
             repeat=max(1, repeat),
             run_microseconds=1e6 * measured.seconds,
-            calls=call_times(measured, self.report, self.work_of_call, machine),
+            calls=call_times(measured, self.report, machine),
             traced_microseconds=1e6 * measured.lasted,
             peaks=machine.summary(),
+            program="for any sizes" if self.specialized else "",
         )
 
     def _measured(self, inputs: Mapping[str, Any], repeat: int) -> "MeasuredRun":

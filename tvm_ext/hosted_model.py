@@ -130,7 +130,7 @@ class HostedModel(CompiledModel):
                 calls.append(_host_call(step, 1e6 * measured.seconds, begun))
             else:
                 part = self._parts[step.part]
-                for call in call_times(measured, part.report, part.work_of_call, machine):
+                for call in call_times(measured, part.report, machine):
                     calls.append(replace(call, begun=begun + call.begun, part=step.part))
             begun += 1e6 * measured.lasted
         return Profile(

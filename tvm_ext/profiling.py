@@ -20,15 +20,14 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import description_of
 from tvm_ext.report.compile_report import CompileReport
+from tvm_ext.report.formulas import FormulaError, evaluate
 from tvm_ext.report.profile import CallCost, CallTime, Peaks
 from tvm_ext.report.records import KernelRecord
 from tvm_ext.run_errors import GO_ON
 from tvm_ext.tensor_spec import TensorSpec
 
-ArgumentShapes: TypeAlias = tuple[tuple[int, ...] | None, ...]
-"""The shapes of a call's arguments, None for what is no tensor."""
-WorkOfCall: TypeAlias = Callable[[str, ArgumentShapes], Work | None]
-"""What a call of a kernel does, by the kernel's name and the shapes of its arguments."""
+Arguments: TypeAlias = tuple[tuple[int, ...] | int | None, ...]
+"""Of a call's arguments the shapes of tensors and the numbers, None for others."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class MeasuredCall:
     ----------
     kernel : str
         Name of the kernel.
-    shapes : ArgumentShapes
+    shapes : Arguments
         Its sizes in this call.
     seconds : float
         Median over the runs.
@@ -48,7 +47,7 @@ class MeasuredCall:
     """
 
     kernel: str
-    shapes: ArgumentShapes
+    shapes: Arguments
     seconds: float
     begun: float
     lasted: float
@@ -77,10 +76,10 @@ class _Stopwatch:
     """Before and after each kernel call of one run; ``sync`` waits for the device's work."""
 
     def __init__(self, kernels: Collection[str], sync: Callable[[], object] | None = None) -> None:
-        self.calls: list[tuple[str, ArgumentShapes, float, float]] = []
+        self.calls: list[tuple[str, Arguments, float, float]] = []
         self._kernels = kernels
         self._sync = sync
-        self._shapes: ArgumentShapes = ()
+        self._shapes: Arguments = ()
         self._begun = 0.0
         self.started = time.perf_counter()
         self.lasted = 0.0
@@ -91,7 +90,7 @@ class _Stopwatch:
                 self._sync()
             now = time.perf_counter()
             if before:
-                self._shapes = tuple(_shape(argument) for argument in args)
+                self._shapes = tuple(_shape_or_number(argument) for argument in args)
                 self._begun = time.perf_counter()
             else:
                 begun = self._begun - self.started
@@ -99,8 +98,10 @@ class _Stopwatch:
         return GO_ON
 
 
-def _shape(argument: Any) -> tuple[int, ...] | None:
-    return tuple(argument.shape) if isinstance(argument, tvm_ffi.Tensor) else None
+def _shape_or_number(argument: Any) -> tuple[int, ...] | int | None:
+    if isinstance(argument, tvm_ffi.Tensor):
+        return tuple(argument.shape)
+    return argument if isinstance(argument, int) else None
 
 
 def profile_run(
@@ -234,22 +235,18 @@ def profile_facts(
 def call_times(
     measured: MeasuredRun,
     report: CompileReport,
-    work_of_call: WorkOfCall | None,
     machine: ProfiledMachine,
 ) -> tuple[CallTime, ...]:
-    """The calls with what the report says of their kernels, and what they could take.
-
-    ``work_of_call`` counts what a kernel does whose sizes the run decides; None where nobody can.
-    """
+    """The calls with what the report says of their kernels, and what they could take."""
     records = {record.name: record for record in report.kernels}
-    costs: dict[tuple[str, ArgumentShapes], CallCost | None] = {}
+    costs: dict[tuple[str, Arguments], CallCost | None] = {}
     counts = Counter(call.kernel for call in measured.calls)
     seen: Counter[str] = Counter()
     times = []
     for call in measured.calls:
         record, key = records[call.kernel], (call.kernel, call.shapes)
         if key not in costs:
-            costs[key] = _cost(record, call.shapes, work_of_call, machine)
+            costs[key] = _cost(record, call.shapes, machine)
         origins = tuple(record.origins)
         # Without branches and loops the calls of a run are those of the program, in their order.
         if not report.graph.has_control_flow and counts[call.kernel] == len(origins):
@@ -265,25 +262,39 @@ def call_times(
                 schedule=record.schedule,
                 begun=1e6 * call.begun,
                 lasted=1e6 * call.lasted,
+                versions=_versions(record, call.shapes),
             )
         )
     return tuple(times)
 
 
-def _cost(
-    record: KernelRecord,
-    shapes: ArgumentShapes,
-    work_of_call: WorkOfCall | None,
-    machine: ProfiledMachine,
-) -> CallCost | None:
-    """What one call with arguments of these shapes does; None where it is not known."""
+def _cost(record: KernelRecord, arguments: Arguments, machine: ProfiledMachine) -> CallCost | None:
+    """What one call with these arguments does; None where it is not known."""
     flops, nbytes, seconds = record.flops, record.bytes, record.estimated_seconds
     if flops is not None and nbytes is not None and seconds is not None:
         return _beside_peaks(Work(flops, nbytes, record.dtype), seconds, machine.peaks)
-    work = work_of_call(record.name, shapes) if work_of_call is not None else None
+    work = _work(record, arguments)
     if work is None or machine.described is None:
         return None
     return _beside_peaks(work, cost_model(machine.described).seconds(work), machine.peaks)
+
+
+def _work(record: KernelRecord, arguments: Arguments) -> Work | None:
+    """What a call does whose sizes the run decides; None where they do not tell."""
+    symbolic = record.symbolic
+    if symbolic is None:
+        return None
+    sizes = symbolic.at(arguments)
+    try:
+        flops, nbytes = (evaluate(one, sizes) for one in (symbolic.flops, symbolic.bytes))
+    except FormulaError:
+        return None
+    return Work(float(flops), float(nbytes), record.dtype)
+
+
+def _versions(record: KernelRecord, arguments: Arguments) -> tuple[tuple[int, str], ...]:
+    symbolic = record.symbolic
+    return symbolic.versions_at(symbolic.at(arguments)) if symbolic is not None else ()
 
 
 def _beside_peaks(work: Work, seconds: float, peaks: MachineDescription | None) -> CallCost:

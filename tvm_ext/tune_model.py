@@ -12,7 +12,8 @@ from tvm import tirx
 
 from tvm_ext.api import TargetSource
 from tvm_ext.artifact import VersionsRecord
-from tvm_ext.compiler.kernel_records import calls_at, kernel_seconds, work_of_call
+from tvm_ext.compiler.kernel_records import calls_at
+from tvm_ext.compiler.kernel_work import kernel_seconds, work_of_call
 from tvm_ext.compiler.stages import (
     LoweredModel,
     ModelSource,
@@ -205,7 +206,7 @@ def kernel_finish(pipeline: Pipeline) -> Finish:
 def _modelled_seconds(task: KernelTask, costs: CostModel) -> float:
     if not task.nominal:
         return kernel_seconds(task.func, costs)
-    work = work_of_call({task.name: task.func}, task.name, task.nominal[0].arguments)
+    work = work_of_call(task.func, task.nominal[0].arguments)
     return costs.seconds(work) if work is not None else 0.0
 
 

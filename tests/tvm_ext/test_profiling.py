@@ -1,7 +1,9 @@
 """Profiles: every kernel is counted, timed and named by its ONNX nodes."""
 
 import json
+import re
 import threading
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -18,6 +20,9 @@ from tvm_ext.hardware.cpu import measured_peaks
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.profiling import _medians, _Stopwatch
+
+# A machine whose vectors and threads do not depend on where tests run.
+SMALL_VECTORS = host_description().model_copy(update={"vector_bits": 128, "cores": 2})
 
 
 def compiled(nodes, inputs, outputs, opt_level="O3", **weights) -> tvm_ext.CompiledModel:
@@ -222,15 +227,83 @@ def test_work_of_symbolic_sizes_is_that_of_the_run(dynamic):
     assert work(4, 5)[0] == 2 * flops
 
 
-def test_a_saved_model_does_not_know_the_work_of_symbolic_sizes(dynamic, tmp_path):
+def test_a_saved_model_knows_the_work_and_versions_of_symbolic_sizes(dynamic, tmp_path):
     dynamic.save(tmp_path / "model.tvmx")
-    profile = tvm_ext.load(tmp_path / "model.tvmx").profile({"x": rand(2, 5, 6)}, repeat=1)
+    loaded = tvm_ext.load(tmp_path / "model.tvmx")
+    for x in (rand(2, 5, 6), rand(1, 1, 6)):
+        (kernel,), (known,) = (
+            model.profile({"x": x}, repeat=1).kernels for model in (loaded, dynamic)
+        )
+        assert kernel.cost == known.cost is not None
+        assert kernel.versions == known.versions
+
+
+def test_numbers_among_arguments_tell_sizes():
+    """Sizes of the second convolution's image follow from those of the model's, not the other way
+    round: these come as numbers.
+    """
+    nodes = [
+        node("Conv", ["x", "w"], ["a"], strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("Conv", ["a", "v"], ["y"], strides=[2, 2], pads=[1, 1, 1, 1]),
+    ]
+    inputs, outputs = [value("x", ["N", 3, "H", "W"])], [value("y", ["N", 8, "h", "w"])]
+    weights = {"w": rand(8, 3, 3, 3), "v": rand(8, 8, 3, 3)}
+    profile = compiled(nodes, inputs, outputs, **weights).profile({"x": rand(2, 3, 18, 21)}, 1)
+    assert profile.unknown_calls == 0
+    exact = compiled(nodes, [value("x", [2, 3, 18, 21])], [value("y", [2, 8, 5, 6])], **weights)
+    products = 2 * 2 * (8 * 3 * 9 * 9 * 11 + 8 * 8 * 9 * 5 * 6)
+    assert products <= profile.total.cost.flops
+    assert exact.profile({"x": rand(2, 3, 18, 21)}, 1).total.cost.flops >= products
+
+
+def test_a_report_without_formulas_leaves_the_work_open(dynamic, monkeypatch):
+    records = [replace(one, symbolic=None) for one in dynamic.report.kernels]
+    monkeypatch.setattr(dynamic.report, "kernels", records)
+    profile = dynamic.profile({"x": rand(2, 5, 6)}, repeat=1)
     (kernel,) = profile.kernels
-    assert kernel.microseconds > 0
     assert kernel.cost is kernel.gflops is kernel.bytes_share is None
-    assert profile.inputs == ("x: float32[2, 5, 6]",)
     assert "not known  (the run decides the sizes of 1 call)" in profile.to_text()
     assert json.loads(profile.to_json())["modelled_microseconds"] is None
+    assert "Versions" not in profile.to_text()
+
+
+@pytest.fixture(scope="module")
+def sigmoid() -> tvm_ext.CompiledModel:
+    """An elementwise kernel, called twice: vectors where an array has as many elements."""
+    nodes = [node("Sigmoid", ["x"], ["a"], name="a"), node("Sigmoid", ["a"], ["y"], name="b")]
+    model_of_any = model(nodes, [value("x", ["N"])], [value("y", ["N"]), value("a", ["N"])])
+    return tvm_ext.compile(model_of_any, SMALL_VECTORS, specialize=[{"N": 8}])
+
+
+def test_versions_are_those_of_the_sizes_that_ran(sigmoid):
+    def ran(n: int) -> tuple[dict[str, int], ...]:
+        (kernel,) = sigmoid.profile({"x": rand(n)}, repeat=3).kernels
+        return kernel.versions
+
+    (record,) = sigmoid.report.kernels
+    (choice,) = record.symbolic.versions
+    assert [one.name for one in choice] == [
+        "vectors of 16, threads",
+        "vectors of 16, one thread",
+        "no vectors, one thread",
+    ]
+    assert ran(15) == ({"no vectors, one thread": 2},)
+    assert ran(16) == ({"vectors of 16, one thread": 2},)
+    assert ran(1 << 22) == ({"vectors of 16, threads": 2},)
+
+
+def test_a_profile_says_which_program_and_versions_ran(sigmoid):
+    exact, other = (sigmoid.profile({"x": rand(n)}, repeat=1) for n in (8, 9))
+    assert exact.program == "for exact sizes: x: float32[8]"
+    assert other.program == "for any sizes"
+    assert re.search(r"^Program +for any sizes$", other.to_text(), re.MULTILINE)
+    assert "no vectors, one thread: 2 of 2" in other.to_text()
+    assert "no vectors, one thread: 2 of 2" in other.to_html()
+    assert "Versions" not in exact.to_text() + exact.to_html()
+    data = json.loads(other.to_json())
+    assert data["program"] == "for any sizes"
+    assert data["kernels"][0]["versions"] == [{"no vectors, one thread": 2}]
+    assert json.loads(exact.to_json())["kernels"][0]["versions"] == []
 
 
 def test_of_a_machine_that_no_backend_knows_there_are_no_peaks(monkeypatch):
@@ -298,4 +371,4 @@ def test_the_hook_sees_kernels_only():
     for name in ("vm.builtin.alloc_storage", "kernel"):
         for before in (True, False):
             watch(None, name, before, None, tensor, 3)
-    assert [(name, shapes) for name, shapes, *_ in watch.calls] == [("kernel", ((2, 3), None))]
+    assert [(name, shapes) for name, shapes, *_ in watch.calls] == [("kernel", ((2, 3), 3))]

@@ -33,7 +33,7 @@ from tvm_ext.tir_schedules.statements import (
 # On loops that a run chooses from, and on loops over a batch whose items are shared by threads.
 _MARK, _ITEMS = "tvm_ext_thread_choice", "tvm_ext_batch_items"
 # Around loops that have threads where a condition holds.
-_CONDITION = "tvm_ext.threads_if"
+CONDITION = "tvm_ext.threads_if"
 
 # Items for each thread, at least, so that a last round of few does not make the others wait.
 _ENOUGH_ITEMS = 4
@@ -91,7 +91,7 @@ def with_thread_choice(func: tirx.PrimFunc, machine: CpuDescription) -> ThreadCh
         loops += 1
         many = work > tirx.const(least, "int64")
         loop = _version(node, tirx.ForKind.PARALLEL)
-        return tirx.AttrStmt(tirx.const(0, "int32"), _CONDITION, many, loop)
+        return tirx.AttrStmt(tirx.const(0, "int32"), CONDITION, many, loop)
 
     body = structural_map(func.body, (tirx.For, chosen))
     if not loops:
@@ -198,7 +198,7 @@ def _items_or_parts(loop: tirx.For, threads: int) -> tirx.Stmt:
         return changed_loop(node, kind=tirx.ForKind.SERIAL) if is_parallel else node
 
     def unconditional(node: tirx.AttrStmt) -> tirx.Stmt:
-        return node.body if node.attr_key == _CONDITION else node
+        return node.body if node.attr_key == CONDITION else node
 
     items = structural_map(loop, [(tirx.For, in_series), (tirx.AttrStmt, unconditional)])
     items = structural_map(items, (tirx.Var, lambda variable: copies.get(variable, variable)))
@@ -295,7 +295,7 @@ class _Outlined:
             self._base[view.buffer] = self._base.get(data.args[0], data.args[0])
 
     def _chosen(self, node: tirx.AttrStmt) -> tirx.Stmt:
-        if node.attr_key != _CONDITION:
+        if node.attr_key != CONDITION:
             return node
         *before, loop = node.body.seq if isinstance(node.body, tirx.SeqStmt) else [node.body]
         turns = self._function(loop)

@@ -3,20 +3,36 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
-from tvm import relax, s_tir, tirx
-from tvm.s_tir.analysis import estimate_tir_flops
-from tvm.sym import Analyzer
+from tvm import relax, tirx
 
+from tvm_ext.compiler.kernel_versions import kernel_versions
+from tvm_ext.compiler.kernel_work import (
+    KernelWork,
+    formula,
+    has_known_sizes,
+    kernel_work,
+    named_sizes,
+    sizes_of,
+    with_values,
+)
 from tvm_ext.hardware.cost_model import CostModel, Work
-from tvm_ext.relay_passes.expressions import operator_name, value_for
+from tvm_ext.relay_passes.expressions import operator_name, sizes_of_params, value_for
 from tvm_ext.relay_passes.spans import bindings_of
-from tvm_ext.report.records import KernelCall, KernelRecord, MicroBatchRecord, SizesRecord
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.report.formulas import FormulaError, evaluate, identifier, total
+from tvm_ext.report.records import (
+    KernelCall,
+    KernelRecord,
+    MicroBatchRecord,
+    RunWork,
+    SizesRecord,
+    SymbolicRecord,
+)
+from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
-from tvm_ext.tir_schedules.statements import sizes_at, with_sizes
 
 _UNSCHEDULED = ScheduleChoice("as written", "as written", "ScheduleKernels did not run")
 
@@ -27,19 +43,25 @@ def kernel_records(
     choices: dict[str, ScheduleChoice],
     cost_model: CostModel,
     asked_records: bool = False,
+    final: tvm.IRModule | None = None,
 ) -> list[KernelRecord]:
     """One record a kernel, in the order of first calls.
 
-    ``asked_records``: whether the user gave tuned records, so that a miss is worth a word.
+    ``asked_records``: whether the user gave tuned records, so that a miss is worth a word;
+    ``final``: the kernels as code is made of them, for the versions that they have.
     """
     origins: dict[str, list[str]] = {}
     for call in calls:
         origins.setdefault(call.kernel, []).append(call.where)
+    # Without those of which another kernel has the same code.
+    functions = final.functions_items() if final is not None else ()
+    as_code = {str(var.name_hint): func for var, func in functions}
     records = []
     for name, places in origins.items():
         func = unscheduled[name]
         choice = choices.get(name, _UNSCHEDULED)
-        known = has_known_sizes(func)
+        work = kernel_work(func)
+        known = work.at({}) if has_known_sizes(func) else None
         hit = choice.source == "record"
         records.append(
             KernelRecord(
@@ -50,15 +72,27 @@ def kernel_records(
                 source=choice.source,
                 reason=choice.reason,
                 refusals=list(choice.refusals),
-                flops=kernel_flops(func) if known else None,
-                bytes=kernel_bytes(func) if known else None,
-                estimated_seconds=kernel_seconds(func, cost_model) if known else None,
+                flops=known.flops if known else None,
+                bytes=known.bytes if known else None,
+                estimated_seconds=cost_model.seconds(known) if known else None,
                 tuned="hit" if hit else "miss" if asked_records else "",
                 miss=choice.miss if asked_records else "",
-                dtype=kernel_dtype(func),
+                dtype=work.dtype,
+                symbolic=None if known else _symbolic(func, work, as_code.get(name)),
             )
         )
     return records
+
+
+def _symbolic(func: tirx.PrimFunc, work: KernelWork, final: tirx.PrimFunc | None) -> SymbolicRecord:
+    names = named_sizes(func)
+    by_place = {place: names[size] for size, place in sizes_of(func).items()}
+    return SymbolicRecord(
+        sizes={names[size]: list(place) for size, place in sizes_of(func).items()},
+        flops=formula(work.flops, names),
+        bytes=formula(work.bytes, names),
+        versions=[] if final is None else kernel_versions(final, by_place),
+    )
 
 
 def largest_result(unscheduled: tvm.IRModule, calls: Sequence[KernelCall]) -> str:
@@ -77,28 +111,7 @@ def largest_result(unscheduled: tvm.IRModule, calls: Sequence[KernelCall]) -> st
     return f"'{found[name]}', of shape [{', '.join(sizes)}]"
 
 
-def has_known_sizes(func: tirx.PrimFunc) -> bool:
-    """Whether all tensors that a kernel takes have sizes that no run decides."""
-    shapes = [param.shape for param in func.params if hasattr(param, "shape")]
-    return all(_extent(size) is not None for shape in shapes for size in shape)
-
-
-def _extent(size: tirx.Expr | int) -> int | None:
-    """As ``static_extent``, of numbers that are still to be added or multiplied, too."""
-    return static_extent(size if isinstance(size, int) else Analyzer().simplify(size))
-
-
-def work_of_call(
-    kernels: Mapping[str, tirx.PrimFunc], name: str, shapes: Sequence[tuple[int, ...] | int | None]
-) -> Work | None:
-    """Operations and bytes of one call at its sizes; None where its arguments do not tell them.
-
-    ``shapes`` are those of the arguments, or values of numbers; None for what is not known.
-    """
-    func = kernels[name]
-    known = with_sizes(func, sizes_at(func, shapes))
-    return kernel_work(known) if has_known_sizes(known) else None
-
+# What is known of runs of other sizes.
 
 # Formulas longer than this are for no reader.
 _LONGEST_FORMULA = 60
@@ -112,46 +125,105 @@ def nominal_figures(
     sizes: Mapping[str, int],
     storage_bytes: tvm.ir.Expr | None,
     cost_model: CostModel,
-) -> SizesRecord:
-    """Figures of a run at ``sizes``, by name of the inputs' dimensions.
+) -> tuple[SizesRecord, list[KernelRecord]]:
+    """Figures of a run at ``sizes``, by name of the inputs' dimensions, and formulas for any.
 
-    ``kernels`` are the lowered functions, ``main`` among them, which calls them; ``records`` say
-    what is known for any sizes.
+    ``kernels`` are the lowered functions, ``main`` among them, which calls them; the ``records`` of
+    kernels whose sizes a run decides come back with their share.
     """
-    work = _work_of_run(kernels, records, sizes)
+    may_branch = _has_branches(kernels)
+    work = {} if may_branch else _work_of_calls(kernels)
+    known = {name: _work_of_run(calls, sizes, cost_model) for name, calls in work.items()}
+    records = [
+        record if record.flops is not None else replace(record, nominal=known.get(record.name))
+        for record in records
+    ]
+    every = [call for calls in work.values() for call in calls]
+    run = None if may_branch else _work_of_run(every, sizes, cost_model)
     nbytes = None if storage_bytes is None else value_for(storage_bytes, sizes)
-    formula = _INTEGER.sub(lambda found: f"{int(found[1]):,}", str(storage_bytes))
-    is_short = len(formula) <= _LONGEST_FORMULA and "T." not in formula
-    return SizesRecord(
+    text = _INTEGER.sub(lambda found: f"{int(found[1]):,}", str(storage_bytes))
+    is_short = len(text) <= _LONGEST_FORMULA and "T." not in text
+    nominal = SizesRecord(
         sizes=dict(sizes),
         memory_bytes=nbytes if nbytes is not None and nbytes >= 0 else None,
-        memory_formula=formula if storage_bytes is not None and is_short else "",
-        flops=None if work is None else sum(one.flops for one in work),
-        estimated_seconds=None if work is None else sum(map(cost_model.seconds, work)),
+        memory_formula=text if storage_bytes is not None and is_short else "",
+        flops=None if run is None else run.flops,
+        estimated_seconds=None if run is None else run.estimated_seconds,
+        work=run,
     )
+    return nominal, records
+
+
+@dataclass(frozen=True)
+class _CallWork:
+    """What a call does, as formulas of the model's sizes; empty where these do not decide it."""
+
+    flops: str
+    bytes: str
+    dtype: str
+
+
+def _work_of_calls(kernels: tvm.IRModule) -> dict[str, list[_CallWork]]:
+    """By kernel, the work of each of its calls in ``main``."""
+    dimensions = {size: identifier(str(size.name)) for size in sizes_of_params(kernels["main"])}
+    if len(set(dimensions.values())) < len(dimensions):
+        # Two names that are one in a formula.
+        dimensions = {}
+    works: dict[str, KernelWork] = {}
+    known: dict[tuple[str, str], _CallWork] = {}
+    found: dict[str, list[_CallWork]] = {}
+    for name, given in _calls(kernels):
+        key = name, str(given)
+        if key not in known:
+            func = kernels[name]
+            work = works.setdefault(name, kernel_work(func))
+            own = _given_sizes(func, given)
+            flops, nbytes = (
+                formula(with_values(one, own), dimensions) for one in (work.flops, work.bytes)
+            )
+            known[key] = _CallWork(flops, nbytes, work.dtype)
+        found.setdefault(name, []).append(known[key])
+    return found
+
+
+def _given_sizes(func: tirx.PrimFunc, given: Sequence[Any]) -> dict[tirx.Var, Any]:
+    """What a call gives for a kernel's sizes, as expressions of the caller's."""
+    return {
+        size: given[place] if axis < 0 else given[place][axis]
+        for size, (place, axis) in sizes_of(func).items()
+        if given[place] is not None
+    }
 
 
 def _work_of_run(
-    kernels: tvm.IRModule, records: Sequence[KernelRecord], sizes: Mapping[str, int]
-) -> list[Work] | None:
-    """The work of each call of a run; None where branches, loops or data decide some of it."""
-    known = {
-        record.name: Work(record.flops, record.bytes, record.dtype)
-        for record in records
-        if record.flops is not None and record.bytes is not None
-    }
-    bound = [binding.value for binding in bindings_of(kernels["main"])]
-    if any(isinstance(v, relax.If) or _is_call_of_function(v) for v in bound):
+    calls: Sequence[_CallWork], sizes: Mapping[str, int], cost_model: CostModel
+) -> RunWork | None:
+    """The work of some calls together; None where the data decide some of it."""
+    if not all(call.flops and call.bytes for call in calls):
         return None
-    found = []
-    for name, arguments in calls_at(kernels, sizes):
-        if arguments is None:
-            return None
-        work = known.get(name) or work_of_call({name: kernels[name]}, name, arguments)
-        if work is None:
-            return None
-        found.append(work)
-    return found
+    try:
+        work = [
+            Work(float(evaluate(one.flops, sizes)), float(evaluate(one.bytes, sizes)), one.dtype)
+            for one in calls
+        ]
+    except FormulaError:
+        return None
+    if any(one.flops < 0 or one.bytes < 0 for one in work):
+        # Sizes that the model does not take.
+        return None
+    return RunWork(
+        flops=sum(one.flops for one in work),
+        bytes=sum(one.bytes for one in work),
+        estimated_seconds=sum(map(cost_model.seconds, work)),
+        flops_formula=total(call.flops for call in calls),
+        bytes_formula=total(call.bytes for call in calls),
+    )
+
+
+def _has_branches(kernels: tvm.IRModule) -> bool:
+    """Whether a run may make other calls than those that stand in ``main``."""
+    bound = [binding.value for binding in bindings_of(kernels["main"])]
+    return any(isinstance(value, relax.If) or _is_call_of_function(value) for value in bound)
 
 
 # A micro-batch reads and writes arrays of its own this many times as much as weights, and takes
@@ -161,40 +233,22 @@ _LEAST_SECONDS = 500e-6
 
 
 def micro_batch(
-    kernels: tvm.IRModule,
-    dimension: str,
-    sizes: Mapping[str, int],
-    item_elements: int,
-    item_seconds: float,
+    nominal: SizesRecord, dimension: str, item_elements: int
 ) -> MicroBatchRecord | None:
     """How a batch whose items are independent is cut into micro-batches; None if not at all.
 
-    ``sizes`` are nominal ones, with ``item_elements`` elements of the inputs of one item, which is
-    modelled to take ``item_seconds``.
+    The inputs of one item have ``item_elements`` elements at the ``nominal`` sizes.
     """
-    one, two = (_bytes_of_run(kernels, {**sizes, dimension: items}) for items in (1, 2))
-    if one is None or two is None or two <= one or item_seconds <= 0:
+    if nominal.work is None or nominal.work.estimated_seconds <= 0:
+        return None
+    nbytes = nominal.work.bytes_formula
+    one, two = (evaluate(nbytes, {**nominal.sizes, dimension: items}) for items in (1, 2))
+    if two <= one:
         return None
     own = two - one
+    item_seconds = nominal.work.estimated_seconds / nominal.sizes[dimension]
     items = max(_OWN_TO_WEIGHTS * max(one - own, 0.0) / own, _LEAST_SECONDS / item_seconds)
     return MicroBatchRecord(dimension, items, item_elements)
-
-
-def _bytes_of_run(kernels: tvm.IRModule, sizes: Mapping[str, int]) -> float | None:
-    """Bytes of the parameters of all calls; None where ``sizes`` do not decide some."""
-    gathered: dict[str, dict[str, int]] = {}
-    total = 0.0
-    for name, arguments in calls_at(kernels, sizes):
-        if arguments is None:
-            return None
-        params = kernels[name].params
-        read = gathered.setdefault(name, _gathered_elements(kernels[name]))
-        for param, shape in zip(params, arguments, strict=True):
-            if isinstance(shape, tuple):
-                elements = math.prod(shape)
-                elements = min(elements, read.get(str(param.name), elements))
-                total += elements * tvm.DataType(str(param.dtype)).bits / 8
-    return total
 
 
 def _is_call_of_function(value: Any) -> bool:
@@ -209,16 +263,23 @@ def calls_at(
     Arguments are shapes of tensors, of the results as well, and numbers; None where ``sizes`` alone
     do not decide them, or are such that the model does not take.
     """
-    for binding in bindings_of(kernels["main"]):
-        call = binding.value
-        if operator_name(call) != "relax.call_tir":
-            continue
-        results = getattr(call.ty_args[0], "fields", call.ty_args[:1])
-        given = [*(_shape_or_number(argument) for argument in call.args[1])]
-        given += [getattr(ty, "shape", None) for ty in results]
+    for name, given in _calls(kernels):
         values = [_value_at(one, sizes) for one in given]
         known = tuple(value for value in values if value is not None)
-        yield str(call.args[0].name_hint), known if len(known) == len(values) else None
+        yield name, known if len(known) == len(values) else None
+
+
+def _calls(kernels: tvm.IRModule) -> Iterator[tuple[str, list[Any]]]:
+    """The kernels that ``main`` calls, with the shapes of tensors, of the results as well, and the
+    numbers that they get; None for a shape that is not known.
+    """
+    for binding in bindings_of(kernels["main"]):
+        call = binding.value
+        if operator_name(call) == "relax.call_tir":
+            results = getattr(call.ty_args[0], "fields", call.ty_args[:1])
+            given = [*(_shape_or_number(argument) for argument in call.args[1])]
+            given += [getattr(ty, "shape", None) for ty in results]
+            yield str(call.args[0].name_hint), given
 
 
 def _shape_or_number(argument: relax.Expr) -> Any:
@@ -237,72 +298,3 @@ def _value_at(given: Any, sizes: Mapping[str, int]) -> tuple[int, ...] | int | N
     if not names <= set(sizes) or len(numbers) < len(values):
         return None
     return numbers if is_shape else numbers[0]
-
-
-def kernel_work(func: tirx.PrimFunc) -> Work:
-    """Operations and bytes of one call."""
-    return Work(kernel_flops(func), kernel_bytes(func), kernel_dtype(func))
-
-
-def kernel_seconds(func: tirx.PrimFunc, cost_model: CostModel) -> float:
-    """Modelled time of one call, whatever its schedule."""
-    return cost_model.seconds(kernel_work(func))
-
-
-def kernel_flops(func: tirx.PrimFunc) -> float:
-    """Arithmetic operations of one call; 0 when a symbolic extent or an extern call hides them."""
-    try:
-        # TVM counts loops down, which sorts for GPUs have, as less than nothing.
-        return max(0.0, float(estimate_tir_flops(tvm.IRModule({"main": func}))))
-    except (tvm.error.InternalError, RuntimeError, ValueError, TypeError):
-        return 0.0
-
-
-def kernel_bytes(func: tirx.PrimFunc) -> float:
-    """Bytes of all parameters, each counted once; a symbolic size counts as 1.
-
-    Of a tensor that is read at places that the data say (an embedding's table), as many as are
-    read.
-    """
-    gathered = _gathered_elements(func)
-    total = 0.0
-    for param in func.params:
-        if not hasattr(param, "shape"):
-            continue
-        elements = math.prod(_extent(size) or 1 for size in param.shape)
-        elements = min(elements, gathered.get(str(param.name), elements))
-        total += elements * tvm.DataType(str(param.dtype)).bits / 8
-    return total
-
-
-def _gathered_elements(func: tirx.PrimFunc) -> dict[str, int]:
-    """By name of a parameter that is read at indices that are themselves read, how many reads."""
-    found: dict[str, int] = {}
-    for block in nodes(func.body, s_tir.SBlock):
-        iterations = math.prod(_extent(v.dom.extent) or 1 for v in block.iter_vars)
-        for store in nodes(block.body, tirx.BufferStore) if len(block.iter_vars) else ():
-            for load in nodes(store.value, tvm.ir.TensorLoad):
-                if any(nodes(index, tvm.ir.TensorLoad) for index in load.indices):
-                    name = str(load.source.name)
-                    found[name] = found.get(name, 0) + iterations
-    return found
-
-
-def kernel_dtype(func: tirx.PrimFunc) -> str:
-    """Element type that the arithmetic goes at the rate of: that of the result, the last parameter;
-    uint8 where products of it and int8 are summed; float32 when there is no buffer.
-    """
-    last = func.params[-1] if len(func.params) else None
-    types = {str(param.dtype) for param in func.params if hasattr(param, "shape")}
-    if {"uint8", "int8"} <= types and any(map(_is_narrow, nodes(func.body, tirx.Mul))):
-        return "uint8"
-    return str(last.dtype) if last is not None and hasattr(last, "shape") else "float32"
-
-
-def _is_narrow(product: tirx.Mul) -> bool:
-    """Whether a product is one of uint8 and int8."""
-    sides = (product.a, product.b)
-    return sorted(str(side.value.ty) for side in sides if isinstance(side, tirx.Cast)) == [
-        "int8",
-        "uint8",
-    ]

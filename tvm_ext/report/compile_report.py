@@ -175,6 +175,13 @@ class CompileReport(RenderedReport):
         return sum(known) if len(known) == len(times) else None
 
     @property
+    def seconds_of_run(self) -> float | None:
+        """As ``estimated_seconds``, at nominal sizes where a run decides these."""
+        if self.estimated_seconds is None and self.nominal is not None:
+            return self.nominal.estimated_seconds
+        return self.estimated_seconds
+
+    @property
     def micro_batch_figure(self) -> str:
         """How a batch is cut, in words; empty where it is not."""
         cut = self.micro_batch
@@ -231,7 +238,7 @@ class CompileReport(RenderedReport):
     def kernels_by_cost(self) -> list[KernelRecord]:
         """The kernels, the one with the largest modelled time of a run first."""
         return sorted(
-            self.kernels, key=lambda kernel: (-(kernel.total_seconds or 0.0), kernel.name)
+            self.kernels, key=lambda kernel: (-(kernel.seconds_of_run or 0.0), kernel.name)
         )
 
     @property
@@ -247,23 +254,14 @@ class CompileReport(RenderedReport):
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values, with the version of this form under "schema"."""
         values = {"schema": SCHEMA, **asdict(self)}
-        if self.device is None:
-            # Reports of programs for a CPU read as they always did.
-            del values["device"]
-        if not self.host:
-            del values["host"]
-        for name in ("nominal", "precision"):
-            if values[name] is None:
-                del values[name]
         values["specialized"] = [one.to_dict() for one in self.specialized]
-        if not self.specialized:
-            del values["specialized"]
+        # Reports read as they did before there was any of these.
+        _leave_out(values, "device", "host", "nominal", "precision", "specialized")
+        _leave_out(values.get("nominal", {}), "work")
         for record in values["passes"]:
-            if record["after"] is None:
-                del record["after"]
+            _leave_out(record, "after")
         for record in values["kernels"]:
-            if not record["dtype"]:
-                del record["dtype"]
+            _leave_out(record, "dtype", "symbolic", "nominal")
         return values
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -319,6 +317,13 @@ class CompileReport(RenderedReport):
         from tvm_ext.report.page import render_html
 
         return render_html(self)
+
+
+def _leave_out(values: dict[str, Any], *names: str) -> None:
+    """Takes out what is empty of some values."""
+    for name in names:
+        if not values.get(name):
+            values.pop(name, None)
 
 
 def _with_current_names(record: PassRecord) -> PassRecord:

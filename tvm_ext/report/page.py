@@ -189,6 +189,7 @@ def tiles(report: "CompileReport") -> list[KeyFigure]:
         KeyFigure("Weights", format_bytes(report.memory.weights_bytes), "constants of the program"),
         _pass_tile(report),
         _time_tile(report),
+        *_work_tiles(report),
         *_specialized_tiles(report),
         *_precision_tiles(report),
         *_device_tiles(report),
@@ -232,6 +233,22 @@ def _memory_tile(report: "CompileReport") -> KeyFigure:
     if report.symbolic_sizes:
         note += "; for the largest sizes"
     return KeyFigure("Peak memory", format_bytes(memory.planned_peak_bytes), note)
+
+
+def _work_tiles(report: "CompileReport") -> list[KeyFigure]:
+    """Of a program whose sizes a run decides: what the kernel table cannot add up."""
+    nominal = report.nominal
+    if nominal is None or nominal.work is None:
+        return []
+    titles = {"flops": "Work of a run", "bytes": "Moved in a run"}
+    return [
+        KeyFigure(
+            title,
+            nominal.work.figure(what),
+            f"{nominal.where}; {nominal.work.formula(what, nominal.sizes)}",
+        )
+        for what, title in titles.items()
+    ]
 
 
 def _device_tiles(report: "CompileReport") -> list[KeyFigure]:
@@ -315,7 +332,7 @@ def _comparison(
 
 
 def kernel_rows(report: "CompileReport") -> list[KernelRow]:
-    total = report.estimated_seconds
+    total = report.seconds_of_run
     ordered = report.kernels_by_cost
     if not total:
         return [KernelRow(kernel, 0.0, 0.0) for kernel in ordered]
@@ -327,35 +344,37 @@ def kernel_rows(report: "CompileReport") -> list[KernelRow]:
 
 
 def _seconds(kernel: "KernelRecord") -> float:
-    return kernel.total_seconds or 0.0
+    return kernel.seconds_of_run or 0.0
 
 
 def kernel_scales(report: "CompileReport") -> KernelScales:
     kernels = report.kernels
     return KernelScales(
-        flops=flops_scale(max((kernel.flops or 0.0 for kernel in kernels), default=0.0)),
-        bytes=bytes_scale(max((kernel.bytes or 0.0 for kernel in kernels), default=0.0)),
-        call=seconds_scale(
-            max((kernel.estimated_seconds or 0.0 for kernel in kernels), default=0.0)
-        ),
+        flops=flops_scale(_largest(kernels, "flops")),
+        bytes=bytes_scale(_largest(kernels, "bytes")),
+        call=seconds_scale(_largest(kernels, "estimated_seconds")),
         total=seconds_scale(max((_seconds(kernel) for kernel in kernels), default=0.0)),
     )
+
+
+def _largest(kernels: "list[KernelRecord]", figure: str) -> float:
+    return max((kernel.of_call(figure) or 0.0 for kernel in kernels), default=0.0)
 
 
 def known_columns(report: "CompileReport") -> KnownColumns:
     kernels = report.kernels
     counts = Counter(kernel.source for kernel in kernels)
     return KnownColumns(
-        flops=any(kernel.flops is not None for kernel in kernels),
-        bytes=any(kernel.bytes is not None for kernel in kernels),
-        seconds=any(kernel.estimated_seconds is not None for kernel in kernels),
+        flops=any(kernel.of_call("flops") is not None for kernel in kernels),
+        bytes=any(kernel.of_call("bytes") is not None for kernel in kernels),
+        seconds=any(kernel.of_call("estimated_seconds") is not None for kernel in kernels),
         usual_source=next((name for name, n in counts.items() if 2 * n > len(kernels)), ""),
     )
 
 
 def concentration(report: "CompileReport") -> str:
     """Return where the modelled time is: how few kernels make up 80 % of it."""
-    total = report.estimated_seconds
+    total = report.seconds_of_run
     if not total:
         return ""
     reached = 0.0
@@ -368,7 +387,7 @@ def concentration(report: "CompileReport") -> str:
 
 
 def source_rows(report: "CompileReport") -> list[SourceRow]:
-    total = report.estimated_seconds or 0.0
+    total = report.seconds_of_run or 0.0
     names = list(_SOURCES) + sorted({kernel.source for kernel in report.kernels} - set(_SOURCES))
     rows = []
     for name in names:

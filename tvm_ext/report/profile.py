@@ -5,6 +5,7 @@ are imported where they are asked for.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -174,6 +175,9 @@ class CallTime(Timed):
         When it began and how long it took in the run that stands for all, in microseconds.
     part : int
         Which compiled part of the model it belongs to, of those with steps on the host.
+    versions : tuple[tuple[int, str], ...]
+        Of a kernel that chooses by the sizes of a call, the number of each choice and the version
+        that ran.
     """
 
     kernel: str
@@ -182,6 +186,7 @@ class CallTime(Timed):
     begun: float
     lasted: float
     part: int = 0
+    versions: tuple[tuple[int, str], ...] = ()
 
     @property
     def on_host(self) -> bool:
@@ -204,11 +209,23 @@ class KernelTime(Timed):
         The ONNX nodes that its calls compute, those of one call joined by " + ".
     schedule : str
         As in the compile report; "host" for a step on the host.
+    versions : tuple[dict[str, int], ...]
+        For each choice that the kernel makes by the sizes of a call, the versions that ran in one
+        run and how often; empty for kernels of one version.
     """
 
     kernel: str
     origins: tuple[str, ...]
     schedule: str
+    versions: tuple[dict[str, int], ...] = ()
+
+    @property
+    def versions_figure(self) -> str:
+        """The versions that ran, in words; empty for kernels of one version."""
+        return "; ".join(
+            ", ".join(f"{name}: {count:,} of {self.calls:,}" for name, count in choice.items())
+            for choice in self.versions
+        )
 
     @property
     def name(self) -> str:
@@ -262,6 +279,8 @@ class Profile(RenderedReport):
         Time of the run that stands for all, with the hook.
     peaks : Peaks or None
         What rates are compared with; None where nothing is known of the machine.
+    program : str
+        Which program of a specialised model ran, in words; empty where there is but one.
     """
 
     model: str
@@ -273,6 +292,7 @@ class Profile(RenderedReport):
     calls: tuple[CallTime, ...]
     traced_microseconds: float
     peaks: Peaks | None = None
+    program: str = ""
 
     @cached_property
     def kernels(self) -> tuple[KernelTime, ...]:
@@ -285,6 +305,7 @@ class Profile(RenderedReport):
                 kernel=name,
                 origins=tuple(dict.fromkeys(one for call in calls for one in call.origins)),
                 schedule=calls[0].schedule,
+                versions=_counted_versions(calls),
             )
             for (_, name), calls in found.items()
         ]
@@ -341,6 +362,7 @@ class Profile(RenderedReport):
             "target": self.target,
             "opt_level": self.opt_level,
             "inputs": list(self.inputs),
+            "program": self.program,
             "repeat": self.repeat,
             "run_microseconds": self.run_microseconds,
             "kernel_microseconds": self.kernel_microseconds,
@@ -352,6 +374,7 @@ class Profile(RenderedReport):
                     "kernel": time.kernel,
                     "origins": list(time.origins),
                     "schedule": time.schedule,
+                    "versions": [dict(choice) for choice in time.versions],
                     **time.figures(),
                 }
                 for time in self.kernels
@@ -386,6 +409,14 @@ class Profile(RenderedReport):
     def save_trace(self, path: str | Path) -> None:
         """Write the trace; raises as ``save_html``."""
         write_text(path, self.to_trace())
+
+
+def _counted_versions(calls: Sequence[CallTime]) -> tuple[dict[str, int], ...]:
+    """How often each version ran, by choice."""
+    found: dict[int, Counter[str]] = {}
+    for number, name in (version for call in calls for version in call.versions):
+        found.setdefault(number, Counter())[name] += 1
+    return tuple(dict(found[number].most_common()) for number in sorted(found))
 
 
 def _grouped(pairs: Iterable[tuple[_Key, CallTime]]) -> Mapping[_Key, list[CallTime]]:

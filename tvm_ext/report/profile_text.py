@@ -21,7 +21,7 @@ from tvm_ext.report.units import (
 )
 
 if TYPE_CHECKING:
-    from tvm_ext.report.profile import Profile
+    from tvm_ext.report.profile import KernelTime, Profile
 
 KERNELS_SHOWN = 10
 NOT_KNOWN = "not known"
@@ -36,11 +36,16 @@ def renderable(
 ) -> RenderableType:
     """Return the summary: key figures, and so many kernels; ``verbose`` adds their names."""
     facts = {"Inputs": ", ".join(profile.inputs)}
+    if profile.program:
+        facts["Program"] = plain(profile.program)
     for name, value, note in key_figures(profile):
         facts[name] = f"{value}  ({note})" if note else value
     parts: list[RenderableType] = [_title(profile), facts_table(facts)]
     if profile.kernels:
         parts += [Text(), _kernels(profile, shown, verbose)]
+    chosen = [kernel for kernel in profile.kernels[:shown] if kernel.versions]
+    if chosen:
+        parts += [Text(), _versions(chosen)]
     return Group(*parts)
 
 
@@ -132,6 +137,14 @@ def _kernels(profile: "Profile", shown: int, verbose: bool) -> Table:
         add([f"{len(rest):,} more"], timed_together(rest))
     table.add_section()
     add(["Total"], everything)
+    return table
+
+
+def _versions(kernels: list["KernelTime"]) -> Table:
+    """Which versions ran, of kernels whose code has several."""
+    table = FlexibleTable("Versions that ran, with their calls", "~Computes", "=Versions")
+    for kernel in kernels:
+        table.add_row(ShortName(computes(kernel)), Text(plain(kernel.versions_figure)))
     return table
 
 

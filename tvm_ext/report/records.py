@@ -5,11 +5,13 @@ Records hold no TVM objects, only JSON values.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tvm_ext.configs.decision import Decision
+from tvm_ext.report.formulas import in_words, is_so
+from tvm_ext.report.units import flops_scale, format_bytes
 
 # ONNX operators that multiply matrices: the work that other operators are fused into.
 _ANCHOR_OPERATORS = (
@@ -177,6 +179,94 @@ class GraphRecord:
 
 
 @dataclass(frozen=True)
+class VersionRecord:
+    """One of several ways in which a kernel's code does the same.
+
+    Attributes
+    ----------
+    name : str
+        What sets it apart from the others: "vectors of 64, threads".
+    condition : str
+        When it runs: a formula (`formulas`) of the kernel's sizes.
+    """
+
+    name: str
+    condition: str
+
+
+@dataclass(frozen=True)
+class SymbolicRecord:
+    """What one call does of a kernel whose sizes a run decides.
+
+    Attributes
+    ----------
+    sizes : dict[str, list[int]]
+        The sizes, by name: the number of the argument that has it and its axis there, or -1 where
+        the argument is the number itself.
+    flops, bytes : str
+        Formulas (`formulas`) of these sizes; empty where they do not decide it.
+    versions : list[list[VersionRecord]]
+        The choices that a call makes by its sizes, each with the versions that it chooses from.
+    """
+
+    sizes: dict[str, list[int]]
+    flops: str
+    bytes: str
+    versions: list[list[VersionRecord]] = field(default_factory=list)
+
+    def at(self, arguments: Sequence[tuple[int, ...] | int | None]) -> dict[str, int]:
+        """The sizes of a call with arguments of these shapes, or these numbers."""
+        found = {}
+        for name, (place, axis) in self.sizes.items():
+            given = arguments[place] if place < len(arguments) else None
+            if isinstance(given, tuple) and 0 <= axis < len(given):
+                found[name] = given[axis]
+            elif isinstance(given, int) and axis < 0:
+                found[name] = given
+        return found
+
+    def versions_at(self, sizes: Mapping[str, int]) -> tuple[tuple[int, str], ...]:
+        """The version that a call of these sizes takes of each choice, with the choice's number; of
+        choices that it does not come to, none.
+        """
+        return tuple(
+            (number, version.name)
+            for number, choice in enumerate(self.versions)
+            for version in choice
+            if is_so(version.condition, sizes)
+        )
+
+
+@dataclass(frozen=True)
+class RunWork:
+    """What all calls of one run do, or those of one kernel, where a run decides the sizes.
+
+    Attributes
+    ----------
+    flops, bytes, estimated_seconds : float
+        Floating-point operations, bytes moved and modelled time at nominal sizes.
+    flops_formula, bytes_formula : str
+        The first two for any sizes: formulas (`formulas`) of the model's dimensions.
+    """
+
+    flops: float
+    bytes: float
+    estimated_seconds: float
+    flops_formula: str
+    bytes_formula: str
+
+    def figure(self, what: str) -> str:
+        """The ``flops`` or ``bytes`` with their unit."""
+        return flops_scale(self.flops)(self.flops) if what == "flops" else format_bytes(self.bytes)
+
+    def formula(self, what: str, sizes: Mapping[str, int]) -> str:
+        """The same for any sizes, for a reader: terms that are large at ``sizes`` come first."""
+        if what == "flops":
+            return f"{in_words(self.flops_formula, sizes)} FLOP"
+        return f"{in_words(self.bytes_formula, sizes)} bytes"
+
+
+@dataclass(frozen=True)
 class KernelRecord:
     """One kernel, which a run calls ``calls`` times.
 
@@ -205,6 +295,10 @@ class KernelRecord:
         Why none fits.
     dtype : str
         Element type of the result; empty in reports that were saved before it was noted.
+    symbolic : SymbolicRecord or None
+        What a call does for any sizes, and which version of the code; None where all are known.
+    nominal : RunWork or None
+        What the calls of one run do where a run decides the sizes; None where data do, or branches.
     """
 
     name: str
@@ -220,6 +314,8 @@ class KernelRecord:
     tuned: str = ""
     miss: str = ""
     dtype: str = ""
+    symbolic: SymbolicRecord | None = None
+    nominal: RunWork | None = None
 
     @property
     def schedule_and_source(self) -> str:
@@ -230,6 +326,21 @@ class KernelRecord:
     def total_seconds(self) -> float | None:
         """Modelled time of all calls of one run, in seconds; None where it is not known."""
         return None if self.estimated_seconds is None else self.calls * self.estimated_seconds
+
+    def of_call(self, figure: str) -> float | None:
+        """``flops``, ``bytes`` or ``estimated_seconds`` of one call, at nominal sizes where a run
+        decides these: the mean of its calls. None where it is not known.
+        """
+        known: float | None = getattr(self, figure)
+        if known is not None or self.nominal is None:
+            return known
+        return float(getattr(self.nominal, figure)) / max(self.calls, 1)
+
+    @property
+    def seconds_of_run(self) -> float | None:
+        """As ``total_seconds``, at nominal sizes where a run decides these."""
+        seconds = self.of_call("estimated_seconds")
+        return None if seconds is None else self.calls * seconds
 
 
 # The program's function that takes memory for its results behind its inputs.
@@ -307,6 +418,8 @@ class SizesRecord:
         The same for any sizes; empty where it is long.
     flops, estimated_seconds : float or None
         Floating-point operations, and modelled time; None where they depend on data.
+    work : RunWork or None
+        These and the bytes moved, with formulas for any sizes; None where they depend on data.
     """
 
     sizes: dict[str, int]
@@ -314,6 +427,7 @@ class SizesRecord:
     memory_formula: str
     flops: float | None
     estimated_seconds: float | None
+    work: RunWork | None = None
 
     @property
     def where(self) -> str:

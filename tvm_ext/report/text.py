@@ -83,6 +83,8 @@ def _key_figures(report: "CompileReport") -> Table:
             "Precision": plain(report.precision.figure) if report.precision else "",
             "Device code": device.code_figure if device is not None else "",
             "CUDA graphs": device.graph_figure if device is not None else "",
+            "Work of a run": _work_figure(report, "flops"),
+            "Moved in a run": _work_figure(report, "bytes"),
             "Estimated latency": _latency_figure(report),
         }
     )
@@ -120,6 +122,15 @@ def _memory_figure(report: "CompileReport") -> str:
     figure = format_bytes(memory.planned_peak_bytes)
     largest = ", for the largest sizes" if report.symbolic_sizes else ""
     return f"{figure}  ({format_bytes(memory.unplanned_bytes)} without reuse{largest})"
+
+
+def _work_figure(report: "CompileReport", what: str) -> str:
+    """The ``flops`` or ``bytes`` of a run whose sizes it decides, at nominal ones and for any."""
+    nominal = report.nominal
+    if nominal is None or nominal.work is None:
+        return ""
+    formula = nominal.work.formula(what, nominal.sizes)
+    return plain(f"{nominal.work.figure(what)} {nominal.where}  ({formula})")
 
 
 def _latency_figure(report: "CompileReport") -> str:
@@ -205,9 +216,10 @@ def _kernels(report: "CompileReport", verbose: bool) -> Table | None:
         return None
     ordered = report.kernels_by_cost
     shown, rest = ordered[:KERNELS_SHOWN], ordered[KERNELS_SHOWN:]
-    total = report.estimated_seconds
-    times = seconds_scale(ordered[0].total_seconds or 0.0)
-    title = "Kernels by estimated time of one run (modelled)"
+    total = report.seconds_of_run
+    times = seconds_scale(ordered[0].seconds_of_run or 0.0)
+    where = f" {report.nominal.where}" if report.nominal and total is not None else ""
+    title = plain(f"Kernels by estimated time of one run{where} (modelled)")
     names = ["~Kernel"] if verbose else []
     names += ["~Computes", "~Schedule"]
     numbers = [">Calls", ">Time", ">Share"]
@@ -241,7 +253,7 @@ def _misses(report: "CompileReport", verbose: bool) -> RenderableType | None:
 def _figures(
     kernels: "list[KernelRecord]", times: Scale, total: float | None
 ) -> tuple[str, str, str]:
-    found = [kernel.total_seconds for kernel in kernels]
+    found = [kernel.seconds_of_run for kernel in kernels]
     known = [seconds for seconds in found if seconds is not None]
     seconds = sum(known) if len(known) == len(found) else None
     calls = sum(kernel.calls for kernel in kernels)

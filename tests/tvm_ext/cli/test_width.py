@@ -35,11 +35,20 @@ def folder(tmp_path_factory):
     ]
     outputs = [value(name, [4, 16]) for name in (WIDE, y)]
     onnx.save(model(nodes, [value(x, [4, 16])], outputs, w=rand(16, 16)), path / "long.onnx")
+    inputs = [value("x", [f"{LONG}n", f"{LONG}l", 16])]
+    softmax = node("Softmax", ["s"], [WIDE], name=WIDE)
+    attention = [*_scores(), softmax, node("MatMul", [WIDE, "x"], ["y"], name=f"{LONG}3")]
+    onnx.save(model(attention, inputs, [value("y", [None] * 3)]), path / "dynamic.onnx")
     for name, best in (("before", 1e-6), ("after", 2e-6)):
         write_folder(path / name, best=best, trials=_trials_with_long_names)
     append_trial(path / "after", trial(6, status="modelled", kernel_name=WIDE, origins=[]))
     assert invoke("compile", path / "long.onnx", "-q", "-o", path / "long.tvmx").exit_code == 0
     return path
+
+
+def _scores():
+    swapped = node("Transpose", ["x"], ["t"], name=f"{LONG}1", perm=[0, 2, 1])
+    return [swapped, node("MatMul", ["x", "t"], ["s"], name=f"{LONG}2")]
 
 
 def _trials_with_long_names(size, best):
@@ -52,6 +61,8 @@ COMMANDS = (
     "compile long.onnx -O0",
     "compile long.onnx -O0 -v",
     "compile long.onnx --dry-run",
+    "compile dynamic.onnx -O0",
+    "profile dynamic.onnx --repeat 2",
     "run long.tvmx --repeat 1 --print-top 2",
     "check long.tvmx --against long.onnx",
     "check long.onnx -O0 --all-values",

@@ -237,7 +237,7 @@ def test_a_profile_does_without_the_model_s_file(tmp_path):
     model = [tvm_ext.compile(path) for _ in range(2)][1]
     path.unlink()
     (kernel,) = json.loads(model.profile({"x": X}, repeat=1).to_json())["kernels"]
-    assert kernel["flops"] is None
+    assert kernel["flops"] > 0
 
 
 def test_files_that_are_no_models_fail_as_without_a_cache(tmp_path):

@@ -12,6 +12,7 @@ from unoptimised import HOST
 import tvm_ext
 from tvm_ext.cli.pass_tables import explain, explanation_parts
 from tvm_ext.report.compile_report import CompileReport
+from tvm_ext.report.formulas import evaluate
 from tvm_ext.report.terminal_tables import plain_text
 
 
@@ -39,16 +40,40 @@ def test_figures_are_those_of_usual_sizes(free):
     assert nominal.memory_formula == f"rows * {nominal.memory_bytes}"
     text, page = free.to_text(), free.to_html()
     assert f"{nominal.memory_bytes} B at rows=1  ({nominal.memory_formula} bytes)" in text
-    assert text.count("at rows=1") == 2
+    assert text.count("at rows=1") == 5
     assert "at rows=1" in page
     assert "not known" not in text + page
     assert CompileReport.from_json(free.to_json()) == free
 
 
+def test_work_is_a_formula_with_figures_at_usual_sizes(free):
+    work = free.nominal.work
+    for what in ("flops", "bytes"):
+        text = getattr(work, f"{what}_formula")
+        kernels = [getattr(kernel.nominal, f"{what}_formula") for kernel in free.kernels]
+        assert evaluate(text, {"rows": 1}) == getattr(work, what)
+        for rows in (1, 7, 300):
+            assert evaluate(text, {"rows": rows}) == sum(
+                evaluate(kernel, {"rows": rows}) for kernel in kernels
+            )
+    data = json.loads(free.to_json())
+    assert data["nominal"]["work"]["flops_formula"] == work.flops_formula
+    assert data["kernels"][0]["nominal"]["bytes"] > 0
+    assert set(data["kernels"][0]["symbolic"]) == {"sizes", "flops", "bytes", "versions"}
+    formula = work.formula("flops", free.nominal.sizes)
+    assert re.fullmatch(r"\d+ \* rows FLOP", formula)
+    assert f"at rows=1  ({formula})" in free.to_text()
+    page = free.to_html()
+    assert f"at rows=1; {formula}" in page
+    assert "Kernels by estimated time of one run at rows=1 (modelled)" in free.to_text()
+
+
 def test_no_figure_is_made_up(of_data):
     assert of_data.estimated_seconds is None
     assert of_data.nominal.memory_bytes is None
-    assert of_data.nominal.flops is None
+    assert of_data.nominal.flops is of_data.nominal.work is None
+    assert "work" not in json.loads(of_data.to_json())["nominal"]
+    assert "Work of a run" not in of_data.to_text()
     assert of_data.nominal.estimated_seconds is None
     text = of_data.to_text()
     assert "not known (rows is dynamic)" in text
