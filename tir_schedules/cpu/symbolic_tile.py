@@ -273,7 +273,7 @@ def with_flattened_rows(
     weights as often as one of many.
     """
     rows = tile.rows
-    if rows is None or tile.panel is not None or rows.length is not None:
+    if rows is None or tile.panel is not None or _has_whole_tiles(rows, tile.row_sizes):
         return contraction, tile
     before = contraction.spatial[: contraction.spatial.index(rows)]
     others = [
@@ -372,6 +372,10 @@ def _row_sizes(rows: LoopAxis, most: int) -> tuple[int, ...]:
     # Rows that leave no rest need not be computed twice, and their constants can be packed.
     whole = (n for n in range(even, most * 3 // 4 - 1, -1) if rows.length % n == 0)
     return (next(whole, even),)
+
+
+def _has_whole_tiles(rows: LoopAxis, sizes: tuple[int, ...]) -> bool:
+    return rows.length is not None and rows.length % sizes[0] == 0
 
 
 def _vector_bytes(contraction: SymbolicContraction, columns: LoopAxis, rows: LoopAxis) -> int:
