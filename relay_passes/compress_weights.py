@@ -1,5 +1,7 @@
 """CompressWeights: matmuls of float32 that widen stored weights of 16 bits as they read them."""
 
+import math
+
 import numpy as np
 import tvm
 from tvm import relax, te, tirx
@@ -34,9 +36,10 @@ class CompressWeights:
     rows takes the time of reading its weights. See OpenVINO's "weight compression".
 
     Leaves alone: weights that are computed in the run, or batches of matrices; programs whose
-    weights all stay in the cores' own caches, where widening takes as long as reading; fewer
-    columns than a vector holds; weights that are too large or too small for float16, or not
-    finite; CPUs without an instruction that widens; other targets than CPUs.
+    weights all stay in the cores' own caches, where widening takes as long as reading; so many
+    rows that products take longer than reading the weights; fewer columns than a vector holds;
+    weights that are too large or too small for float16, or not finite; CPUs without an instruction
+    that widens; other targets than CPUs.
 
     Run after: GemmFusion, MixedPrecision, LayoutPlanning. Run before: LegalizeOps.
     """
@@ -64,7 +67,9 @@ class _WeightCompressor(BindingRewriter):
         dtype = next((name for name in _EXACT if self._holds(name, weights)), None)
         if dtype is None and self._machine.stored_weights != _NARROW:
             return None
-        reason = self._obstacle(weights, dtype is not None)
+        reason = self._slower(call, weights)
+        if reason is None and dtype is None:
+            reason = _unlike(weights)
         if reason is not None:
             self.refuse(reason, var)
             return None
@@ -83,22 +88,16 @@ class _WeightCompressor(BindingRewriter):
         # Of weights of float32 the first few show that they are not.
         return _are_exact(weights.reshape(-1)[:_SAMPLE], dtype) and _are_exact(weights, dtype)
 
-    def _obstacle(self, weights: np.ndarray, is_exact: bool) -> str | None:
-        """Why weights stay in float32; None where they need not."""
-        machine = self._machine
-        if self._stored_bytes() <= machine.l2_bytes * machine.cores:
+    def _slower(self, call: relax.Call, weights: np.ndarray) -> str | None:
+        """Why a product would take longer with narrow weights; None where it would not."""
+        machine, stored_bytes = self._machine, self._stored_bytes()
+        if stored_bytes <= machine.l2_bytes * machine.cores:
             return "all weights of the program stay in L2"
         if weights.shape[1] < machine.vector_lanes(_WIDE):
             return "fewer columns than a vector holds"
-        if is_exact:
-            return None
-        # NaN is not below.
-        largest = np.abs(weights).max()
-        if not largest <= np.finfo(_NARROW).max:
-            return "a weight is no finite number of float16"
-        # Smaller ones are multiples of 2**-24: their errors are no share of them.
-        if largest and largest < np.finfo(_NARROW).smallest_normal:
-            return "all weights are below the normal numbers of float16"
+        multiplying = 2.0 * _least_rows(call) * weights.size / machine.peak_flops(_WIDE)
+        if multiplying >= tensor_bytes(call.args[1].ty) / machine.bandwidth(stored_bytes):
+            return "products of so many rows take longer than reading the weights"
         return None
 
     def _stored_bytes(self) -> float:
@@ -114,6 +113,27 @@ class _WeightCompressor(BindingRewriter):
                 relax.analysis.post_order_visit(func, look)
             self._stored = self.mod, sum(sizes.values())
         return self._stored[1]
+
+
+def _least_rows(call: relax.Call) -> int:
+    """Rows of a matmul; a size that a run decides may be one."""
+    shape = call.args[0].ty.shape
+    if not isinstance(shape, relax.ShapeExpr):
+        return 1
+    known = (extent for extent in shape.values[:-1] if isinstance(extent, tirx.IntImm))
+    return math.prod(int(extent) for extent in known)
+
+
+def _unlike(weights: np.ndarray) -> str | None:
+    """Why weights are not rounded to float16; None where they can be."""
+    largest = np.abs(weights).max()
+    # NaN is not below.
+    if not largest <= np.finfo(_NARROW).max:
+        return "a weight is no finite number of float16"
+    # Smaller ones are multiples of 2**-24: their errors are no share of them.
+    if largest and largest < np.finfo(_NARROW).smallest_normal:
+        return "all weights are below the normal numbers of float16"
+    return None
 
 
 def _are_exact(weights: np.ndarray, dtype: str) -> bool:

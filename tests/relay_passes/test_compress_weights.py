@@ -18,9 +18,11 @@ RANDOM = np.random.default_rng(0)
 
 
 def small_cache(target="avx512", precision="float16"):
-    """With caches that hold no weights."""
+    """With caches that hold no weights, and a memory that takes its time."""
     machine = resolve_target(target).with_precision(precision)
-    return machine.model_copy(update={"l2_bytes": 64})
+    return machine.model_copy(
+        update={"l2_bytes": 64, "l3_bytes": 0, "core_memory_gbs": 1e-3, "memory_gbs": 1e-2}
+    )
 
 
 ASKED, MODEL = small_cache(), small_cache(precision="model")
@@ -122,6 +124,16 @@ def test_weights_that_stay_in_the_caches_of_the_cores():
         with recording() as decisions:
             assert rewrite(mod, machine).same_as(mod) is same
         assert ("stay in L2" in decisions[0].reason) is same
+
+
+@pytest.mark.parametrize(("rows", "few"), [(2, True), (64, False), ("rows", True)])
+def test_many_rows_whose_products_take_longer_than_reading_the_weights(rows, few):
+    # Of 332 GFLOP/s and 24 GB/s: 28 rows.
+    machine = resolve_target("avx512").with_threads(2).with_precision("float16")
+    mod = matmul(normal(1024, 1024), tirx.Var(rows, "int64") if isinstance(rows, str) else rows)
+    with recording() as decisions:
+        assert rewrite(mod, machine).same_as(mod) is not few
+    assert ("so many rows" in decisions[0].reason) is not few
 
 
 def test_batches_of_matrices_are_no_weights_of_it():

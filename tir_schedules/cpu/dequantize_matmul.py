@@ -73,8 +73,7 @@ class DequantizeMatmul:
         words = _words(found, sch.mod["main"])
         columns = _columns(found, words)
         lanes = machine.vector_lanes("float32")
-        rows = [axis for axis in found.spatial if axis is not columns]
-        usual = _usual_vectors(words, columns, bool(rows), machine)
+        usual = _usual_vectors(found, words, columns, machine)
         vectors = decisions.pick("vectors", set(_VECTORS), usual)
         tile = with_rows(found, columns, (vectors * lanes,), machine)
         found, operand, buffer = _packed(found, words, columns, vectors * lanes, sch.mod["main"])
@@ -115,23 +114,37 @@ def _columns(contraction: SymbolicContraction, words: tirx.Buffer) -> LoopAxis:
 
 
 def _usual_vectors(
-    words: tirx.Buffer, columns: LoopAxis, has_rows: bool, machine: CpuDescription
+    contraction: SymbolicContraction,
+    words: tirx.Buffer,
+    columns: LoopAxis,
+    machine: CpuDescription,
 ) -> int:
     """Vectors of a tile where nothing was measured.
 
-    Of floats as many as leave each core a tile and are not much wider than the columns: what is
-    widened serves a few rows, and each row's number as many sums.
+    Of floats as many as leave each core a tile, are not much wider than the columns and whose
+    panel L2 holds where there may be many rows: what is widened serves a few of them.
     """
+    rows = [axis for axis in contraction.spatial if axis is not columns]
     if str(words.dtype) == _WORDS:
-        return 2 if has_rows else max(_VECTORS)
+        return 2 if rows else max(_VECTORS)
     length, lanes = columns.length or 0, machine.vector_lanes("float32")
+    # A number that is not known may be large.
+    many = math.prod(axis.length or _ROWS_OF_A_PANEL for axis in rows) >= _ROWS_OF_A_PANEL
 
     def fits(vectors: int) -> bool:
-        tiles = -(-length // (vectors * lanes))
-        padding = tiles * vectors * lanes - length
-        return tiles >= machine.cores and padding <= _MOST_PADDING * length
+        size = vectors * lanes
+        tiles = -(-length // size)
+        if tiles < machine.cores or tiles * size - length > _MOST_PADDING * length:
+            return False
+        return not many or _fitting_tiles(contraction, size, machine) > 0
 
     return max((vectors for vectors in _VECTORS if fits(vectors)), default=min(_VECTORS))
+
+
+def _fitting_tiles(contraction: SymbolicContraction, columns: int, machine: CpuDescription) -> int:
+    """Tiles whose widened numbers take half of L2."""
+    steps = math.prod(axis.length or 1 for axis in contraction.reduction)
+    return machine.l2_bytes // 2 // (steps * columns * _FLOAT_BYTES)
 
 
 def _packed(
@@ -178,8 +191,7 @@ def _panel(
     rows, (columns,) = tile.rows, tile.column_sizes
     if rows is None or (rows.length is not None and rows.length < _ROWS_OF_A_PANEL):
         return None
-    steps = math.prod(axis.length or 1 for axis in contraction.reduction)
-    fitting = machine.l2_bytes // 2 // (steps * columns * _FLOAT_BYTES)
+    fitting = _fitting_tiles(contraction, columns, machine)
     shared = (tile.columns.length or 1) // (columns * machine.cores * _PANELS_A_THREAD)
     if not fitting:
         return None

@@ -17,8 +17,9 @@ from tvm_ext.relay_passes.compress_weights import compressed_matmul
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 RANDOM = np.random.default_rng(0)
-# With caches that hold few weights.
-MACHINE = HOST.with_cores(2).model_copy(update={"l2_bytes": 1024})
+# With caches that hold few weights, and a memory that takes its time.
+MEMORY = {"l2_bytes": 1024, "l3_bytes": 0, "core_memory_gbs": 1e-3}
+MACHINE = HOST.with_cores(2).model_copy(update=MEMORY)
 TYPES = {
     "float32": (TensorProto.FLOAT, np.float32),
     "float16": (TensorProto.FLOAT16, np.float16),
