@@ -79,7 +79,8 @@ class MachineDescription(ConfigModel):
         )
 
     def with_precision(self, precision: str) -> "MachineDescription":
-        """The same machine with products of float32 in ``precision``; "model": as models have them.
+        """The same machine with products of float32, or weights, in ``precision``; "model": as
+        models have them.
 
         Raises TargetError where it has no instruction for these.
         """

@@ -130,10 +130,12 @@ def compile(
         On a GPU: whether products of float32 go to the tensor cores with 10 bits of mantissa
         instead of 23, as PyTorch's ``allow_tf32``. Sums are float32.
     precision : str
-        "model": products as the model has them. "bfloat16": matmuls and convolutions of float32
-        round both operands to 8 bits and sum in float32, on CPUs that multiply it (amx-bf16,
-        avx512bf16, bf16) and where that takes less time. "auto": those of them that keep the
-        outputs within ``max_error``; the report lists them (``CompileReport.precision``).
+        "model": products as the model has them. "float16": weights of matmuls of float32 are
+        rounded to 11 bits and stored so, in memory and in saved models, on CPUs; products and sums
+        stay those of float32. "bfloat16": matmuls and convolutions of float32 round both operands
+        to 8 bits and sum in float32, on CPUs that multiply it (amx-bf16, avx512bf16, bf16) and
+        where that takes less time. "auto": those of bfloat16 that keep the outputs within
+        ``max_error``; the report lists them (``CompileReport.precision``).
     max_error : float, optional
         With "auto": how much each output may differ from that of float32, relative to its largest
         magnitude; 0.01 when left out. Bounds are of rounding errors that do not depend on each

@@ -28,6 +28,7 @@ ARCHITECTURES = ("x86_64", "aarch64")
 _WIDEST_BITS, _WHOLE_VECTORS = 512, "-prefer-256-bit"
 
 _NARROW = "bfloat16"
+_NARROW_WEIGHTS = "float16"
 
 
 class CpuDescription(MachineDescription):
@@ -68,6 +69,8 @@ class CpuDescription(MachineDescription):
     """Time to hand a kernel to all threads and wait for them."""
     products: Literal["float32", "bfloat16"] = "float32"
     """What products of float32 are computed in, with sums of float32: see ``with_precision``."""
+    stored_weights: Literal["float32", "float16"] = "float32"
+    """What weights of matmuls of float32 are stored in, with products of float32: the same."""
     target_options: dict[str, Any] = Field(default_factory=dict)
     """Other attributes for the TVM target, such as {"fast-math" = true}."""
 
@@ -136,13 +139,17 @@ class CpuDescription(MachineDescription):
         return self.with_cores(threads)
 
     def with_precision(self, precision: str) -> "CpuDescription":
-        """See ``MachineDescription``: "bfloat16" where an instruction multiplies it."""
+        """See ``MachineDescription``: "bfloat16" where an instruction multiplies it, "float16" for
+        weights alone where the CPU widens it.
+        """
         if precision == MODEL_PRECISION:
             return self
+        if precision == _NARROW_WEIGHTS:
+            return self._with_stored_weights()
         if precision != _NARROW:
             raise TargetError(
                 f"precision '{precision}' is not known; "
-                f"expected '{MODEL_PRECISION}' or '{_NARROW}': change it"
+                f"expected '{MODEL_PRECISION}', '{_NARROW}' or '{_NARROW_WEIGHTS}': change it"
             )
         if not self.multiplies_bfloat16:
             raise TargetError(
@@ -151,6 +158,21 @@ class CpuDescription(MachineDescription):
                 "amx-bf16, avx512bf16 or bf16: leave it out"
             )
         return self.model_copy(update={"products": _NARROW})
+
+    def _with_stored_weights(self) -> "CpuDescription":
+        if not self.widens(_NARROW_WEIGHTS):
+            raise TargetError(
+                f"precision '{_NARROW_WEIGHTS}' was asked for and target '{self.name}' has no "
+                "instruction that widens it; expected a CPU with the feature f16c: leave it out"
+            )
+        return self.model_copy(update={"stored_weights": _NARROW_WEIGHTS})
+
+    def widens(self, dtype: str) -> bool:
+        """Whether vectors of ``dtype``, float16 or bfloat16, become float32 in a few instructions.
+
+        Of bfloat16 it takes a shift.
+        """
+        return dtype == _NARROW or self.architecture == "aarch64" or "f16c" in self.features
 
     def fastest_seconds(self, seconds_on: Callable[[MachineDescription], float]) -> float:
         """The better of one core and of all cores, whose threads are woken first."""

@@ -20,7 +20,7 @@ from tvm_ext.relay_passes.spans import bindings_of, origins_of, write_origins
 op, nn = relax.op, relax.op.nn
 MACHINES = {
     # What MixedPrecision is for; other passes do not ask.
-    "cpu": resolve_target("avx512-amx").with_precision("bfloat16"),
+    "cpu": resolve_target("avx512-amx").with_threads(1).with_precision("bfloat16"),
     "cuda": resolve_target("nvidia-h200"),
     "wafer": resolve_target("wse3"),
 }
@@ -31,7 +31,7 @@ NOT_FOR = {
     "cuda": (
         *("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
         *("FakeQuantizationToInteger", "FuseDequantizeMatmul", "ZeroPointCompensation"),
-        *("ActivationLookupTables", "MinMaxFusion", "MixedPrecision"),
+        *("ActivationLookupTables", "CompressWeights", "MinMaxFusion", "MixedPrecision"),
     ),
     "wafer": (
         *("AccumulateInFloat32", "AttentionFusion", "ConvTransposeToConv"),
@@ -39,7 +39,7 @@ NOT_FOR = {
         *("FakeQuantizationToInteger", "FuseDequantizeMatmul"),
         *("PadOutputChannels", "PadOutputWidth"),
         *("WinogradConvolution", "ZeroPointCompensation"),
-        *("ActivationLookupTables", "MinMaxFusion", "MixedPrecision"),
+        *("ActivationLookupTables", "CompressWeights", "MinMaxFusion", "MixedPrecision"),
     ),
 }
 
@@ -61,6 +61,12 @@ def weights_in_blocks(emit, x):
     scale = emit(op.repeat(relax.const(rand(2, 32)), 32, 0))
     weights = emit(op.multiply(emit(op.astype(integers, "float32")), scale))
     return [emit(op.matmul(x, weights))]
+
+
+def halves_of_a_model(emit, x):
+    """More of them than a core's L2 holds."""
+    weights = rand(1024, 1024).astype("float16").astype("float32")
+    return [emit(op.matmul(x, relax.const(weights)))]
 
 
 def quantized_sigmoid(emit, x):
@@ -177,6 +183,7 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
     "FuseDequantizeMatmul": lambda: [build([16, 64], weights_in_blocks)],
     "ActivationLookupTables": lambda: [build([16, 64], quantized_sigmoid, "uint8")],
     "MinMaxFusion": lambda: [build([16, 64], extrema)],
+    "CompressWeights": lambda: [build([1, 1024], halves_of_a_model)],
     "MixedPrecision": lambda: [build([512, 256], large_matmul)],
     "ZeroPointCompensation": lambda: [build([16, 64], integer_matmul)],
     "GroupedConvolution": lambda: [build([1, 64, 14, 14], groups_of_channels)],

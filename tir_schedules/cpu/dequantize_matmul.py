@@ -1,7 +1,8 @@
-"""Matmuls whose weights are integers of a few bits, widened in registers: a tile of sums each.
+"""Matmuls whose weights are widened in registers: a tile of sums each.
 
-The words of the weights, the scale of each block before its integers, are packed while compiling,
-so that a tile reads one stretch of memory from beginning to end. How the loops around a tile go is
+They are integers of a few bits, in words with the scale of each block before its integers, or
+floats of 16 bits. They are packed while compiling, so that a tile reads one stretch of memory from
+beginning to end. How the loops around a tile go is
 as for symbolic tiles; extents may be known or symbolic.
 """
 
@@ -46,12 +47,17 @@ _FEW_ROWS, _ROWS_OF_A_PANEL = 3, 16
 
 _FLOAT_BYTES = 4
 
+_WORDS, _FLOATS = "uint32", ("float16", "bfloat16")
+
+# Of the columns of tiles, that part at most may be beyond the weights' own.
+_MOST_PADDING = 1 / 8
+
 # At least: the data pass once for each.
 _PANELS_A_THREAD = 4
 
 
 class DequantizeMatmul:
-    """Sums of products of float32 and numbers that are computed from constant words."""
+    """Sums of products of float32 and numbers that are widened from what is constant."""
 
     name = "dequantize matmul"
     machine_type = CpuDescription
@@ -67,8 +73,7 @@ class DequantizeMatmul:
         words = _words(found, sch.mod["main"])
         columns = _columns(found, words)
         lanes = machine.vector_lanes("float32")
-        rows = [axis for axis in found.spatial if axis is not columns]
-        usual = max(_VECTORS) if not rows else 2
+        usual = _usual_vectors(found, words, columns, machine)
         vectors = decisions.pick("vectors", set(_VECTORS), usual)
         tile = with_rows(found, columns, (vectors * lanes,), machine)
         found, operand, buffer = _packed(found, words, columns, vectors * lanes, sch.mod["main"])
@@ -83,13 +88,17 @@ class DequantizeMatmul:
 
 
 def _words(contraction: SymbolicContraction, func: tirx.PrimFunc) -> tirx.Buffer:
-    """The constant parameter that integers and scales are taken from."""
+    """The constant parameter that weights are taken from, integers with their scales."""
     loads = nodes(contraction.product, tvm.ir.TensorLoad)
     found = [load.source for load in loads if constant_parameter(func, load.source) is not None]
     if not found or any(not one.same_as(found[0]) for one in found):
         raise NotApplicable("the weights are no constant, or several")
-    if str(found[0].dtype) != "uint32" or str(contraction.start.ty) != "float32":
-        raise NotApplicable("the weights are no words of integers")
+    kind = str(found[0].dtype)
+    if kind not in (_WORDS, *_FLOATS) or str(contraction.start.ty) != "float32":
+        raise NotApplicable("the weights are no words of integers, and no floats of 16 bits")
+    others = (str(load.source.dtype) for load in loads if not load.source.same_as(found[0]))
+    if kind in _FLOATS and any(other != "float32" for other in others):
+        raise NotApplicable("the other operand is not of float32")
     return found[0]
 
 
@@ -104,6 +113,40 @@ def _columns(contraction: SymbolicContraction, words: tirx.Buffer) -> LoopAxis:
     raise NotApplicable("no loop walks the output and the weights alone")
 
 
+def _usual_vectors(
+    contraction: SymbolicContraction,
+    words: tirx.Buffer,
+    columns: LoopAxis,
+    machine: CpuDescription,
+) -> int:
+    """Vectors of a tile where nothing was measured.
+
+    Of floats as many as leave each core a tile, are not much wider than the columns and whose
+    panel L2 holds where there may be many rows: what is widened serves a few of them.
+    """
+    rows = [axis for axis in contraction.spatial if axis is not columns]
+    if str(words.dtype) == _WORDS:
+        return 2 if rows else max(_VECTORS)
+    length, lanes = columns.length or 0, machine.vector_lanes("float32")
+    # A number that is not known may be large.
+    many = math.prod(axis.length or _ROWS_OF_A_PANEL for axis in rows) >= _ROWS_OF_A_PANEL
+
+    def fits(vectors: int) -> bool:
+        size = vectors * lanes
+        tiles = -(-length // size)
+        if tiles < machine.cores or tiles * size - length > _MOST_PADDING * length:
+            return False
+        return not many or _fitting_tiles(contraction, size, machine) > 0
+
+    return max((vectors for vectors in _VECTORS if fits(vectors)), default=min(_VECTORS))
+
+
+def _fitting_tiles(contraction: SymbolicContraction, columns: int, machine: CpuDescription) -> int:
+    """Tiles whose widened numbers take half of L2."""
+    steps = math.prod(axis.length or 1 for axis in contraction.reduction)
+    return machine.l2_bytes // 2 // (steps * columns * _FLOAT_BYTES)
+
+
 def _packed(
     contraction: SymbolicContraction,
     words: tirx.Buffer,
@@ -116,7 +159,7 @@ def _packed(
     padded = (-(-across // block) * block, count)
     parameter = int(constant_parameter(func, words) or 0)
     operand = PaddedOperand(parameter, (1, 0), (across, count), padded, (block, 1))
-    buffer = tirx.decl_buffer(operand.packed_shape, "uint32", words.name)
+    buffer = tirx.decl_buffer(operand.packed_shape, str(words.dtype), words.name)
 
     def load(node: tvm.ir.TensorLoad) -> tvm.ir.Expr:
         if not node.source.same_as(words):
@@ -148,8 +191,7 @@ def _panel(
     rows, (columns,) = tile.rows, tile.column_sizes
     if rows is None or (rows.length is not None and rows.length < _ROWS_OF_A_PANEL):
         return None
-    steps = math.prod(axis.length or 1 for axis in contraction.reduction)
-    fitting = machine.l2_bytes // 2 // (steps * columns * _FLOAT_BYTES)
+    fitting = _fitting_tiles(contraction, columns, machine)
     shared = (tile.columns.length or 1) // (columns * machine.cores * _PANELS_A_THREAD)
     if not fitting:
         return None
@@ -163,7 +205,7 @@ def _panel(
 
 
 def _stream(contraction: SymbolicContraction, words: tirx.Buffer) -> tvm.ir.TensorLoad:
-    """The word of integers, which moves with most loops of the sum."""
+    """What moves with most loops of the sum: floats, or the word of integers."""
     loads = [n for n in nodes(contraction.product, tvm.ir.TensorLoad) if n.source.same_as(words)]
 
     def moving(load: tvm.ir.TensorLoad) -> int:

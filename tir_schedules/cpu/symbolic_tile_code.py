@@ -19,7 +19,12 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, element_bytes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    depends,
+    element_bytes,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.dot_product import DotProduct
 from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
@@ -87,8 +92,8 @@ class SymbolicTile:
     dot_product : DotProduct or None
         What adds to the sums, where that is not a multiplication and an addition.
     stream : TensorLoad or None
-        Of an operand that tiles read from its beginning to its end, what the innermost loop of the
-        sum does not move: the first element of a row of it. The processor is told ahead.
+        Of an operand that tiles read from its beginning to its end, the first element of a row of
+        it, which the innermost loop of the sum need not move. The processor is told ahead.
     """
 
     columns: LoopAxis
@@ -384,16 +389,23 @@ class _Version:
             body = self._each(add)
         else:
             reduction, body = self._dot_products(dot, reduction, steps)
+        # What a panel holds was read when it was filled.
+        stream = self.tile.stream if self.panel is None else None
+        moves = stream is not None and self._moves_innermost(stream)
+        if stream is not None and moves:
+            body = sequence([*self._prefetches(stream, steps), body])
         for axis in reversed(reduction):
             body = self._loop(axis.var, axis.extent, body)
-            # What a panel holds was read when it was filled.
-            is_read = self.tile.stream is not None and self.panel is None
-            if is_read and axis is reduction[-1]:
-                body = sequence([*self._prefetches(self.tile.stream, steps), body])
+            if stream is not None and not moves and axis is reduction[-1]:
+                body = sequence([*self._prefetches(stream, steps), body])
             if self.tile.implicit_padding is not None and axis is reduction[-1]:
                 body = self._with_pixels(self.tile.implicit_padding, body, steps)
         declared = [tirx.AllocBuffer(self.pixels)] if self.pixels is not None else []
         return [*declared, self._each(zero), body, self._finished(finish)]
+
+    def _moves_innermost(self, stream: tvm.ir.TensorLoad) -> bool:
+        """Whether each iteration of the innermost loop of the sum reads another row of it."""
+        return any(depends(stream, axis.var) for axis in self.contraction.reduction[-1:])
 
     def _prefetches(self, stream: tvm.ir.TensorLoad, steps: dict[Any, Any]) -> list[tirx.Stmt]:
         """Brings what is read some lines of a cache after a row of ``stream``, into L1."""

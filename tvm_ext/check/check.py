@@ -16,7 +16,7 @@ from tvm_ext.check.intermediate_values import compare_values, find_node
 from tvm_ext.check.reference import quantises, reference_spreads, run_reference
 from tvm_ext.check.request import CheckRequest
 from tvm_ext.check.result import Bisection, CheckResult
-from tvm_ext.check.tolerance import compare, plain_arrays, worst
+from tvm_ext.check.tolerance import WEIGHT_TOLERANCES, compare, plain_arrays, worst
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import InputError
@@ -159,11 +159,12 @@ def _compared(
     products = model.report.target.get("products", "float32")
     if products != "float32":
         precision |= dict.fromkeys(reference, str(products))
-    found = partial(compare, ours, reference, rtol, precision)
+    weights = str(model.report.target.get("stored_weights", ""))
+    found = partial(compare, ours, reference, rtol, precision, stored_weights=weights)
     outputs, spreads = found(), {}
     if rtol is None and not all(output.ok for output in outputs) and quantises(loaded):
         spreads = reference_spreads(source, inputs, reference)
-        outputs = found(spreads)
+        outputs = found(spreads=spreads)
     result = CheckResult(
         model=model.report.model_name,
         target=str(model.report.target.get("name", "")),
@@ -171,5 +172,6 @@ def _compared(
         outputs=tuple(outputs),
         is_vacuous=not model.report.kernels and not model.report.host,
         reference_spread=max(spreads.values(), default=0.0),
+        stored_weights=weights if rtol is None and weights in WEIGHT_TOLERANCES else "",
     )
     return reference, result

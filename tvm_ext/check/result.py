@@ -7,7 +7,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tvm_ext.check.tolerance import MOST_FOR_SPREAD, SPREADS, OutputDifference
+from tvm_ext.check.tolerance import (
+    MOST_FOR_SPREAD,
+    SPREADS,
+    WEIGHT_TOLERANCES,
+    OutputDifference,
+)
 from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, marked_lines, plain_text
 from tvm_ext.report.units import ABSENT, plain
 
@@ -285,6 +290,8 @@ class CheckResult:
         How far ONNX Runtime's floating-point outputs are from its own without optimisations and for
         inputs that are moved a little, where the model quantises in the run and that decides what
         is accepted.
+    stored_weights : str
+        The type that weights of matmuls were rounded to, where that decides what is accepted.
     """
 
     model: str
@@ -295,6 +302,7 @@ class CheckResult:
     is_vacuous: bool = False
     values: ValueComparison | None = None
     reference_spread: float = 0.0
+    stored_weights: str = ""
 
     @property
     def ok(self) -> bool:
@@ -313,6 +321,7 @@ class CheckResult:
             "bisection": self.bisection.to_dict() if self.bisection is not None else None,
             "values": self.values.to_dict() if self.values is not None else None,
             "reference_spread": self.reference_spread,
+            "stored_weights": self.stored_weights,
         }
 
     def renderable(self) -> RenderableType:
@@ -336,6 +345,14 @@ class CheckResult:
                     "ONNX Runtime differs from itself (without optimisations, or with inputs moved "
                     f"by 1e-6) by up to {self.reference_spread:.1e}; {SPREADS:g} times that of an "
                     f"output is allowed there, {MOST_FOR_SPREAD:g} at most."
+                )
+            )
+        if self.stored_weights:
+            parts.append(
+                Text(
+                    f"Weights of matmuls are rounded to {self.stored_weights}: at least "
+                    f"{WEIGHT_TOLERANCES[self.stored_weights]:.1%} of the largest magnitude is "
+                    "allowed."
                 )
             )
         findings = self.bisection.sentences() if self.bisection is not None else []

@@ -24,6 +24,11 @@ TOLERANCES: Mapping[str, float] = {
     "bfloat16": 3e-2,
 }
 
+# The same where weights alone were rounded to a type, and products and sums are of float32. Of
+# bfloat16 both operands of a product are rounded, to 2^-8: an eighth of its tolerance for three
+# more bits, over the root of two for one operand, whose errors do not depend on the other's.
+WEIGHT_TOLERANCES: Mapping[str, float] = {"float16": 3e-3}
+
 # A difference of up to this many times ONNX Runtime's own is called its like.
 SPREADS = 2.0
 
@@ -83,6 +88,7 @@ def compare(
     rtol: float | None = None,
     precision: Mapping[str, str] | None = None,
     spreads: Mapping[str, float] | None = None,
+    stored_weights: str = "",
 ) -> list[OutputDifference]:
     """One difference for each output of the reference, in its order.
 
@@ -101,11 +107,14 @@ def compare(
     spreads : mapping of output name to number, optional
         How far the reference is from itself: of floating-point outputs ``SPREADS`` times as much is
         accepted, ``MOST_FOR_SPREAD`` at most, where that is more than ``TOLERANCES`` says.
+    stored_weights : str
+        What weights were rounded to: at least its number of ``WEIGHT_TOLERANCES`` is accepted.
     """
     precision, spreads = precision or {}, spreads or {}
+    for_weights = WEIGHT_TOLERANCES.get(stored_weights, 0.0)
     found = []
     for name, wanted in reference.items():
-        least = min(SPREADS * spreads.get(name, 0.0), MOST_FOR_SPREAD)
+        least = max(for_weights, min(SPREADS * spreads.get(name, 0.0), MOST_FOR_SPREAD))
         one = _compare_one(name, ours.get(name), wanted, precision.get(name, ""), rtol, least)
         found.append(one)
     return found

@@ -125,11 +125,12 @@ Precision = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        metavar="<model|bfloat16|auto>",
+        metavar="<model|float16|bfloat16|auto>",
         show_default="model",
         rich_help_panel=_COMPILE,
         help="Type of products of float32: as in the model, bfloat16 with sums of float32 on CPUs"
-        " that multiply it, or bfloat16 where --max-error allows it.",
+        " that multiply it, or bfloat16 where --max-error allows it. float16: that of weights of"
+        " matmuls alone, in memory and in saved models, on CPUs.",
     ),
 ]
 MaxError = Annotated[
@@ -307,8 +308,8 @@ class CompileOptions:
         """Refuses what a command does not choose itself."""
         if self.precision == _AUTOMATIC:
             raise InputError(
-                "--precision auto is not for this command; expected 'model' or 'bfloat16': "
-                "give one of them"
+                "--precision auto is not for this command; expected 'model', 'float16' or "
+                "'bfloat16': give one of them"
             )
 
     def keywords(self) -> dict[str, Any]:

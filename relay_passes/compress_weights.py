@@ -1,0 +1,154 @@
+"""CompressWeights: matmuls of float32 that widen stored weights of 16 bits as they read them."""
+
+import math
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+
+from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.expressions import constant_value, numpy_dtype
+from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
+from tvm_ext.relay_passes.layout_cost import tensor_bytes
+from tvm_ext.relay_passes.spans import relax_functions
+
+_WIDE, _NARROW = "float32", "float16"
+
+# Types that a weight may have had in the model, float16 first: both hold small integers, and one
+# instruction widens it.
+_EXACT = (_NARROW, "bfloat16")
+
+# Weights that show whether the others can be numbers of a narrow type.
+_SAMPLE = 4096
+
+
+@graph_pass
+class CompressWeights:
+    """Keeps weights of matmuls in 16 bits, in memory and in saved models.
+
+    Before: ``y = matmul(x, W)``               of float32
+    After:  ``y = compressed_matmul(x, W16)``  which sums ``x * astype(W16, float32)`` in float32
+
+    Weights that all are numbers of float16 or bfloat16, as those of models of these types, are
+    stored so, which changes no result. Where ``precision="float16"`` was asked for, others are
+    rounded to float16, to the nearest; products and sums stay those of float32. A matmul of few
+    rows takes the time of reading its weights. See OpenVINO's "weight compression".
+
+    Leaves alone: weights that are computed in the run, or batches of matrices; programs whose
+    weights all stay in the cores' own caches, where widening takes as long as reading; so many
+    rows that products take longer than reading the weights; fewer columns than a vector holds;
+    weights that are too large or too small for float16, or not finite; CPUs without an instruction
+    that widens; other targets than CPUs.
+
+    Run after: GemmFusion, MixedPrecision, LayoutPlanning. Run before: LegalizeOps.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """The rewritten module; ``mod`` itself when nothing matches."""
+        machine = current_cpu()
+        return mod if machine is None else _WeightCompressor(machine).run(mod)
+
+
+class _WeightCompressor(BindingRewriter):
+    pass_name = "CompressWeights"
+
+    def __init__(self, machine: CpuDescription) -> None:
+        self._machine = machine
+        self._stored: tuple[tvm.IRModule, float] | None = None
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        call = self.view.call(value, "relax.matmul")
+        if call is None or any(str(one.ty.dtype) != _WIDE for one in (*call.args, var)):
+            return None
+        weights = constant_value(self.view, call.args[1])
+        if weights is None or weights.ndim != 2 or not weights.size:
+            return None
+        dtype = next((name for name in _EXACT if self._holds(name, weights)), None)
+        if dtype is None and self._machine.stored_weights != _NARROW:
+            return None
+        reason = self._slower(call, weights)
+        if reason is None and dtype is None:
+            reason = _unlike(weights)
+        if reason is not None:
+            self.refuse(reason, var)
+            return None
+        what = "as they were" if dtype is not None else "rounded"
+        dtype = dtype or _NARROW
+        narrow = np.ascontiguousarray(weights.astype(numpy_dtype(dtype)))
+        stored = relax.const(tvm.runtime.tensor(narrow), dtype)
+        attrs = {"op_pattern": OUT_ELEMENTWISE_FUSABLE}
+        made = self.builder.call_te(compressed_matmul, call.args[0], stored, primfunc_attrs=attrs)
+        return Replacement(made, (), f"weights are stored in {dtype}, {what}")
+
+    def _holds(self, dtype: str, weights: np.ndarray) -> bool:
+        """Whether all weights are numbers of a type that this CPU widens."""
+        if not self._machine.widens(dtype):
+            return False
+        # Of weights of float32 the first few show that they are not.
+        return _are_exact(weights.reshape(-1)[:_SAMPLE], dtype) and _are_exact(weights, dtype)
+
+    def _slower(self, call: relax.Call, weights: np.ndarray) -> str | None:
+        """Why a product would take longer with narrow weights; None where it would not."""
+        machine, stored_bytes = self._machine, self._stored_bytes()
+        if stored_bytes <= machine.l2_bytes * machine.cores:
+            return "all weights of the program stay in L2"
+        if weights.shape[1] < machine.vector_lanes(_WIDE):
+            return "fewer columns than a vector holds"
+        multiplying = 2.0 * _least_rows(call) * weights.size / machine.peak_flops(_WIDE)
+        if multiplying >= tensor_bytes(call.args[1].ty) / machine.bandwidth(stored_bytes):
+            return "products of so many rows take longer than reading the weights"
+        return None
+
+    def _stored_bytes(self) -> float:
+        """What the constants of all functions take, each once."""
+        if self._stored is None or self._stored[0] is not self.mod:
+            sizes: dict[int, float] = {}
+
+            def look(expr: relax.Expr) -> None:
+                if isinstance(expr, tvm.ir.GenericConst):
+                    sizes[hash(expr)] = tensor_bytes(expr.ty)
+
+            for func in relax_functions(self.mod).values():
+                relax.analysis.post_order_visit(func, look)
+            self._stored = self.mod, sum(sizes.values())
+        return self._stored[1]
+
+
+def _least_rows(call: relax.Call) -> int:
+    """Rows of a matmul; a size that a run decides may be one."""
+    shape = call.args[0].ty.shape
+    if not isinstance(shape, relax.ShapeExpr):
+        return 1
+    known = (extent for extent in shape.values[:-1] if isinstance(extent, tirx.IntImm))
+    return math.prod(int(extent) for extent in known)
+
+
+def _unlike(weights: np.ndarray) -> str | None:
+    """Why weights are not rounded to float16; None where they can be."""
+    largest = np.abs(weights).max()
+    # NaN is not below.
+    if not largest <= np.finfo(_NARROW).max:
+        return "a weight is no finite number of float16"
+    # Smaller ones are multiples of 2**-24: their errors are no share of them.
+    if largest and largest < np.finfo(_NARROW).smallest_normal:
+        return "all weights are below the normal numbers of float16"
+    return None
+
+
+def _are_exact(weights: np.ndarray, dtype: str) -> bool:
+    with np.errstate(all="ignore"):
+        narrow = weights.astype(numpy_dtype(dtype))
+    return np.array_equal(narrow.astype(weights.dtype), weights, equal_nan=True)
+
+
+def compressed_matmul(x: te.Tensor, weights: te.Tensor) -> te.Tensor:
+    """The product of ``x[..., depth]`` of float32 and narrow ``weights[depth, columns]``."""
+    depth = te.reduce_axis((0, weights.shape[0]), "depth")
+
+    def each(*indices: tirx.Var) -> tvm.ir.Expr:
+        *rows, column = indices
+        weight = tirx.Cast(_WIDE, weights(depth, column))
+        return te.sum(x(*rows, depth) * weight, axis=depth)
+
+    return te.compute((*x.shape[:-1], weights.shape[1]), each, "compressed_matmul")

@@ -1,0 +1,161 @@
+"""Before and after IR, numbers and refusals of CompressWeights."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from conv_modules import module, operators, run
+from tvm import relax, tirx
+from tvm_ffi import structural_equal
+
+from tvm_ext.configs.errors import TargetError
+from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.relay_passes.compress_weights import CompressWeights
+from tvm_ext.relay_passes.graph_pass import recording
+
+op = relax.op
+RANDOM = np.random.default_rng(0)
+
+
+def small_cache(target="avx512", precision="float16"):
+    """With caches that hold no weights, and a memory that takes its time."""
+    machine = resolve_target(target).with_precision(precision)
+    return machine.model_copy(
+        update={"l2_bytes": 64, "l3_bytes": 0, "core_memory_gbs": 1e-3, "memory_gbs": 1e-2}
+    )
+
+
+ASKED, MODEL = small_cache(), small_cache(precision="model")
+
+
+def rewrite(mod, machine=ASKED):
+    with compiling_for(machine):
+        new = CompressWeights()(mod)
+        assert structural_equal(CompressWeights()(new), new)
+    assert relax.analysis.check_well_formed(new)
+    return new
+
+
+def normal(*shape):
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def matmul(weights, rows=3):
+    def body(emit, x):
+        return [emit(op.matmul(x, relax.const(weights)))]
+
+    return module((2, rows, weights.shape[-2]), body)
+
+
+def stored(mod):
+    """The only constant of the function."""
+    found = []
+
+    def look(expr):
+        if isinstance(expr, tvm.ir.GenericConst):
+            found.append(expr.value.numpy())
+
+    relax.analysis.post_order_visit(mod["main"], look)
+    (one,) = found
+    return one
+
+
+@pytest.mark.parametrize("rows", [1, 3, tirx.Var("rows", "int64")])
+def test_weights_are_rounded_and_nothing_else_is(rows):
+    weights = normal(37, 21)
+    weights[0, 0] = 65504.0
+    before = matmul(weights, rows)
+    after = rewrite(before)
+    assert operators(after) == ["call_tir"]
+    narrow = stored(after)
+    assert narrow.dtype == np.float16
+    np.testing.assert_array_equal(narrow, weights.astype(np.float16))
+    x = normal(2, rows if isinstance(rows, int) else 5, 37)
+    wanted = run(matmul(narrow.astype(np.float32), rows), x)
+    np.testing.assert_allclose(run(after, x), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("machine", [ASKED, MODEL])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_that_were_narrow_in_the_model_are_so_again(machine, dtype):
+    narrow = normal(37, 21).astype(getattr(ml_dtypes, dtype, dtype))
+    # What float16 has beside normal numbers; bfloat16 has larger ones.
+    narrow[:, 0] = 2**-24 if dtype == "float16" else 2**30
+    before = matmul(narrow.astype(np.float32))
+    after = rewrite(before, machine)
+    assert stored(after).dtype == narrow.dtype
+    np.testing.assert_array_equal(stored(after), narrow)
+    x = normal(2, 3, 37)
+    np.testing.assert_allclose(run(after, x), run(before, x), rtol=1e-5, atol=1e-5)
+
+
+def test_infinite_weights_of_a_model_stay_so():
+    weights = np.ones((37, 21), np.float32)
+    weights[0, 0] = np.inf
+    after = rewrite(matmul(weights), MODEL)
+    assert np.isposinf(stored(after)[0, 0])
+
+
+def test_weights_of_float32_stay_so_where_nobody_asked():
+    mod = matmul(normal(37, 21))
+    assert rewrite(mod, MODEL).same_as(mod)
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        (np.full((37, 21), 65505, np.float32), "no finite number"),
+        (np.where(np.eye(37, 21) > 0, np.float32(np.nan), normal(37, 21)), "no finite number"),
+        (normal(37, 21) * np.float32(1e-6), "below the normal numbers"),
+        (normal(37, 15), "fewer columns"),
+    ],
+)
+def test_what_stays_in_float32(weights, reason):
+    mod = matmul(weights)
+    with recording() as decisions:
+        assert rewrite(mod).same_as(mod)
+    assert reason in decisions[0].reason
+
+
+def test_weights_that_stay_in_the_caches_of_the_cores():
+    mod = matmul(normal(37, 21))
+    for l2_bytes, same in ((37 * 21 * 4 // 2, True), (37 * 21 * 4 // 2 - 1, False)):
+        machine = ASKED.with_cores(2).model_copy(update={"l2_bytes": l2_bytes})
+        with recording() as decisions:
+            assert rewrite(mod, machine).same_as(mod) is same
+        assert ("stay in L2" in decisions[0].reason) is same
+
+
+@pytest.mark.parametrize(("rows", "few"), [(2, True), (64, False), ("rows", True)])
+def test_many_rows_whose_products_take_longer_than_reading_the_weights(rows, few):
+    # Of 332 GFLOP/s and 24 GB/s: 28 rows.
+    machine = resolve_target("avx512").with_threads(2).with_precision("float16")
+    mod = matmul(normal(1024, 1024), tirx.Var(rows, "int64") if isinstance(rows, str) else rows)
+    with recording() as decisions:
+        assert rewrite(mod, machine).same_as(mod) is not few
+    assert ("so many rows" in decisions[0].reason) is not few
+
+
+def test_batches_of_matrices_are_no_weights_of_it():
+    mod = matmul(normal(2, 37, 21))
+    assert rewrite(mod).same_as(mod)
+
+
+@pytest.mark.parametrize("target", ["nvidia-h200", "wse3"])
+def test_other_machines_refuse_it_and_keep_all_as_it_is(target):
+    machine = resolve_target(target)
+    with pytest.raises(TargetError, match=r"'float16' was asked for .* none but 'model'"):
+        machine.with_precision("float16")
+    mod = matmul(normal(37, 21).astype(np.float16).astype(np.float32))
+    assert rewrite(mod, machine).same_as(mod)
+
+
+def test_a_cpu_that_does_not_widen_float16():
+    with pytest.raises(TargetError, match=r"no instruction that widens it.*f16c"):
+        resolve_target("x86-64").with_precision("float16")
+    machine = small_cache("x86-64", "model")
+    narrow = normal(37, 21)
+    halves = matmul(narrow.astype(np.float16).astype(np.float32))
+    assert rewrite(halves, machine).same_as(halves)
+    brains = matmul(narrow.astype(ml_dtypes.bfloat16).astype(np.float32))
+    assert stored(rewrite(brains, machine)).dtype == ml_dtypes.bfloat16
