@@ -202,15 +202,16 @@ def _work_of_run(
     if not all(call.flops and call.bytes for call in calls):
         return None
     try:
-        work = [
-            Work(float(evaluate(one.flops, sizes)), float(evaluate(one.bytes, sizes)), one.dtype)
-            for one in calls
-        ]
+        amounts = [(evaluate(one.flops, sizes), evaluate(one.bytes, sizes)) for one in calls]
     except FormulaError:
         return None
-    if any(one.flops < 0 or one.bytes < 0 for one in work):
-        # Sizes that the model does not take.
+    if any(min(amount) < 0 for amount in amounts):
+        # Sizes that the model does not take: an image into which no window fits.
         return None
+    work = [
+        Work(float(flops), float(nbytes), one.dtype)
+        for one, (flops, nbytes) in zip(calls, amounts, strict=True)
+    ]
     return RunWork(
         flops=sum(one.flops for one in work),
         bytes=sum(one.bytes for one in work),

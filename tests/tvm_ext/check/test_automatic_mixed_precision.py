@@ -17,8 +17,8 @@ from tvm_ext.onnx_frontend.submodel import typed_model, value_types
 from tvm_ext.report.compile_report import CompileReport
 
 RANDOM = np.random.default_rng(0)
-HAS_TILES = host_description().tile_instruction("bfloat16", "bfloat16") is not None
-needs_tiles = pytest.mark.skipif(not HAS_TILES, reason="this CPU has no tile registers")
+MULTIPLIES = host_description().multiplies_bfloat16
+needs_bfloat16 = pytest.mark.skipif(not MULTIPLIES, reason="this CPU widens bfloat16")
 
 
 def weights(*shape):
@@ -160,7 +160,7 @@ def test_products_that_save_most_are_taken_first():
     assert (sorted(taken), reasons) == (["a", "b", "c"], {})
 
 
-@needs_tiles
+@needs_bfloat16
 @pytest.mark.parametrize(("limit", "narrow"), [(1e-5, 0), (1e-1, 2)])
 def test_the_error_stays_within_the_limit(limit, narrow):
     proto = layers()
@@ -176,13 +176,13 @@ def test_the_error_stays_within_the_limit(limit, narrow):
     assert bool(error > 1e-5) is bool(narrow)
 
 
-@needs_tiles
+@needs_bfloat16
 def test_a_model_of_an_older_opset():
     record = tvm_ext.compile(layers(opset=11), precision="auto", max_error=0.1).report.precision
     assert len(record.narrow) == 2
 
 
-@needs_tiles
+@needs_bfloat16
 def test_an_output_that_becomes_infinite_has_no_bound(tmp_path):
     proto = layers(
         ("Relu", ["second"], "part", {}),
@@ -195,7 +195,7 @@ def test_an_output_that_becomes_infinite_has_no_bound(tmp_path):
     assert any(node.bound is None and "finite" in node.reason for node in nodes)
 
 
-@needs_tiles
+@needs_bfloat16
 def test_nodes_of_one_name_stay_wide():
     proto = layers()
     proto.graph.node[2].name = "first"
@@ -203,7 +203,7 @@ def test_nodes_of_one_name_stay_wide():
     assert record.narrow == []
 
 
-@needs_tiles
+@needs_bfloat16
 def test_some_products_are_narrow_and_the_report_keeps_them(tmp_path):
     proto = layers(
         ("Mul", ["second", "large"], "y", {}),
@@ -223,7 +223,7 @@ def test_some_products_are_narrow_and_the_report_keeps_them(tmp_path):
     assert check_model(proto, precision="auto", max_error=2.5e-2).ok
 
 
-@needs_tiles
+@needs_bfloat16
 def test_samples_decide_what_is_measured(tmp_path):
     x = RANDOM.standard_normal((64, 64)).astype("float32")
     np.savez(tmp_path / "samples.npz", x=x)
@@ -232,7 +232,7 @@ def test_samples_decide_what_is_measured(tmp_path):
         assert compiled.report.precision.samples == (2 if isinstance(samples, list) else 1)
 
 
-@needs_tiles
+@needs_bfloat16
 def test_a_program_beyond_the_limit_is_an_error(monkeypatch):
     monkeypatch.setattr(
         automatic,
@@ -270,7 +270,7 @@ def test_a_cpu_without_the_instruction_has_wide_products():
     ],
 )
 def test_refusals(keywords, what):
-    if "samples" in keywords and not HAS_TILES:
+    if "samples" in keywords and not MULTIPLIES:
         pytest.skip("this CPU has no tile registers")
     with pytest.raises(InputError, match=what):
         tvm_ext.compile(layers(), **keywords)
