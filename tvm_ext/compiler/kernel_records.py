@@ -290,19 +290,21 @@ def _gathered_elements(func: tirx.PrimFunc) -> dict[str, int]:
 
 def kernel_dtype(func: tirx.PrimFunc) -> str:
     """Element type that the arithmetic goes at the rate of: that of the result, the last parameter;
-    uint8 where products of it and int8 are summed; float32 when there is no buffer.
+    uint8 or int8 where products of it and int8 are summed; float32 when there is no buffer.
     """
     last = func.params[-1] if len(func.params) else None
     types = {str(param.dtype) for param in func.params if hasattr(param, "shape")}
-    if {"uint8", "int8"} <= types and any(map(_is_narrow, nodes(func.body, tirx.Mul))):
-        return "uint8"
+    products = map(_bytes_of, nodes(func.body, tirx.Mul)) if "int8" in types else ()
+    narrow = next(filter(None, products), None)
+    if narrow is not None:
+        return narrow
     return str(last.dtype) if last is not None and hasattr(last, "shape") else "float32"
 
 
-def _is_narrow(product: tirx.Mul) -> bool:
-    """Whether a product is one of uint8 and int8."""
+def _bytes_of(product: tirx.Mul) -> str | None:
+    """The type that an integer product of 8 bits has beside int8; None for others."""
+    if str(product.ty) != "int32":
+        return None
     sides = (product.a, product.b)
-    return sorted(str(side.value.ty) for side in sides if isinstance(side, tirx.Cast)) == [
-        "int8",
-        "uint8",
-    ]
+    types = sorted(str(side.value.ty) for side in sides if isinstance(side, tirx.Cast))
+    return types[1] if types in (["int8", "uint8"], ["int8", "int8"]) else None
