@@ -36,7 +36,7 @@ static void fail(const char *what) {
   exit(1);
 }
 
-/* The one function of TVM's runtime that a kernel for one thread calls. */
+/* What a kernel for one thread calls of TVM's runtime. */
 void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int32_t count) {
   for (int32_t part = 0; part < count; ++part)
     if (parts[part]) fputs(parts[part], stderr);
@@ -56,6 +56,16 @@ static void *guarded(int64_t bytes, int at_end) {
     fail("no memory");
   return memory + PAGE + (at_end ? (inner - bytes) / ALIGNMENT * ALIGNMENT : 0);
 }
+
+static void *array(int device, int number, uint64_t bytes, int kind, int bits) {
+  return guarded(bytes, 1);
+}
+
+static int forget(int device, int number, void *array) { return 0; }
+
+/* The loader of TVM's runtime sets these. */
+void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int) = array;
+int (*__TVMBackendFreeWorkspace)(int, int, void *) = forget;
 
 static int64_t read_tensor(Tensor *tensor, int at_end) {
   tensor->device_type = CPU;

@@ -4,7 +4,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +14,20 @@ from tvm import tirx
 
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.tir_schedules.lowering_pipeline import lowering_pipeline, pass_options
 
 _COMPILER, _EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 _MISSING = [name for name in (_COMPILER, _EMULATOR) if shutil.which(name) is None]
 
-needs_emulator = pytest.mark.skipif(
+_needs_emulator = pytest.mark.skipif(
     bool(_MISSING), reason=f"there is no {' and no '.join(_MISSING)} to run code for AArch64"
 )
+
+
+def emulated(test: Callable[..., None]) -> Callable[..., None]:
+    """``test``, which runs code for AArch64, where that can be; by ``make test-emulated``."""
+    return pytest.mark.emulated(_needs_emulator(test))
+
 
 # DLPack's codes; NumPy's letter of bfloat16 is "V".
 _KINDS = {"i": 0, "u": 1, "f": 2, "V": 4}
@@ -33,9 +40,11 @@ def arm(*features: str) -> CpuDescription:
 
 
 def compiled(func: tirx.PrimFunc, machine: CpuDescription) -> tvm.runtime.Module:
-    """A scheduled kernel as code for ``machine``; it cannot be called."""
+    """A scheduled kernel as code for ``machine``, which cannot be called here."""
+    target = machine.tvm_target()
     module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    return tvm.tirx.build(module, target=machine.tvm_target())
+    with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
+        return tirx.build(module, target, lowering_pipeline(target))
 
 
 def run_on_arm(code: tvm.runtime.Module, arrays: Sequence[np.ndarray]) -> np.ndarray:
