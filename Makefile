@@ -31,7 +31,7 @@ demo: $(STAMP) ## compile a real trained model, check it against ONNX Runtime, s
 test: $(STAMP) ## the tests, six minutes on two cores
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "not slow and not cuda and not emulated"
 
-test-emulated: $(STAMP) ## the tests of GPU code without a GPU, two minutes on two cores
+test-emulated: $(STAMP) ## the tests of code for GPUs and AArch64 without either, two minutes on two cores
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "emulated and not slow and not cuda"
 
 test-all: $(STAMP) ## all tests, the long ones too

@@ -34,15 +34,17 @@ class MatrixInstruction:
         What templates write for it: a call of TVM, assembly, or plain multiplications and additions
         that the compiler contracts.
     m, n, k : int
-        Its shape; ``n`` may be ``LANES``, and is the most columns of ``wgmma``.
+        Its shape; ``n`` may be ``LANES``, and is the most columns of ``wgmma``. Of vectors, ``k``
+        products are added to each lane.
     a, b, accumulator : str
         Types of the operands, as buffers have them, and of the sums.
     held : str
-        Where operands are: "lanes" of vector registers, one value of A in all of them; "tiles",
-        registers of rows; registers of one "thread", or of the threads of a "warp"; or "shared"
-        memory, in swizzled rows.
+        Where operands are: "lanes" of vector registers, one value of A in all of them; "pairs" of
+        rows, and of columns, in vector registers; "tiles", registers of rows; registers of one
+        "thread", or of the threads of a "warp"; or "shared" memory, in swizzled rows.
     packed : int
-        Neighbouring steps of K in one lane or register of 32 bits, of both operands.
+        Neighbouring steps of K in one lane, half of a register of pairs, or register of 32 bits, of
+        both operands.
     across : bool
         Whether rows of A and columns of B may be neighbours in memory in place of steps of K.
     needs : str
@@ -61,7 +63,7 @@ class MatrixInstruction:
     a: str
     b: str
     accumulator: str
-    held: Literal["lanes", "tiles", "thread", "warp", "shared"]
+    held: Literal["lanes", "pairs", "tiles", "thread", "warp", "shared"]
     packed: int
     across: bool
     needs: str
@@ -105,6 +107,15 @@ def _dot_product(
     )
 
 
+def _pairs(types: tuple[str, str, str], name: str, intrinsic: str, needs: str) -> MatrixInstruction:
+    """Products of two rows and two columns of 64 bits, added to four sums: Arm's ``MMLA``."""
+    a, b, accumulator = types
+    k = 8 // _BYTES[a]
+    return MatrixInstruction(
+        *(name, intrinsic, 2, 2, k, a, b, accumulator, "pairs", k, False, needs, a)
+    )
+
+
 def _tile(a: str, b: str, accumulator: str, name: str, needs: str) -> MatrixInstruction:
     """Products of 16 rows of 64 bytes and 16 columns: Intel AMX."""
     k = 64 // _BYTES[a]
@@ -115,6 +126,7 @@ def _tile(a: str, b: str, accumulator: str, name: str, needs: str) -> MatrixInst
 
 
 _INTEGER_SUMS = ("uint8", "int8", "int32")
+_SIGNED_SUMS = ("int8", "int8", "int32")
 _BFLOAT16_SUMS = ("bfloat16", "bfloat16", "float32")
 
 CPU_INSTRUCTIONS = (
@@ -123,11 +135,16 @@ CPU_INSTRUCTIONS = (
     # VFMADD...PH, and FMLA of half precision.
     _vector("float16", "avx512fp16"),
     _vector("float16", "fullfp16"),
+    # Before those that add half as many products, which take sums of half as many steps, too.
+    _pairs(_INTEGER_SUMS, "usmmla", "llvm.aarch64.neon.usmmla.v4i32.v16i8", "i8mm"),
+    _pairs(_SIGNED_SUMS, "smmla", "llvm.aarch64.neon.smmla.v4i32.v16i8", "i8mm"),
+    _pairs(_BFLOAT16_SUMS, "bfmmla", "llvm.aarch64.neon.bfmmla", "bf16"),
     # Four neighbouring steps in each lane; the other way round than in manuals of Intel, operand A
     # is the one without sign.
     _dot_product(_INTEGER_SUMS, "vpdpbusd", "llvm.x86.avx512.vpdpbusd.{bits}", "avx512vnni"),
     _dot_product(_INTEGER_SUMS, "vpdpbusd", "llvm.x86.avx512.vpdpbusd.{bits}", "avxvnni"),
     _dot_product(_INTEGER_SUMS, "usdot", "llvm.aarch64.neon.usdot.v4i32.v16i8", "i8mm"),
+    _dot_product(_SIGNED_SUMS, "sdot", "llvm.aarch64.neon.sdot.v4i32.v16i8", "dotprod"),
     _dot_product(_BFLOAT16_SUMS, "vdpbf16ps", "llvm.x86.avx512bf16.dpbf16ps.{bits}", "avx512bf16"),
     _dot_product(_BFLOAT16_SUMS, "bfdot", "llvm.aarch64.neon.bfdot.v4f32.v8bf16", "bf16"),
 )
@@ -216,15 +233,18 @@ _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _GROUP = re.compile(r"wgmma\.mma_async\S*\.m(\d+)n(\d+)k(\d+)\.\w+\.(\w+)\.(\w+)")
 
 
-def cpu_instruction(dtype: str, bits: int, features: Iterable[str]) -> MatrixInstruction:
-    """What sums of products of ``dtype``, of so many bits, become on a CPU with ``features``.
+def cpu_instructions(
+    dtype: str, bits: int, features: Iterable[str]
+) -> tuple[MatrixInstruction, ...]:
+    """What sums of products of ``dtype``, of so many bits, become on a CPU with ``features``: the
+    fastest first, which may ask for more steps of the sum.
 
     Types without a row are widened: up to 32 bits to float32, or integers that are as fast.
     """
     fitting = [row for row in CPU_INSTRUCTIONS if not row.needs or row.needs in features]
-    own = next((row for row in fitting if row.a == dtype), None)
+    own = tuple(row for row in fitting if row.a == dtype)
     wide = "float32" if bits <= 32 else "float64"
-    return own or next(row for row in fitting if row.a == wide)
+    return own or tuple(row for row in fitting if row.a == wide)
 
 
 def has_rate(rate: str, arch: str) -> bool:

@@ -156,7 +156,7 @@ def convolution_seconds(call: relax.Call, layout: ChannelLayout, machine: Layout
     # What is quantised is int16 until then.
     if dtype == "int16" and is_last and convolution.fits_dot_products:
         steps = convolution.group_inputs if convolution.group_inputs > 1 else convolution.kernel[-1]
-        dtype, fraction = "uint8", fraction * _filled(steps, 4)
+        dtype, fraction = _bytes(machine), fraction * _filled(steps, 4)
     # MixedPrecision comes when layouts are known, and takes neighbouring channels.
     if dtype == "float32" and convolution.sums_many_channels:
         dtype = _products(machine)
@@ -166,10 +166,22 @@ def convolution_seconds(call: relax.Call, layout: ChannelLayout, machine: Layout
     return machine.seconds(Work(convolution.flops, convolution.nbytes, dtype, fraction))
 
 
+def _cpu(machine: LayoutMachine) -> CpuDescription | None:
+    description = machine.description if isinstance(machine, DescribedMachine) else None
+    return description if isinstance(description, CpuDescription) else None
+
+
 def _products(machine: LayoutMachine) -> str:
     """What products of float32 are computed in."""
-    description = machine.description if isinstance(machine, DescribedMachine) else None
-    return description.products if isinstance(description, CpuDescription) else "float32"
+    cpu = _cpu(machine)
+    return cpu.products if cpu is not None else "float32"
+
+
+def _bytes(machine: LayoutMachine) -> str:
+    """The type of quantised data whose products with int8 are summed at the machine's best rate."""
+    cpu = _cpu(machine)
+    types = cpu.dot_product_types if cpu is not None else ()
+    return next(iter(types), "uint8")
 
 
 def tensor_bytes(ty: relax.TensorType) -> float:

@@ -120,7 +120,8 @@ class _NarrowProducts(BindingRewriter):
         if depth < LEAST_TILE_DEPTH:
             return "few channels are summed"
         has_tiles = self._machine.tile_instruction(_NARROW, _NARROW) is not None
-        if not has_tiles and depth % self._machine.instruction(_NARROW).k:
+        instructions = self._machine.instructions(_NARROW)
+        if not has_tiles and all(depth % instruction.k for instruction in instructions):
             return "no whole number of instructions adds its channels"
         operations = 2.0 * math.prod(shape) * steps
         saved = operations * sum(

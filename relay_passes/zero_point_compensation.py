@@ -14,8 +14,9 @@ from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout, fits_dot_products
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS, permutation_of
 
-# From int8 to uint8.
+# From int8 to uint8, and back: both flip the highest bit.
 _SIGN = 128
+_SHIFTS = {("int8", "uint8"): _SIGN, ("uint8", "int8"): -_SIGN}
 
 # Whole numbers below it are exact in float32.
 EXACT_IN_FLOAT32 = 1 << 24
@@ -26,17 +27,18 @@ _STEPS = 4
 
 @graph_pass
 class ZeroPointCompensation:
-    """Multiplies uint8 by int8, and corrects the sums by what the zero points would have changed.
+    """Multiplies bytes by int8, and corrects the sums by what the zero points would have changed.
 
     Before: ``y = matmul(astype(x, int16) - z, W)``        x: uint8, z: int16, W: int16, y: int32
     After:  ``y = matmul(x, V) - z * sum(V, axis=0)``      V: int8, the sum is a constant
 
     A difference of 8-bit numbers takes 16 bits; without it CPUs add four products to each lane of
-    int32 at once (``vpdpbusd``, ``usdot``). The result is the same, bit by bit: int32 wraps. Where
-    the weights have a zero point as well and leave int8, they are shifted, and the sums of the
-    data's rows times the shift are added. Data with a sign are shifted to uint8. What is summed is
-    padded to a multiple of four, with weights of zero. See oneDNN's "Nuances of int8
-    Computations".
+    int32 at once (``vpdpbusd``, ``usdot``, ``sdot``). The result is the same, bit by bit: int32
+    wraps. Where the weights have a zero point as well and leave int8, they are shifted, and the
+    sums of the data's rows times the shift are added. Data of the type that the instruction does
+    not take are shifted by 128, with their zero point: int8 for ``vpdpbusd``, uint8 for ``sdot``.
+    What is summed is padded to a multiple of four, with weights of zero. See oneDNN's "Nuances of
+    int8 Computations".
 
     Leaves alone: weights that are computed in the run or span more than 8 bits, zero points that
     the type of the data does not hold; convolutions in groups, of few output channels, without
@@ -48,8 +50,8 @@ class ZeroPointCompensation:
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
         machine = current_cpu()
-        takes = machine is not None and machine.has_dot_products
-        return _Compensator().run(mod) if takes else mod
+        types = machine.dot_product_types if machine is not None else ()
+        return _Compensator(types).run(mod) if types else mod
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,9 @@ def are_whole(numbers: np.ndarray, low: int, high: int) -> bool:
 class _Compensator(BindingRewriter):
     pass_name = "ZeroPointCompensation"
 
+    def __init__(self, types: tuple[str, ...]) -> None:
+        self.types = types
+
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
         if call is None or str(var.ty.dtype) != "int32":
@@ -125,7 +130,8 @@ class _Compensator(BindingRewriter):
         made = multiply(call, data, weights, var)
         if made is None:
             return None
-        return Replacement(made, (), "uint8 by int8, corrected for zero points")
+        dtype = self._type_for(data)
+        return Replacement(made, (), f"{dtype} by int8, corrected for zero points")
 
     def _weights(self, expr: relax.Expr) -> np.ndarray | None:
         """Of 8 bits, less a zero point for each column: those of a module may be any int16."""
@@ -145,7 +151,7 @@ class _Compensator(BindingRewriter):
         if not fits_dot_products(call):
             self.refuse("the weights are no matrix", var)
             return None
-        x, zero_point = self._unsigned(data, var)
+        x, zero_point = self._as_taken(data, var)
         narrow, shift = _narrow(weights, 0)
         stored = relax.const(_with_whole_steps(narrow), "int8")
         steps = (0, int(stored.ty.shape[0]) - len(weights))
@@ -173,7 +179,7 @@ class _Compensator(BindingRewriter):
         if shift.any():
             self.refuse("the weights leave int8", var)
             return None
-        x, zero_point = self._unsigned(data, var)
+        x, zero_point = self._as_taken(data, var)
         convolve = self._of_one_channel if weights.shape[-2] == 1 else self._of_channels
         total = convolve(call, narrow, x, zero_point, var)
         sums = narrow.sum(axis=tuple(range(weights.ndim - 1)), dtype=np.int32)
@@ -240,7 +246,7 @@ class _Compensator(BindingRewriter):
         if isinstance(zero_point, tvm.ir.GenericConst):
             known = int(zero_point.value.numpy().item())
         elif zero_point is not None:
-            of_run = [self.bind(relax.op.astype(zero_point, "uint8"), var)]
+            of_run = [self.bind(relax.op.astype(zero_point, str(x.ty.dtype)), var)]
 
         def pad(data: te.Tensor, *fill: te.Tensor) -> te.Tensor:
             value = fill[0](*[0] * fill[0].ndim) if fill else known
@@ -248,16 +254,24 @@ class _Compensator(BindingRewriter):
 
         return self.bind(self.builder.call_te(pad, x, *of_run), var)
 
-    def _unsigned(
+    def _type_for(self, data: CentredIntegers) -> str:
+        """Their own type where an instruction takes it."""
+        own = str(data.x.ty.dtype)
+        return own if own in self.types else self.types[0]
+
+    def _as_taken(
         self, data: CentredIntegers, var: relax.Var
     ) -> tuple[relax.Expr, relax.Expr | None]:
-        """The data as uint8, and their zero point as int32; None for zero."""
-        more, x = _SIGN if data.is_signed else 0, data.x
+        """The data in a type that an instruction takes, and their zero point as int32; None for
+        zero.
+        """
+        x, dtype = data.x, self._type_for(data)
+        more = _SHIFTS.get((str(x.ty.dtype), dtype), 0)
         if data.axes:
             x = self.bind(relax.op.permute_dims(x, list(data.axes)), var)
-        if data.is_signed:
-            wide = relax.op.add(relax.op.astype(x, "int16"), relax.const(_SIGN, "int16"))
-            x = self.bind(relax.op.astype(self.bind(wide, var), "uint8"), var)
+        if more:
+            wide = relax.op.add(relax.op.astype(x, "int16"), relax.const(more, "int16"))
+            x = self.bind(relax.op.astype(self.bind(wide, var), dtype), var)
         zero = data.zero_point
         known = np.zeros((), "int16") if zero is None else constant_value(self.view, zero)
         if known is None:

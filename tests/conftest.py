@@ -79,6 +79,7 @@ gc.disable()
 
 
 # Templates for GPUs, whose code runs in the emulator: tests of their own, `make test-emulated`.
+# Those of code for AArch64 have the marker where they are.
 _EMULATED = [
     Path(__file__).parent / name / "cuda" for name in ("tir_schedules", "tuning", "tvm_ext")
 ]

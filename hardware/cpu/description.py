@@ -15,7 +15,7 @@ from tvm_ext.hardware.machine import MODEL_PRECISION, MachineDescription
 from tvm_ext.hardware.matrix_instructions import (
     TILE_INSTRUCTIONS,
     MatrixInstruction,
-    cpu_instruction,
+    cpu_instructions,
 )
 from tvm_ext.hardware.targets import current_machine
 from tvm_ext.hardware.tvm_compat import llvm_codegen
@@ -29,6 +29,9 @@ _WIDEST_BITS, _WHOLE_VECTORS = 512, "-prefer-256-bit"
 
 _NARROW = "bfloat16"
 _NARROW_WEIGHTS = "float16"
+
+# Bytes of a sum that a dot product adds to a lane.
+_STEPS = 4
 
 
 class CpuDescription(MachineDescription):
@@ -192,7 +195,7 @@ class CpuDescription(MachineDescription):
         ``matrix_instructions``.
         """
         instruction = self.instruction(dtype)
-        multiply_adds = instruction.m * instruction.k * self.vector_lanes(instruction.accumulator)
+        multiply_adds = instruction.k * self.vector_lanes(instruction.accumulator)
         in_vectors = multiply_adds * self.fma_units
         tiles = (row for row in TILE_INSTRUCTIONS if row.a == dtype and row.needs in self.features)
         # One starts in as many cycles as it has rows: Intel's manual, "Intel AMX".
@@ -200,8 +203,12 @@ class CpuDescription(MachineDescription):
         return 2 * max(in_vectors, in_tiles) * self.clock_ghz * 1e9 * self.cores
 
     def instruction(self, dtype: str) -> MatrixInstruction:
-        """What sums of products of ``dtype`` become on this CPU."""
-        return cpu_instruction(dtype, tvm.DataType(dtype).bits, self.features)
+        """What sums of products of ``dtype`` become on this CPU where they are long enough."""
+        return self.instructions(dtype)[0]
+
+    def instructions(self, dtype: str) -> tuple[MatrixInstruction, ...]:
+        """The same, and behind it what is left for sums of no whole number of its steps."""
+        return cpu_instructions(dtype, tvm.DataType(dtype).bits, self.features)
 
     def tile_instruction(self, a: str, b: str) -> MatrixInstruction | None:
         """What multiplies tiles of types ``a`` and ``b``; None where the CPU has nothing."""
@@ -209,9 +216,17 @@ class CpuDescription(MachineDescription):
         return next((row for row in rows if row.needs in self.features), None)
 
     @property
+    def dot_product_types(self) -> tuple[str, ...]:
+        """Of uint8 and int8, those of which four products with int8 are added to a lane of int32 at
+        once.
+        """
+        types = ("uint8", "int8")
+        return tuple(t for t in types if any(row.k == _STEPS for row in self.instructions(t)))
+
+    @property
     def has_dot_products(self) -> bool:
-        """Whether several products of uint8 and int8 are added to a lane of int32 at once."""
-        return self.instruction("uint8").k > 1
+        """Whether there are such instructions."""
+        return bool(self.dot_product_types)
 
     @property
     def multiplies_bfloat16(self) -> bool:

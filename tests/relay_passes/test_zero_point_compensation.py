@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 from conv_modules import module, operators
+from emulated_arm import arm
 from side_by_side import Rewrite, assert_all_same
 from thoroughness import some_of
 from tvm import relax
@@ -222,8 +223,41 @@ def test_numbers_that_no_byte_holds_stay_as_they_are(mod):
     assert rewrite(mod).same_as(mod)
 
 
+# What instructions take beside int8: of CPUs with dotprod alone, int8; of those with i8mm both.
+@pytest.mark.parametrize(
+    ("features", "taken"),
+    [
+        (("dotprod",), {"uint8": "int8", "int8": "int8"}),
+        (("i8mm",), {"uint8": "uint8", "int8": "uint8"}),
+        (("dotprod", "i8mm"), {"uint8": "uint8", "int8": "int8"}),
+    ],
+)
+def test_data_have_the_type_that_an_instruction_takes(features, taken):
+    found = {}
+    for dtype, zero_point, (low, high) in some_of(product(taken, [None, 0, 3, 127], RANGES)):
+        mod = matmul(weights(17, 8, low=low, high=high), zero_point, dtype, (2, 5, 17))
+        new = rewrite(mod, arm(*features))
+        assert products(new) == [(taken[dtype], "int8")]
+        found[f"matmul {dtype} {zero_point} {low}"] = rewritten(mod, new)
+    for dtype, zero_point in product(taken, [0, 5]):
+        mod = convolution(weights(3, 3, 6, 4), zero_point, 1, dtype)
+        new = rewrite(mod, arm(*features))
+        assert products(new) == [(taken[dtype], "int8")]
+        found[f"convolution {dtype} {zero_point}"] = rewritten(mod, new)
+    assert_all_equal(found)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_padding_of_the_run_has_the_type_that_an_instruction_takes(dtype):
+    mod = convolution_with_a_zero_point_of_the_run(weights(3, 3, 6, 4), dtype)
+    new = rewrite(mod, arm("dotprod"))
+    assert products(new) == [("int8", "int8")]
+    assert_same(new, mod)
+
+
 def test_a_cpu_without_the_instruction_keeps_int16():
     mod = matmul(weights(16, 8))
     assert rewrite(mod, resolve_target("avx2")).same_as(mod)
+    assert rewrite(mod, resolve_target("aarch64-neon")).same_as(mod)
     narrow = CpuDescription(**(resolve_target("avx2").model_dump() | {"mattr": ("+avxvnni",)}))
     assert products(rewrite(mod, narrow)) == [("uint8", "int8")]

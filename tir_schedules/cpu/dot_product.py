@@ -1,5 +1,11 @@
-"""The instructions that add several products to each lane of a vector, as code calls them."""
+"""The instructions that add several products to each lane of a vector, as code calls them.
 
+Those for a row of the data have its steps in all lanes, and add to as many columns as there are
+lanes. Arm's for two rows add to two columns of each: ``[row 0 column 0, row 0 column 1, row 1
+column 0, row 1 column 1]``. Their sums are put into rows when all is added.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +15,11 @@ from tvm import tirx
 from tvm_ext.hardware.matrix_instructions import MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis
 
-# Of a lane: what its products are taken from fills it.
+# Of a sum.
 _LANE_BITS = 32
+
+# Where the sums of a row are in two vectors of pairs of rows and columns.
+_PLACES_OF_ROWS = ((0, 1, 4, 5), (2, 3, 6, 7))
 
 # TVM knows no type of LLVM's for these; a function in LLVM's own language takes them as integers.
 _WITHOUT_LLVM_TYPE = {"bfloat16": "bfloat"}
@@ -22,12 +31,14 @@ _LLVM_TYPES = {"float32": "float"}
 class DotProduct:
     """An instruction that adds several steps of the sum to each lane of a vector.
 
+    A tile has an array of sums for every ``rows`` of its rows, of vectors in the order of columns.
+
     Attributes
     ----------
     instruction : MatrixInstruction
         Its ``k`` steps are neighbours in both operands.
     data : TensorLoad
-        What goes to all lanes, as the product reads it.
+        The operand that has rows, as the product reads it.
     weights : TensorLoad
         The first element of the packed row that serves a tile's columns in ``k`` steps.
     depth : LoopAxis
@@ -48,26 +59,44 @@ class DotProduct:
         return self.bits // _LANE_BITS
 
     @property
+    def rows(self) -> int:
+        """Of the data, whose sums are in one vector."""
+        return self.instruction.m
+
+    @property
+    def columns(self) -> int:
+        """Of the weights, whose sums are in one vector."""
+        return self.lanes // self.rows
+
+    @property
     def operand(self) -> str:
         """The type in which code holds a vector of either operand."""
         if self._is_foreign:
             return f"int{_LANE_BITS}x{self.lanes}"
-        return f"{self.instruction.b}x{self.lanes * self.instruction.k}"
+        return f"{self.instruction.b}x{self._elements}"
 
     def vector(self, places: list[Any]) -> tvm.ir.Expr:
         """The vector of weights that starts at ``places`` of the packed operand."""
         *outer, first = places
-        row = tirx.Ramp(first, tirx.const(1, str(first.ty)), self.lanes * self.instruction.k)
-        loaded = tirx.BufferLoad(self.weights.source, [*outer, row])
+        loaded = tirx.BufferLoad(self.weights.source, [*outer, _neighbours(first, self._elements)])
         return tirx.reinterpret(self.operand, loaded) if self._is_foreign else loaded
 
-    def in_all_lanes(self, source: Any, places: list[Any]) -> tvm.ir.Expr:
-        """The neighbouring steps that start at ``places`` of ``source``, the same in all lanes."""
+    def of_rows(self, source: Any, rows: Sequence[list[Any]]) -> tvm.ir.Expr:
+        """The vector of neighbouring steps that start at these places of ``source``, of ``rows``
+        rows; of one row the same in all of the vector.
+        """
+        first, *others = [self._word(source, places) for places in rows]
+        if others:
+            vector = tirx.Shuffle([first, *others], list(range(self.rows)))
+        else:
+            vector = tirx.Broadcast(first, self.columns)
+        return tirx.reinterpret(self.operand, vector)
+
+    def _word(self, source: Any, places: list[Any]) -> tvm.ir.Expr:
+        """The neighbouring steps that start at ``places`` of ``source``, as one integer."""
         *outer, first = places
-        steps = tirx.Ramp(first, tirx.const(1, str(first.ty)), self.instruction.k)
-        loaded = tirx.BufferLoad(source, [*outer, steps])
-        word = tirx.reinterpret(f"int{_LANE_BITS}", loaded)
-        return tirx.reinterpret(self.operand, tirx.Broadcast(word, self.lanes))
+        steps = tirx.BufferLoad(source, [*outer, _neighbours(first, self.instruction.k)])
+        return tirx.reinterpret(f"int{self.bits // self.columns}", steps)
 
     def added(self, total: tvm.ir.Expr, data: tvm.ir.Expr, weights: tvm.ir.Expr) -> tvm.ir.Expr:
         """``total`` with the products of two vectors of operands added to its lanes."""
@@ -76,12 +105,31 @@ class DotProduct:
             return tirx.call_pure_extern(kind, self._function, total, data, weights)
         return tirx.call_llvm_pure_intrin(kind, self._intrinsic, total, data, weights)
 
+    def put_into_rows(self, sums: Any, rows: Sequence[Any]) -> list[tirx.Stmt]:
+        """Copies the sums of two rows, or of the first alone, to an array for each of ``rows``."""
+        statements: list[tirx.Stmt] = []
+        for column in range(0, int(rows[0].shape[0]), self.lanes):
+            starts = (column * self.rows, column * self.rows + self.lanes)
+            vectors = [tirx.BufferLoad(sums, [self._lanes_from(start)]) for start in starts]
+            for row, places in zip(rows, _PLACES_OF_ROWS, strict=False):
+                value = tirx.Shuffle(vectors, list(places))
+                statements.append(tirx.BufferStore(row, value, [self._lanes_from(column)]))
+        return statements
+
+    def _lanes_from(self, start: int) -> tvm.ir.Expr:
+        return _neighbours(tirx.const(start, "int64"), self.lanes)
+
     def with_definitions(self, code: tirx.Stmt) -> tirx.Stmt:
         """``code`` with what its calls of the instruction need around it."""
         if not self._is_foreign:
             return code
         zero = tirx.const(0, "int32")
         return tirx.AttrStmt(zero, "pragma_import_llvm", tvm.ir.StringImm(self._definition), code)
+
+    @property
+    def _elements(self) -> int:
+        """Of a vector of weights."""
+        return self.columns * self.instruction.k
 
     @property
     def _is_foreign(self) -> bool:
@@ -101,7 +149,7 @@ class DotProduct:
         total = f"<{self.lanes} x {_LLVM_TYPES[self.instruction.accumulator]}>"
         word = f"<{self.lanes} x i{_LANE_BITS}>"
         element = _WITHOUT_LLVM_TYPE[self.instruction.b]
-        operand = f"<{self.lanes * self.instruction.k} x {element}>"
+        operand = f"<{self._elements} x {element}>"
         return f"""
             declare {total} @{self._intrinsic}({total}, {operand}, {operand})
             define {total} @{self._function}({total} %total, {word} %data, {word} %weights) {{
@@ -111,3 +159,7 @@ class DotProduct:
               ret {total} %sum
             }}
         """
+
+
+def _neighbours(first: Any, count: int) -> tvm.ir.Expr:
+    return tirx.Ramp(first, tirx.const(1, str(first.ty)), count)

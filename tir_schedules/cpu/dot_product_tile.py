@@ -1,9 +1,10 @@
 """Matmuls and convolutions by instructions that add several products to each lane of a vector.
 
-They are of 8-bit integers, four products at a time, or of bfloat16, two. Weights are packed so that
-these steps of the sum, for as many columns as a vector of sums holds, are one vector; as many
-elements of the other operand go to all lanes. How the loops around a tile go is as for symbolic
-tiles; extents may be known or symbolic.
+They are of 8-bit integers, four products at a time, or of bfloat16, two; twice as many where Arm's
+instructions multiply two rows by two columns. Weights are packed so that these steps of the sum,
+for as many columns as a vector of sums serves, are one vector; as many elements of the other
+operand go to all lanes, or those of two rows into one vector. How the loops around a tile go is as
+for symbolic tiles; extents may be known or symbolic.
 """
 
 from collections.abc import Sequence
@@ -50,8 +51,8 @@ _NEON_BITS = 128
 
 
 class DotProductTile:
-    """Sums of products of uint8 and constant int8, or of bfloat16 and constant bfloat16, on CPUs
-    with an instruction for several.
+    """Sums of products of uint8 or int8 and constant int8, or of bfloat16 and constant bfloat16, on
+    CPUs with an instruction for several.
     """
 
     name = "dot product tile"
@@ -113,26 +114,31 @@ def _operands(
 ) -> _Operands:
     data, weights = factors(contraction, func)
     types = str(data.ty), str(weights.source.dtype)
-    instruction = machine.instruction(types[0])
-    wanted = (instruction.a, instruction.b), instruction.accumulator
-    if instruction.k == 1 or (types, str(contraction.start.ty)) != wanted:
+    instructions = [
+        row
+        for row in machine.instructions(types[0])
+        if row.k > 1 and (row.a, row.b, row.accumulator) == (*types, str(contraction.start.ty))
+    ]
+    if not instructions:
         raise NotApplicable(f"no instruction adds products of {types[0]} and {types[1]}")
     if not isinstance(data, tvm.ir.TensorLoad):
         raise NotApplicable("the data are computed for each product")
     order = tuple(weight_axis(contraction, index) for index in weights.indices)
     spatial = [axis for axis in order if _is_one_of(axis, contraction.spatial)]
+    # The first instruction is the fastest.
     depths = [
-        axis
+        (axis, instruction)
+        for instruction in instructions
         for axis in order
         if _is_one_of(axis, contraction.reduction)
         and contraction.step(data, axis) == 1
         and (axis.length or 1) % instruction.k == 0
     ]
-    if len(spatial) != 1 or len(depths) != 1:
+    if len(spatial) != 1 or not depths:
         raise NotApplicable("no loop of whole instructions goes along both operands")
     if not all(_is_one_of(axis, order) for axis in contraction.reduction):
         raise NotApplicable("a loop of the sum does not move the weights")
-    (columns,), (depth,) = spatial, depths
+    (columns,), (depth, instruction) = spatial, depths[0]
     if contraction.step(data, columns) != 0 or contraction.step(contraction.store, columns) != 1:
         raise NotApplicable("no loop walks the output and the weights alone")
     return _Operands(data, weights, columns, depth, order, instruction)

@@ -149,6 +149,10 @@ def _not_zero(divisor: tvm.ir.Expr) -> tvm.ir.Expr:
     return divisor if known else tirx.max(divisor, tirx.const(1, str(divisor.ty)))
 
 
+def _operand(dot: DotProduct, name: str) -> tirx.Var:
+    return tirx.Var(name, dot.operand)
+
+
 class _Version:
     """The code for one size of tiles, with variables of its own."""
 
@@ -168,6 +172,13 @@ class _Version:
         arrays = [stack_array(columns, self.dtype, "sums") for _ in range(rows)]
         self.arrays = [array for array, _ in arrays]
         self.declarations = [declaration for _, declaration in arrays]
+        # Those that the instructions of a dot product add to, each of one or of several rows.
+        self.added = self.arrays
+        if tile.dot_product is not None and tile.dot_product.rows > 1:
+            each = tile.dot_product.rows
+            pairs = [stack_array(each * columns, self.dtype, "pairs") for _ in range(0, rows, each)]
+            self.added = [array for array, _ in pairs]
+            self.declarations += [declaration for _, declaration in pairs]
         # Stand in the product for the column of the tile, and for the tile of a panel.
         self.column, self.member = (tirx.Var(name, self.index) for name in ("column", "member"))
         panel = tile.panel
@@ -386,9 +397,10 @@ class _Version:
 
         dot = self.tile.dot_product
         if dot is None:
-            body = self._each(add)
+            start, body, end = self._each(zero), self._each(add), []
         else:
             reduction, body = self._dot_products(dot, reduction, steps)
+            start, end = self._zeros(dot), self._in_rows(dot)
         # What a panel holds was read when it was filled.
         stream = self.tile.stream if self.panel is None else None
         moves = stream is not None and self._moves_innermost(stream)
@@ -401,7 +413,7 @@ class _Version:
             if self.tile.implicit_padding is not None and axis is reduction[-1]:
                 body = self._with_pixels(self.tile.implicit_padding, body, steps)
         declared = [tirx.AllocBuffer(self.pixels)] if self.pixels is not None else []
-        return [*declared, self._each(zero), body, self._finished(finish)]
+        return [*declared, start, body, *end, self._finished(finish)]
 
     def _moves_innermost(self, stream: tvm.ir.TensorLoad) -> bool:
         """Whether each iteration of the innermost loop of the sum reads another row of it."""
@@ -434,25 +446,60 @@ class _Version:
         )
         loops = [loop if i == position else axis for i, axis in enumerate(reduction)]
         steps = {**steps, dot.depth.var: loop.var * k}
-        lanes = dot.lanes
-        vectors = range(self.columns // lanes)
-        weights = [tirx.Var(f"weights{n}", dot.operand) for n in vectors]
+        firsts = range(0, self.rows, dot.rows)
+        data = [tirx.Bind(_operand(dot, "data"), self._data(dot, n, steps)) for n in firsts]
         *places, _ = (self._at(i, {**self.values, **steps}) for i in dot.weights.indices)
+        starts = (self._number(n * k) for n in range(0, self.columns, dot.columns))
+        weights = [tirx.Bind(_operand(dot, "weights"), dot.vector([*places, n])) for n in starts]
+
+        def add(row: int, n: int) -> tirx.Stmt:
+            sums, place = self.added[row], self._vector(dot, n)
+            more = dot.added(tirx.BufferLoad(sums, place), data[row].var, weights[n].var)
+            return tirx.BufferStore(sums, more, place)
+
+        # The operand of fewer vectors stays in registers, beside one vector of the other: LLVM
+        # keeps the order, and has sums in memory where both are loaded first.
         statements: list[tirx.Stmt] = []
-        for n, var in enumerate(weights):
-            first = self._number(n * lanes * k)
-            statements.append(tirx.Bind(var, dot.vector([*places, first])))
-        for row in range(self.rows):
-            data = tirx.Var(f"data{row}", dot.operand)
-            values = {**self.values, **self.places[row], **steps}
-            load = self._pixel_or(dot.data, row)
-            places = [self._at(index, values) for index in load.indices]
-            statements.append(tirx.Bind(data, dot.in_all_lanes(load.source, places)))
-            for n, var in enumerate(weights):
-                place = [tirx.Ramp(self._number(n * lanes), self._number(1), lanes)]
-                more = dot.added(tirx.BufferLoad(self.arrays[row], place), data, var)
-                statements.append(tirx.BufferStore(self.arrays[row], more, place))
+        if len(weights) <= len(data):
+            statements += weights
+            for row, bind in enumerate(data):
+                statements += [bind, *(add(row, n) for n in range(len(weights)))]
+        else:
+            statements += data
+            for n, bind in enumerate(weights):
+                statements += [bind, *(add(row, n) for row in range(len(data)))]
         return loops, sequence(statements)
+
+    def _data(self, dot: DotProduct, first: int, steps: dict[Any, Any]) -> tvm.ir.Expr:
+        """The vector of the data of the rows that are added up together, from ``first`` on."""
+        loads = [
+            (self._pixel_or(dot.data, row), {**self.values, **self.places[row], **steps})
+            for row in range(first, min(first + dot.rows, self.rows))
+        ]
+        places = [[self._at(index, values) for index in load.indices] for load, values in loads]
+        return dot.of_rows(loads[0][0].source, places)
+
+    def _vector(self, dot: DotProduct, n: int) -> list[tvm.ir.Expr]:
+        """Where the ``n``-th vector of sums is in its array."""
+        return [tirx.Ramp(self._number(n * dot.lanes), self._number(1), dot.lanes)]
+
+    def _zeros(self, dot: DotProduct) -> tirx.Stmt:
+        """The start of all sums that instructions add to."""
+        start = tirx.Broadcast(self.contraction.start, dot.lanes)
+        vectors = range(self.columns // dot.columns)
+        return sequence(
+            [tirx.BufferStore(a, start, self._vector(dot, n)) for a in self.added for n in vectors]
+        )
+
+    def _in_rows(self, dot: DotProduct) -> list[tirx.Stmt]:
+        """The copies of sums to arrays of single rows, where they are not in these already."""
+        if dot.rows == 1:
+            return []
+        return [
+            statement
+            for number, sums in enumerate(self.added)
+            for statement in dot.put_into_rows(sums, self.arrays[number * dot.rows :])
+        ]
 
     def _with_pixels(
         self, padding: ImplicitPadding, body: tirx.Stmt, steps: dict[Any, Any]

@@ -214,19 +214,27 @@ def _product(extents: Any) -> Any:
 
 def kernel_dtype(func: tirx.PrimFunc) -> str:
     """Element type that the arithmetic goes at the rate of: that of the result, the last parameter;
-    uint8 where products of it and int8 are summed; float32 when there is no buffer.
+    that of narrow operands whose products are summed; float32 when there is no buffer.
     """
     last = func.params[-1] if len(func.params) else None
     types = {str(param.dtype) for param in func.params if hasattr(param, "shape")}
-    if {"uint8", "int8"} <= types and any(map(_is_narrow, nodes(func.body, tirx.Mul))):
-        return "uint8"
+    may_be_narrow = not types.isdisjoint({"int8", "bfloat16"})
+    products = map(_narrow_type, nodes(func.body, tirx.Mul)) if may_be_narrow else ()
+    narrow = next(filter(None, products), None)
+    if narrow is not None:
+        return narrow
     return str(last.dtype) if last is not None and hasattr(last, "shape") else "float32"
 
 
-def _is_narrow(product: tirx.Mul) -> bool:
-    """Whether a product is one of uint8 and int8."""
+def _narrow_type(product: tirx.Mul) -> str | None:
+    """The type of the data of a product that instructions for several may add up; None for others.
+
+    Of 8-bit integers it is that beside int8.
+    """
     sides = (product.a, product.b)
-    return sorted(str(side.value.ty) for side in sides if isinstance(side, tirx.Cast)) == [
-        "int8",
-        "uint8",
-    ]
+    types = sorted(str(side.value.ty) for side in sides if isinstance(side, tirx.Cast))
+    match str(product.ty), types:
+        case ("int32", ["int8", "uint8" | "int8"]) | ("float32", ["bfloat16", "bfloat16"]):
+            return types[1]
+        case _:
+            return None

@@ -1,0 +1,204 @@
+"""Dot product tiles of AArch64: the instructions in the code, and their numbers in an emulator."""
+
+import re
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+import pytest
+from emulated_arm import arm, compiled, emulated, run_on_arm
+from lowering import kernel_of
+from symbolic_extents import size
+from tvm import relax, tirx
+from tvm.relax.op import nn
+
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.cpu.dot_product_tile import DotProductTile
+
+op = relax.op
+RANDOM = np.random.default_rng(0)
+
+# By instruction: what a CPU has beside NEON, the type of the data, steps of the sum.
+INSTRUCTIONS = {
+    "sdot": (("dotprod",), "int8", 4),
+    "usdot": (("i8mm",), "uint8", 4),
+    "smmla": (("dotprod", "i8mm"), "int8", 8),
+    "usmmla": (("dotprod", "i8mm"), "uint8", 8),
+    "bfdot": (("bf16",), "bfloat16", 2),
+    "bfmmla": (("bf16",), "bfloat16", 4),
+}
+OF_INTEGERS = [name for name in INSTRUCTIONS if not name.startswith("bf")]
+OF_BFLOAT16 = [name for name in INSTRUCTIONS if name.startswith("bf")]
+SIGNED = ["sdot", "smmla"]
+
+
+def machine_with(name: str) -> CpuDescription:
+    return arm(*INSTRUCTIONS[name][0])
+
+
+def steps_of(name: str, near: int) -> int:
+    """An odd number of its steps: no instruction that takes twice as many serves them."""
+    k = INSTRUCTIONS[name][2]
+    return k * (near // k // 2 * 2 + 1)
+
+
+def numbers(dtype: str, *shape: int) -> np.ndarray:
+    if dtype == "bfloat16":
+        return RANDOM.standard_normal(shape).astype(ml_dtypes.bfloat16)
+    bounds = np.iinfo(dtype)
+    return RANDOM.integers(bounds.min, bounds.max + 1, shape).astype(dtype)
+
+
+def operands(name: str, data: Sequence[int], weights: Sequence[int]) -> list[np.ndarray]:
+    dtype = INSTRUCTIONS[name][1]
+    own = "bfloat16" if dtype == "bfloat16" else "int8"
+    return [numbers(dtype, *data), numbers(own, *weights)]
+
+
+def matmul(name: str, shape: Sequence[int | tirx.Var], columns: int) -> tirx.PrimFunc:
+    """With a vector taken off: of integers a zero point's part."""
+    dtype = INSTRUCTIONS[name][1]
+    own, total = ("bfloat16", "float32") if dtype == "bfloat16" else ("int8", "int32")
+    return kernel_of(
+        lambda x, w, z: op.subtract(op.matmul(x, w, out_dtype=total), z),
+        (tuple(shape), dtype),
+        ((shape[-1], columns), own),
+        ((columns,), total),
+    )
+
+
+def convolution(
+    name: str, image: Sequence[int | tirx.Var], columns: int, stride: int = 1, padding: int = 0
+) -> tirx.PrimFunc:
+    """3x3, of channels last."""
+    dtype = INSTRUCTIONS[name][1]
+    own, total = ("bfloat16", "float32") if dtype == "bfloat16" else ("int8", "int32")
+    return kernel_of(
+        lambda x, w: nn.conv2d(
+            x,
+            w,
+            strides=stride,
+            padding=padding,
+            data_layout="NHWC",
+            kernel_layout="HWIO",
+            out_dtype=total,
+        ),
+        (tuple(image), dtype),
+        ((3, 3, image[-1], columns), own),
+    )
+
+
+def scheduled(func: tirx.PrimFunc, machine: CpuDescription) -> ScheduledKernel:
+    found = apply_template(DotProductTile(), func.with_attr(CONSTANTS_ATTRIBUTE, [1]), machine)
+    assert isinstance(found, ScheduledKernel), found
+    return found
+
+
+def results(
+    name: str, func: tirx.PrimFunc, arrays: Sequence[np.ndarray], shape: Sequence[int]
+) -> np.ndarray:
+    """The kernel's, for data, weights and the rest."""
+    found = scheduled(func, machine_with(name))
+    x, weights, *others = arrays
+    total = "float32" if name in OF_BFLOAT16 else "int32"
+    given = [x, found.packed.pack(weights), *others, np.full(shape, -7, total)]
+    code = compiled(found.func, machine_with(name))
+    assert used(code.inspect_source("s")) == {name}
+    return run_on_arm(code, given)
+
+
+def used(assembly: str) -> set[str]:
+    return set(re.findall(r"^\s*(us?dot|sdot|us?mmla|smmla|bfdot|bfmmla)\s", assembly, re.M))
+
+
+def wanted_convolution(x: np.ndarray, weights: np.ndarray, stride: int) -> np.ndarray:
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(1, 2))
+    return np.einsum("nyxcij,ijcf->nyxf", windows[:, ::stride, ::stride], weights)
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_kernels_have_the_instruction(name: str) -> None:
+    steps = steps_of(name, 24)
+    for func in (matmul(name, (24, steps), 64), convolution(name, (1, 14, 14, steps), 64)):
+        code = compiled(scheduled(func, machine_with(name)).func, machine_with(name))
+        assert used(str(code.inspect_source("s"))) == {name}
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_sums_stay_in_registers_while_products_are_added(name: str) -> None:
+    func = matmul(name, (48, 256 + INSTRUCTIONS[name][2]), 64)
+    code = compiled(scheduled(func, machine_with(name)).func, machine_with(name))
+    parts = re.split(r"^\.LBB\w+:", str(code.inspect_source("s")), flags=re.M)
+    loops = [re.split(r"\sb\.\w+\s", part)[0] for part in parts]
+    innermost = [loop for loop in loops if len(re.findall(rf"\s{name}\s", loop)) >= 16]
+    assert innermost
+    assert not any(re.search(r"\sst[rp]\s", loop) for loop in innermost)
+
+
+@emulated
+@pytest.mark.parametrize("name", OF_INTEGERS)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 16), (3, 72), (7, 100), (23, 64)])
+def test_matmuls_of_integers(name: str, rows: int, columns: int) -> None:
+    steps = steps_of(name, 24)
+    x, weights = operands(name, (2, rows, steps), (steps, columns))
+    taken = np.arange(columns, dtype=np.int32)
+    wanted = x.astype(np.int32) @ weights.astype(np.int32) - taken
+    extent = rows if rows != 7 else size("rows")
+    func = matmul(name, (2, extent, steps), columns)
+    made = results(name, func, [x, weights, taken], wanted.shape)
+    np.testing.assert_array_equal(made, wanted)
+
+
+@emulated
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_the_largest_products_do_not_saturate(name: str) -> None:
+    steps = steps_of(name, 64)
+    most = -128 if name in SIGNED else 255
+    x = np.full((5, steps), most, INSTRUCTIONS[name][1])
+    weights, nothing = np.full((steps, 32), -128, "int8"), np.zeros(32, "int32")
+    wanted = np.full((5, 32), most * -128 * steps, "int32")
+    made = results(name, matmul(name, x.shape, 32), [x, weights, nothing], wanted.shape)
+    np.testing.assert_array_equal(made, wanted)
+
+
+@emulated
+@pytest.mark.parametrize("name", OF_INTEGERS)
+@pytest.mark.parametrize(("stride", "is_symbolic"), [(1, False), (2, True)])
+def test_convolutions_of_integers(name: str, stride: int, is_symbolic: bool) -> None:
+    channels = steps_of(name, 8)
+    x, weights = operands(name, (2, 9, 7, channels), (3, 3, channels, 24))
+    wanted = wanted_convolution(x.astype(np.int64), weights.astype(np.int64), stride)
+    sides = (size("height"), size("width")) if is_symbolic else (9, 7)
+    func = convolution(name, (2, *sides, channels), 24, stride)
+    made = results(name, func, [x, weights], wanted.shape)
+    np.testing.assert_array_equal(made, wanted)
+
+
+@emulated
+@pytest.mark.parametrize("name", OF_BFLOAT16)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 16), (7, 72), (23, 100)])
+def test_matmuls_of_bfloat16(name: str, rows: int, columns: int) -> None:
+    steps = steps_of(name, 50)
+    x, weights = operands(name, (2, rows, steps), (steps, columns))
+    taken = np.arange(columns, dtype=np.float32)
+    wanted = x.astype(np.float32) @ weights.astype(np.float32) - taken
+    extent = rows if rows != 7 else size("rows")
+    func = matmul(name, (2, extent, steps), columns)
+    made = results(name, func, [x, weights, taken], wanted.shape)
+    np.testing.assert_allclose(made, wanted, atol=1e-4, rtol=1e-5)
+
+
+@emulated
+@pytest.mark.parametrize("name", OF_BFLOAT16)
+@pytest.mark.parametrize("is_symbolic", [False, True])
+def test_padded_convolutions_of_bfloat16(name: str, is_symbolic: bool) -> None:
+    channels = steps_of(name, 18)
+    x, weights = operands(name, (2, 9, 7, channels), (3, 3, channels, 24))
+    padded = np.pad(x.astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    wanted = wanted_convolution(padded, weights.astype(np.float32), 1)
+    sides = (size("height"), size("width")) if is_symbolic else (9, 7)
+    func = convolution(name, (2, *sides, channels), 24, padding=1)
+    made = results(name, func, [x, weights], wanted.shape)
+    np.testing.assert_allclose(made, wanted, atol=1e-3, rtol=1e-5)
