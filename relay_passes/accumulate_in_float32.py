@@ -28,8 +28,8 @@ _NARROW = ("float16", "bfloat16")
 class AccumulateInFloat32:
     """Sums in float32 what matrix instructions take as it is, and integers where that is exact.
 
-    On a GPU, of float16 or bfloat16 ``a`` and ``b``, and the same for convolutions; on a CPU that
-    multiplies bfloat16, of bfloat16 ``a`` and constant ``b``:
+    On a GPU, of float16 or bfloat16 ``a`` and ``b``, and the same for convolutions (on CPUs
+    ``MixedPrecision`` does so for bfloat16):
 
     Before: ``matmul(astype(a, float32), astype(b, float32))``
     After:  ``matmul(a, b, out_dtype="float32")``
@@ -60,17 +60,14 @@ class AccumulateInFloat32:
             return _Narrower(tuple(t for t in _NARROW if gpu.has_tensor_rate(t))).run(mod)
         if cpu is None:
             return mod
-        if cpu.multiplies_bfloat16:
-            mod = _Narrower(("bfloat16",), of_constants=True).run(mod)
         return _IntegerSums(cpu).run(mod)
 
 
 class _Narrower(BindingRewriter):
     pass_name = "AccumulateInFloat32"
 
-    def __init__(self, dtypes: tuple[str, ...], of_constants: bool = False) -> None:
+    def __init__(self, dtypes: tuple[str, ...]) -> None:
         self.dtypes = dtypes
-        self.of_constants = of_constants
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
@@ -78,8 +75,6 @@ class _Narrower(BindingRewriter):
             return None
         dtype = next((d for d in map(self._cast_from, call.args) if d), "")
         if dtype not in self.dtypes:
-            return None
-        if self.of_constants and constant_value(self.view, call.args[1]) is None:
             return None
         operands = [self._as(arg, dtype) for arg in call.args]
         if any(operand is None for operand in operands):

@@ -19,6 +19,9 @@ _WIDE, _NARROW = "float32", "float16"
 # instruction widens it.
 _EXACT = (_NARROW, "bfloat16")
 
+# What rounding may change a row or column of weights by: twice half a unit in the last place.
+_LARGEST_ROUNDING = 2.0**-10
+
 # Weights that show whether the others can be numbers of a narrow type.
 _SAMPLE = 4096
 
@@ -56,6 +59,7 @@ class _WeightCompressor(BindingRewriter):
     def __init__(self, machine: CpuDescription) -> None:
         self._machine = machine
         self._stored: tuple[tvm.IRModule, float] | None = None
+        self._narrow: dict[tuple[int, str], tuple[relax.Expr, relax.Expr]] = {}
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.matmul")
@@ -75,11 +79,19 @@ class _WeightCompressor(BindingRewriter):
             return None
         what = "as they were" if dtype is not None else "rounded"
         dtype = dtype or _NARROW
-        narrow = np.ascontiguousarray(weights.astype(numpy_dtype(dtype)))
-        stored = relax.const(tvm.runtime.tensor(narrow), dtype)
+        stored = self._narrowed(call.args[1], weights, dtype)
         attrs = {"op_pattern": OUT_ELEMENTWISE_FUSABLE}
         made = self.builder.call_te(compressed_matmul, call.args[0], stored, primfunc_attrs=attrs)
         return Replacement(made, (), f"weights are stored in {dtype}, {what}")
+
+    def _narrowed(self, operand: relax.Expr, weights: np.ndarray, dtype: str) -> relax.Expr:
+        """The constant of narrow weights: one for all products that share them."""
+        key = hash(operand), dtype
+        if key not in self._narrow:
+            narrow = np.ascontiguousarray(weights.astype(numpy_dtype(dtype)))
+            # The original is kept for its identity.
+            self._narrow[key] = operand, relax.const(tvm.runtime.tensor(narrow), dtype)
+        return self._narrow[key][1]
 
     def _holds(self, dtype: str, weights: np.ndarray) -> bool:
         """Whether all weights are numbers of a type that this CPU widens."""
@@ -126,13 +138,16 @@ def _least_rows(call: relax.Call) -> int:
 
 def _unlike(weights: np.ndarray) -> str | None:
     """Why weights are not rounded to float16; None where they can be."""
-    largest = np.abs(weights).max()
     # NaN is not below.
-    if not largest <= np.finfo(_NARROW).max:
+    if not np.abs(weights).max() <= np.finfo(_NARROW).max:
         return "a weight is no finite number of float16"
-    # Smaller ones are multiples of 2**-24: their errors are no share of them.
-    if largest and largest < np.finfo(_NARROW).smallest_normal:
-        return "all weights are below the normal numbers of float16"
+    # Below the normal numbers are multiples of 2**-24: their errors are no share of them. A column
+    # makes an output, a row may be for an input of large numbers.
+    errors = weights - weights.astype(_NARROW).astype(weights.dtype)
+    for axis in range(weights.ndim):
+        lost, whole = (np.linalg.norm(each, axis=axis) for each in (errors, weights))
+        if np.any(lost > _LARGEST_ROUNDING * whole):
+            return "a row or column of weights is below the normal numbers of float16"
     return None
 
 

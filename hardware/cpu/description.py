@@ -30,7 +30,7 @@ _WIDEST_BITS, _WHOLE_VECTORS = 512, "-prefer-256-bit"
 _NARROW = "bfloat16"
 _NARROW_WEIGHTS = "float16"
 
-# Bytes of a sum that a dot product adds to a lane.
+# Products of bytes that an instruction adds to one lane.
 _STEPS = 4
 
 
@@ -225,7 +225,7 @@ class CpuDescription(MachineDescription):
 
     @property
     def has_dot_products(self) -> bool:
-        """Whether there are such instructions."""
+        """Whether an instruction adds four products of 8-bit integers to a lane at once."""
         return bool(self.dot_product_types)
 
     @property

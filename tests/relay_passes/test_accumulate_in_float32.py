@@ -53,21 +53,6 @@ def test_weights_that_were_cast_are_float16_again():
     assert text.count("R.astype") == 1
 
 
-@pytest.mark.parametrize(("target", "casts"), [("avx512-amx", 1), ("avx512", 2)])
-def test_a_cpu_with_tile_registers_multiplies_bfloat16_by_stored_bfloat16(target, casts):
-    weights = WEIGHTS.astype("bfloat16").astype("float32")
-
-    def multiplied(x: relax.Var) -> relax.Expr:
-        return relax.op.astype(relax.op.matmul(wide(x), relax.const(weights)), "bfloat16")
-
-    text = narrowed(module_of(multiplied, "bfloat16"), target).script()
-    assert text.count("R.astype") == casts
-    text = narrowed(
-        module_of(lambda x: relax.op.matmul(wide(x), wide(x)), "bfloat16", 4, 4), target
-    )
-    assert text.script().count("R.astype") > 0  # Two activations are multiplied in float32.
-
-
 def test_two_casts_and_a_bfloat16():
     def scores(x: relax.Var) -> relax.Expr:
         return relax.op.matmul(wide(x), relax.op.permute_dims(wide(x)))

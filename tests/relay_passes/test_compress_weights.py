@@ -48,15 +48,15 @@ def matmul(weights, rows=3):
 
 
 def stored(mod):
-    """The only constant of the function."""
-    found = []
+    """The only constant of the function, used once or more often."""
+    found = {}
 
     def look(expr):
         if isinstance(expr, tvm.ir.GenericConst):
-            found.append(expr.value.numpy())
+            found[hash(expr)] = expr.value.numpy()
 
     relax.analysis.post_order_visit(mod["main"], look)
-    (one,) = found
+    (one,) = found.values()
     return one
 
 
@@ -107,6 +107,8 @@ def test_weights_of_float32_stay_so_where_nobody_asked():
         (np.full((37, 21), 65505, np.float32), "no finite number"),
         (np.where(np.eye(37, 21) > 0, np.float32(np.nan), normal(37, 21)), "no finite number"),
         (normal(37, 21) * np.float32(1e-6), "below the normal numbers"),
+        (np.where(np.arange(21) < 3, np.float32(1e-9), 1) * normal(37, 21), "a row or column"),
+        (np.where(np.arange(37) < 3, np.float32(1e-9), 1)[:, None] * normal(37, 21), "a row or"),
         (normal(37, 15), "fewer columns"),
     ],
 )
@@ -115,6 +117,16 @@ def test_what_stays_in_float32(weights, reason):
     with recording() as decisions:
         assert rewrite(mod).same_as(mod)
     assert reason in decisions[0].reason
+
+
+def test_matmuls_that_share_weights_share_the_stored_ones():
+    weights = relax.const(normal(64, 64))
+
+    def body(emit, x):
+        return [emit(op.matmul(emit(op.matmul(x, weights)), weights))]
+
+    # All constants of the function: one.
+    assert stored(rewrite(module((1, 64), body))).dtype == np.float16
 
 
 def test_weights_that_stay_in_the_caches_of_the_cores():

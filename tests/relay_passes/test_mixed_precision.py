@@ -1,5 +1,6 @@
 """Before and after IR, numbers and refusals of MixedPrecision."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -120,6 +121,52 @@ def test_what_stays_in_float32_where_vectors_of_bfloat16_are_twice_as_fast(mod, 
     assert reason in decisions[0].reason
     even = rewrite(matmul(normal(256, 512)), VECTORS)
     assert operators_and_types(even)[0] == ("astype", "bfloat16")
+
+
+def of_bfloat16(weights, groups=1):
+    """As a model of bfloat16 is read: operands cast to float32."""
+
+    def body(emit, x):
+        wide = emit(op.astype(emit(op.astype(x, "bfloat16")), "float32"))
+        layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+        if weights.ndim == 2:
+            return [emit(op.matmul(wide, relax.const(weights)))]
+        return [emit(nn.conv2d(wide, relax.const(weights), padding=1, groups=groups, **layouts))]
+
+    inputs = weights.shape[0] if weights.ndim == 2 else groups * weights.shape[2]
+    return module((512, inputs) if weights.ndim == 2 else (1, 56, 56, inputs), body)
+
+
+def bfloat16_numbers(*shape):
+    return normal(*shape).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+@pytest.mark.parametrize("target", ["avx512-amx", "vectors"])
+def test_what_is_bfloat16_in_the_model_is_multiplied_as_it_is(target) -> None:
+    machine = VECTORS if target == "vectors" else MACHINE
+    machine = machine.model_copy(update={"products": "float32"})
+    new = rewrite(of_bfloat16(bfloat16_numbers(256, 512)), machine)
+    assert operators_and_types(new)[-1] == ("matmul", "float32")
+    operands = {str(arg.ty.dtype) for arg in bindings_of(new["main"])[-1].value.args}
+    assert operands == {"bfloat16"}
+    for mod in (
+        of_bfloat16(normal(256, 512)),
+        of_bfloat16(bfloat16_numbers(3, 3, 16, 64), groups=2),
+        of_bfloat16(bfloat16_numbers(3, 3, 3, 64)),
+    ):
+        assert structural_equal(rewrite(mod, machine), mod)
+
+
+def test_products_that_share_weights_share_the_narrow_ones() -> None:
+    weights = relax.const(normal(256, 256))
+
+    def body(emit, x):
+        return [emit(op.matmul(emit(op.matmul(x, weights)), weights))]
+
+    new = rewrite(module((512, 256), body))
+    calls = [b.value for b in bindings_of(new["main"]) if isinstance(b.value, relax.Call)]
+    first, second = (call.args[1] for call in calls if call.op.name == "relax.matmul")
+    assert first.same_as(second)
 
 
 def test_nothing_changes_where_nobody_asked() -> None:

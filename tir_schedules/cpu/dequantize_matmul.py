@@ -2,8 +2,8 @@
 
 They are integers of a few bits, in words with the scale of each block before its integers, or
 floats of 16 bits. They are packed while compiling, so that a tile reads one stretch of memory from
-beginning to end. How the loops around a tile go is
-as for symbolic tiles; extents may be known or symbolic.
+beginning to end. How the loops around a tile go is as for symbolic tiles; extents may be known or
+symbolic.
 """
 
 import math
@@ -93,6 +93,8 @@ def _words(contraction: SymbolicContraction, func: tirx.PrimFunc) -> tirx.Buffer
     found = [load.source for load in loads if constant_parameter(func, load.source) is not None]
     if not found or any(not one.same_as(found[0]) for one in found):
         raise NotApplicable("the weights are no constant, or several")
+    if len(found[0].shape) != 2:
+        raise NotApplicable("the weights are no matrix")
     kind = str(found[0].dtype)
     if kind not in (_WORDS, *_FLOATS) or str(contraction.start.ty) != "float32":
         raise NotApplicable("the weights are no words of integers, and no floats of 16 bits")

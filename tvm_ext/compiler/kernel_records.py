@@ -115,6 +115,7 @@ def largest_result(unscheduled: tvm.IRModule, calls: Sequence[KernelCall]) -> st
 
 # Formulas longer than this are for no reader.
 _LONGEST_FORMULA = 60
+_LONGEST_SUM = 8000
 # As TVM prints it.
 _INTEGER = re.compile(r"T\.int64\((-?\d+)\)")
 
@@ -216,9 +217,14 @@ def _work_of_run(
         flops=sum(one.flops for one in work),
         bytes=sum(one.bytes for one in work),
         estimated_seconds=sum(map(cost_model.seconds, work)),
-        flops_formula=total(call.flops for call in calls),
-        bytes_formula=total(call.bytes for call in calls),
+        flops_formula=_shown(total(call.flops for call in calls)),
+        bytes_formula=_shown(total(call.bytes for call in calls)),
     )
+
+
+def _shown(text: str) -> str:
+    """A formula that a report holds; empty for one of hundreds of terms, which nobody reads."""
+    return text if len(text) <= _LONGEST_SUM else ""
 
 
 def _has_branches(kernels: tvm.IRModule) -> bool:
@@ -243,6 +249,8 @@ def micro_batch(
     if nominal.work is None or nominal.work.estimated_seconds <= 0:
         return None
     nbytes = nominal.work.bytes_formula
+    if not nbytes:
+        return None
     one, two = (evaluate(nbytes, {**nominal.sizes, dimension: items}) for items in (1, 2))
     if two <= one:
         return None

@@ -1,6 +1,7 @@
 """Counts what one call of a kernel does, as expressions of the sizes that a run decides."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -97,6 +98,10 @@ def named_sizes(func: tirx.PrimFunc) -> dict[tirx.Var, str]:
     return names
 
 
+# What a size is called where TVM writes an expression down.
+_SHOWN = re.compile(r"size_\d+_")
+
+
 def formula(expression: tvm.ir.Expr, names: Mapping[tirx.Var, str]) -> str:
     """A number or condition as a formula; empty where it has none, or has sizes without a name."""
     if not set(tirx.analysis.undefined_vars(expression)) <= set(names):
@@ -107,8 +112,8 @@ def formula(expression: tvm.ir.Expr, names: Mapping[tirx.Var, str]) -> str:
         text = formula_of_tvm(str(_substituted(expression, shown)))
     except FormulaError:
         return ""
-    for own, name in zip(shown.values(), names.values(), strict=True):
-        text = text.replace(str(own.name), name)
+    own = dict(zip((str(size.name) for size in shown.values()), names.values(), strict=True))
+    text = _SHOWN.sub(lambda found: own[found[0]], text)
     is_condition = str(expression.ty) == "bool"
     return text if is_condition else str(polynomial(text))
 

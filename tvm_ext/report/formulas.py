@@ -75,6 +75,8 @@ def evaluate(formula: str, sizes: Mapping[str, int]) -> Any:
             f"found the formula '{formula[:60]}' with sizes for {sorted(known)}; expected all of "
             "its sizes, and no division by zero: give these"
         ) from error
+    except (RecursionError, TypeError) as error:
+        raise _no_formula(formula) from error
 
 
 def is_so(condition: str, sizes: Mapping[str, int]) -> bool:
@@ -96,7 +98,7 @@ def negated(condition: str) -> str:
 
 def _read(formula: str) -> ast.expr:
     try:
-        return ast.parse(f"({formula})", mode="eval").body
+        return ast.parse(formula.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _no_formula(formula) from error
 
@@ -113,8 +115,8 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> Any:
             return number
         case ast.Name(id=name):
             return sizes[name]
-        case ast.BinOp(left, ast.Pow(), ast.Constant(value=int() as power)):
-            return _value(left, sizes) ** min(power, _LARGEST_POWER)
+        case ast.BinOp(left, ast.Pow(), power):
+            return _value(left, sizes) ** _exponent(power)
         case ast.BinOp(left, kind, right) if type(kind) in _BINARY:
             return _BINARY[type(kind)](_value(left, sizes), _value(right, sizes))
         case ast.UnaryOp(ast.USub(), operand):
@@ -125,6 +127,14 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> Any:
             return _value(body if _value(test, sizes) else orelse, sizes)
         case _:
             return _holds(node, sizes)
+
+
+def _exponent(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int() as power) if 0 <= power <= _LARGEST_POWER:
+            return power
+        case _:
+            raise _no_formula(ast.unparse(node))
 
 
 def _holds(node: ast.expr, sizes: Mapping[str, int]) -> bool:
@@ -200,7 +210,10 @@ def polynomial(formula: str, exact: bool = True) -> Polynomial:
     FormulaError
         The text is no formula.
     """
-    return _polynomial(_read(formula), exact)
+    try:
+        return _polynomial(_read(formula), exact)
+    except RecursionError as error:
+        raise _no_formula(formula) from error
 
 
 def total(formulas: Iterable[str]) -> str:
@@ -225,16 +238,15 @@ def _polynomial(node: ast.expr, exact: bool) -> Polynomial:
             return _polynomial(left, exact) + _polynomial(right, exact).scaled(-1)
         case ast.BinOp(left, ast.Mult(), right):
             return _polynomial(left, exact) * _polynomial(right, exact)
-        case ast.BinOp(left, ast.Pow(), ast.Constant(value=int() as power)):
-            factor = _polynomial(left, exact)
-            return math.prod([factor] * min(power, _LARGEST_POWER), start=Polynomial({(): 1}))
+        case ast.BinOp(left, ast.Pow(), power):
+            factors = [_polynomial(left, exact)] * _exponent(power)
+            return math.prod(factors, start=Polynomial({(): 1}))
         case ast.BinOp(left, ast.FloorDiv(), ast.Constant(value=int() as divisor)) if divisor > 0:
             return _divided(_polynomial(left, exact), divisor, exact)
         case ast.Call(ast.Name(id=name), arguments, []) if name in _CALLS:
             inner = [_written(_polynomial(one, exact), exact) for one in arguments]
             return Polynomial({((f"{name}({', '.join(inner)})", 1),): 1})
         case _:
-            # A power that was taken for one above is no formula either.
             return Polynomial({((f"({ast.unparse(node)})", 1),): 1})
 
 

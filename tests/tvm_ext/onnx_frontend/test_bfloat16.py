@@ -48,6 +48,9 @@ def assert_near_float32(
 
 PADS = {"pads": np.array([0, 1, 0, 2]), "fill": normal()}
 
+CONV = node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
+CONV_IN_GROUPS = node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1], group=4)
+
 
 @in_one_model
 @pytest.mark.parametrize(
@@ -62,6 +65,10 @@ PADS = {"pads": np.array([0, 1, 0, 2]), "fill": normal()}
         (node("LayerNormalization", ["x", "s"], ["y"]), (4, 21), {"s": normal(21)}),
         (node("GlobalLpPool", ["x"], ["y"], p=2), (2, 3, 5, 5), {}),
         (node("LRN", ["x"], ["y"], size=3), (2, 5, 3, 3), {}),
+        (node("MatMul", ["x", "w"], ["y"]), (300, 64), {"w": normal(64, 72)}),
+        (CONV, (1, 32, 9, 9), {"w": normal(24, 32, 3, 3)}),
+        (CONV, (1, 35, 9, 9), {"w": normal(24, 35, 3, 3)}),
+        (CONV_IN_GROUPS, (1, 64, 9, 9), {"w": normal(64, 16, 3, 3)}),
     ],
     ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else "",
 )

@@ -91,7 +91,24 @@ def test_negated_conditions_hold_where_they_do_not(condition, sizes):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "N +", "open('x')", "N.real", "[N]", "N(1)", "'a'", "min(N, key=L)", "1 < N < 3"]
+    "text",
+    [
+        "",
+        "N +",
+        "open('x')",
+        "N.real",
+        "[N]",
+        "N(1)",
+        "'a'",
+        "min(N, key=L)",
+        "1 < N < 3",
+        "min()",
+        "N**17",
+        "N**L",
+        "N**-1",
+        "1)+(2",
+        "+".join(["N"] * 3000),
+    ],
 )
 def test_what_is_no_formula_is_refused(text):
     with pytest.raises(FormulaError):
