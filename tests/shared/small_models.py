@@ -41,6 +41,16 @@ def mlp(batch: int | str = "N") -> onnx.ModelProto:
     return model(nodes, [value("x", [batch, 6])], outputs, w=W, v=V)
 
 
+def self_attention() -> list[onnx.NodeProto]:
+    """Nodes for ``y = softmax(x @ x^T) @ x`` of rows in batches."""
+    return [
+        node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
+        node("MatMul", ["x", "t"], ["s"]),
+        node("Softmax", ["s"], ["p"]),
+        node("MatMul", ["p", "x"], ["y"]),
+    ]
+
+
 def mlp_reference(x: np.ndarray) -> dict[str, np.ndarray]:
     """What ``mlp`` computes, by NumPy."""
     hidden = np.maximum(x @ W, 0)

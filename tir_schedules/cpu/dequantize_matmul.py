@@ -70,13 +70,13 @@ class DequantizeMatmul:
         anchor = single_sum(sch)
         epilogue = epilogue_block(sch, anchor)
         found = symbolic_contraction(sch, anchor, epilogue)
-        words = _words(found, sch.mod["main"])
-        columns = _columns(found, words)
+        weights = _narrow_weights(found, sch.mod["main"])
+        columns = _columns(found, weights)
         lanes = machine.vector_lanes("float32")
-        usual = _usual_vectors(found, words, columns, machine)
+        usual = _usual_vectors(found, weights, columns, machine)
         vectors = decisions.pick("vectors", set(_VECTORS), usual)
         tile = with_rows(found, columns, (vectors * lanes,), machine)
-        found, operand, buffer = _packed(found, words, columns, vectors * lanes, sch.mod["main"])
+        found, operand, buffer = _packed(found, weights, columns, vectors * lanes, sch.mod["main"])
         found, tile = with_joined_rows(found, replace(tile, padded=True), sch.mod["main"])
         tile = _with_row_versions(tile)
         panel = _panel(found, buffer, tile, machine)
@@ -87,7 +87,7 @@ class DequantizeMatmul:
         return with_code(sch, code, done, found.views, (operand, buffer))
 
 
-def _words(contraction: SymbolicContraction, func: tirx.PrimFunc) -> tirx.Buffer:
+def _narrow_weights(contraction: SymbolicContraction, func: tirx.PrimFunc) -> tirx.Buffer:
     """The constant parameter that weights are taken from, integers with their scales."""
     loads = nodes(contraction.product, tvm.ir.TensorLoad)
     found = [load.source for load in loads if constant_parameter(func, load.source) is not None]
@@ -104,12 +104,12 @@ def _words(contraction: SymbolicContraction, func: tirx.PrimFunc) -> tirx.Buffer
     return found[0]
 
 
-def _columns(contraction: SymbolicContraction, words: tirx.Buffer) -> LoopAxis:
-    """The loop along which words are neighbours, and the other operand stays."""
+def _columns(contraction: SymbolicContraction, weights: tirx.Buffer) -> LoopAxis:
+    """The loop along which weights are neighbours, and the other operand stays."""
     loads = nodes(contraction.product, tvm.ir.TensorLoad)
     for axis in contraction.spatial:
         steps = [contraction.step(load, axis) for load in loads]
-        wanted = [int(load.source.same_as(words)) for load in loads]
+        wanted = [int(load.source.same_as(weights)) for load in loads]
         if axis.length and steps == wanted and contraction.step(contraction.store, axis) == 1:
             return axis
     raise NotApplicable("no loop walks the output and the weights alone")
@@ -117,7 +117,7 @@ def _columns(contraction: SymbolicContraction, words: tirx.Buffer) -> LoopAxis:
 
 def _usual_vectors(
     contraction: SymbolicContraction,
-    words: tirx.Buffer,
+    weights: tirx.Buffer,
     columns: LoopAxis,
     machine: CpuDescription,
 ) -> int:
@@ -127,7 +127,7 @@ def _usual_vectors(
     panel L2 holds where there may be many rows: what is widened serves a few of them.
     """
     rows = [axis for axis in contraction.spatial if axis is not columns]
-    if str(words.dtype) == _WORDS:
+    if str(weights.dtype) == _WORDS:
         return 2 if rows else max(_VECTORS)
     length, lanes = columns.length or 0, machine.vector_lanes("float32")
     # A number that is not known may be large.
@@ -151,20 +151,20 @@ def _fitting_tiles(contraction: SymbolicContraction, columns: int, machine: CpuD
 
 def _packed(
     contraction: SymbolicContraction,
-    words: tirx.Buffer,
+    weights: tirx.Buffer,
     columns: LoopAxis,
     block: int,
     func: tirx.PrimFunc,
 ) -> tuple[SymbolicContraction, PaddedOperand, tirx.Buffer]:
-    """The contraction that reads words as ``[columns / block, words of a column, block]``."""
-    count, across = (static_extent(size) or 0 for size in words.shape)
+    """The contraction that reads weights as ``[columns / block, elements of a column, block]``."""
+    count, across = (static_extent(size) or 0 for size in weights.shape)
     padded = (-(-across // block) * block, count)
-    parameter = int(constant_parameter(func, words) or 0)
+    parameter = int(constant_parameter(func, weights) or 0)
     operand = PaddedOperand(parameter, (1, 0), (across, count), padded, (block, 1))
-    buffer = tirx.decl_buffer(operand.packed_shape, str(words.dtype), words.name)
+    buffer = tirx.decl_buffer(operand.packed_shape, str(weights.dtype), weights.name)
 
     def load(node: tvm.ir.TensorLoad) -> tvm.ir.Expr:
-        if not node.source.same_as(words):
+        if not node.source.same_as(weights):
             return node
         word, column = node.indices
         places = [tirx.truncdiv(column, block), word, tirx.truncmod(column, block)]
@@ -175,7 +175,7 @@ def _packed(
 
 
 def _with_row_versions(tile: SymbolicTile) -> SymbolicTile:
-    """With a tile of a few rows as well where their number is not known: words are widened once
+    """With a tile of a few rows as well where their number is not known: weights are widened once
     for all rows of a tile.
     """
     if tile.rows is None or tile.rows.length is not None:
@@ -185,11 +185,11 @@ def _with_row_versions(tile: SymbolicTile) -> SymbolicTile:
 
 def _panel(
     contraction: SymbolicContraction,
-    words: tirx.Buffer,
+    weights: tirx.Buffer,
     tile: SymbolicTile,
     machine: CpuDescription,
 ) -> Panel | None:
-    """The numbers that words stand for, widened once for all rows where those are many."""
+    """The numbers that weights stand for, widened once for all rows where those are many."""
     rows, (columns,) = tile.rows, tile.column_sizes
     if rows is None or (rows.length is not None and rows.length < _ROWS_OF_A_PANEL):
         return None
@@ -201,14 +201,14 @@ def _panel(
     weight = next(
         side
         for side in (product.a, product.b)
-        if any(load.source.same_as(words) for load in nodes(side, tvm.ir.TensorLoad))
+        if any(load.source.same_as(weights) for load in nodes(side, tvm.ir.TensorLoad))
     )
     return Panel(weight, rows, max(1, min(fitting, shared)), tile.row_sizes[0])
 
 
-def _stream(contraction: SymbolicContraction, words: tirx.Buffer) -> tvm.ir.TensorLoad:
+def _stream(contraction: SymbolicContraction, weights: tirx.Buffer) -> tvm.ir.TensorLoad:
     """What moves with most loops of the sum: floats, or the word of integers."""
-    loads = [n for n in nodes(contraction.product, tvm.ir.TensorLoad) if n.source.same_as(words)]
+    loads = [n for n in nodes(contraction.product, tvm.ir.TensorLoad) if n.source.same_as(weights)]
 
     def moving(load: tvm.ir.TensorLoad) -> int:
         return sum(depends(load, axis.var) for axis in contraction.reduction)

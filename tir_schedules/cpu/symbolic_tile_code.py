@@ -149,10 +149,6 @@ def _not_zero(divisor: tvm.ir.Expr) -> tvm.ir.Expr:
     return divisor if known else tirx.max(divisor, tirx.const(1, str(divisor.ty)))
 
 
-def _operand(dot: DotProduct, name: str) -> tirx.Var:
-    return tirx.Var(name, dot.operand)
-
-
 class _Version:
     """The code for one size of tiles, with variables of its own."""
 
@@ -447,10 +443,12 @@ class _Version:
         loops = [loop if i == position else axis for i, axis in enumerate(reduction)]
         steps = {**steps, dot.depth.var: loop.var * k}
         firsts = range(0, self.rows, dot.rows)
-        data = [tirx.Bind(_operand(dot, "data"), self._data(dot, n, steps)) for n in firsts]
+        data = [tirx.Bind(tirx.Var("data", dot.operand), self._data(dot, n, steps)) for n in firsts]
         *places, _ = (self._at(i, {**self.values, **steps}) for i in dot.weights.indices)
         starts = (self._number(n * k) for n in range(0, self.columns, dot.columns))
-        weights = [tirx.Bind(_operand(dot, "weights"), dot.vector([*places, n])) for n in starts]
+        weights = [
+            tirx.Bind(tirx.Var("weights", dot.operand), dot.vector([*places, n])) for n in starts
+        ]
 
         def add(row: int, n: int) -> tirx.Stmt:
             sums, place = self.added[row], self._vector(dot, n)

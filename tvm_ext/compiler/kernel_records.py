@@ -115,7 +115,8 @@ def largest_result(unscheduled: tvm.IRModule, calls: Sequence[KernelCall]) -> st
 
 # Formulas longer than this are for no reader.
 _LONGEST_FORMULA = 60
-_LONGEST_SUM = 8000
+# As long, a sum has fewer terms than Python reads one within the other.
+_LONGEST_SUM = 3000
 # As TVM prints it.
 _INTEGER = re.compile(r"T\.int64\((-?\d+)\)")
 

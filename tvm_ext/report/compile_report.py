@@ -255,7 +255,7 @@ class CompileReport(RenderedReport):
         """Return the report as JSON values, with the version of this form under "schema"."""
         values = {"schema": SCHEMA, **asdict(self)}
         values["specialized"] = [one.to_dict() for one in self.specialized]
-        # Reports read as they did before there was any of these.
+        # Reports without any of these are as those of versions that did not know them.
         _leave_out(values, "device", "host", "nominal", "precision", "specialized")
         _leave_out(values.get("nominal", {}), "work")
         for record in values["passes"]:

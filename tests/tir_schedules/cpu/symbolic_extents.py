@@ -72,6 +72,33 @@ def random(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype("float32")
 
 
+def convolution(
+    image: Sequence[int | tirx.Var],
+    weights: Sequence[int],
+    types: tuple[str, str, str],
+    **attrs: object,
+) -> tirx.PrimFunc:
+    """Channels last; ``types``: of the image, the weights and the sums."""
+    *operands, total = types
+    return kernel_of(
+        lambda x, w: nn.conv2d(
+            x, w, data_layout="NHWC", kernel_layout="HWIO", out_dtype=total, **attrs
+        ),
+        *zip((tuple(image), tuple(weights)), operands, strict=True),
+    )
+
+
+def convolved(
+    x: np.ndarray, w: np.ndarray, stride: int = 1, pad: int = 0, dilation: int = 1
+) -> np.ndarray:
+    """What such a convolution gives, summed in the type of the operands."""
+    padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    reach = [(side - 1) * dilation + 1 for side in w.shape[:2]]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(1, 2))
+    windows = windows[:, ::stride, ::stride, :, ::dilation, ::dilation]
+    return np.einsum("nyxcij,ijcf->nyxf", windows, w, optimize=True)
+
+
 def close(found: np.ndarray, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from lowering import kernel_of
-from symbolic_extents import built, size
-from test_dot_product_tile import RANDOM, matmul, signed, unsigned
+from symbolic_extents import built, convolution, convolved, size
+from test_dot_product_tile import INTEGERS, RANDOM, matmul, signed, unsigned
 from tvm import relax, runtime, tirx
 from tvm.relax.op import nn
 
@@ -62,23 +62,9 @@ def test_convolutions(
 ) -> None:
     x, weights = unsigned(2, 13, 11, channels), signed(side, side, channels, 24)
     extents = (size("height"), size("width")) if is_symbolic else (13, 11)
-    func = kernel_of(
-        lambda x, w: nn.conv2d(
-            x,
-            w,
-            strides=stride,
-            padding=padding,
-            data_layout="NHWC",
-            kernel_layout="HWIO",
-            out_dtype="int32",
-        ),
-        ((2, *extents, channels), "uint8"),
-        (weights.shape, "int8"),
-    )
-    padded = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (side, side), axis=(1, 2))
-    windows = windows[:, ::stride, ::stride].astype(np.int64)
-    wanted = np.einsum("nyxcij,ijcf->nyxf", windows, weights.astype(np.int64)).astype(np.int32)
+    image, attrs = (2, *extents, channels), {"strides": stride, "padding": padding}
+    func = convolution(image, weights.shape, INTEGERS, **attrs)
+    wanted = convolved(x.astype(np.int32), weights.astype(np.int32), stride, padding)
     np.testing.assert_array_equal(result(scheduled(func), x, weights, wanted), wanted)
 
 

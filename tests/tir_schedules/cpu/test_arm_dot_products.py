@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from emulated_arm import arm, compiled, emulated, run_on_arm
 from lowering import kernel_of
-from symbolic_extents import size
+from symbolic_extents import convolution, convolved, size
 from tvm import relax, tirx
-from tvm.relax.op import nn
 
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
@@ -51,42 +50,25 @@ def numbers(dtype: str, *shape: int) -> np.ndarray:
     return RANDOM.integers(bounds.min, bounds.max + 1, shape).astype(dtype)
 
 
-def operands(name: str, data: Sequence[int], weights: Sequence[int]) -> list[np.ndarray]:
+def types_of(name: str) -> tuple[str, str, str]:
+    """Of data, weights and sums."""
     dtype = INSTRUCTIONS[name][1]
-    own = "bfloat16" if dtype == "bfloat16" else "int8"
+    return (dtype, dtype, "float32") if name in OF_BFLOAT16 else (dtype, "int8", "int32")
+
+
+def operands(name: str, data: Sequence[int], weights: Sequence[int]) -> list[np.ndarray]:
+    dtype, own, _ = types_of(name)
     return [numbers(dtype, *data), numbers(own, *weights)]
 
 
 def matmul(name: str, shape: Sequence[int | tirx.Var], columns: int) -> tirx.PrimFunc:
     """With a vector taken off: of integers a zero point's part."""
-    dtype = INSTRUCTIONS[name][1]
-    own, total = ("bfloat16", "float32") if dtype == "bfloat16" else ("int8", "int32")
+    dtype, own, total = types_of(name)
     return kernel_of(
         lambda x, w, z: op.subtract(op.matmul(x, w, out_dtype=total), z),
         (tuple(shape), dtype),
         ((shape[-1], columns), own),
         ((columns,), total),
-    )
-
-
-def convolution(
-    name: str, image: Sequence[int | tirx.Var], columns: int, stride: int = 1, padding: int = 0
-) -> tirx.PrimFunc:
-    """3x3, of channels last."""
-    dtype = INSTRUCTIONS[name][1]
-    own, total = ("bfloat16", "float32") if dtype == "bfloat16" else ("int8", "int32")
-    return kernel_of(
-        lambda x, w: nn.conv2d(
-            x,
-            w,
-            strides=stride,
-            padding=padding,
-            data_layout="NHWC",
-            kernel_layout="HWIO",
-            out_dtype=total,
-        ),
-        (tuple(image), dtype),
-        ((3, 3, image[-1], columns), own),
     )
 
 
@@ -102,7 +84,7 @@ def results(
     """The kernel's, for data, weights and the rest."""
     found = scheduled(func, machine_with(name))
     x, weights, *others = arrays
-    total = "float32" if name in OF_BFLOAT16 else "int32"
+    *_, total = types_of(name)
     given = [x, found.packed.pack(weights), *others, np.full(shape, -7, total)]
     code = compiled(found.func, machine_with(name))
     assert used(code.inspect_source("s")) == {name}
@@ -113,15 +95,11 @@ def used(assembly: str) -> set[str]:
     return set(re.findall(r"^\s*(us?dot|sdot|us?mmla|smmla|bfdot|bfmmla)\s", assembly, re.M))
 
 
-def wanted_convolution(x: np.ndarray, weights: np.ndarray, stride: int) -> np.ndarray:
-    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(1, 2))
-    return np.einsum("nyxcij,ijcf->nyxf", windows[:, ::stride, ::stride], weights)
-
-
 @pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_kernels_have_the_instruction(name: str) -> None:
     steps = steps_of(name, 24)
-    for func in (matmul(name, (24, steps), 64), convolution(name, (1, 14, 14, steps), 64)):
+    image = convolution((1, 14, 14, steps), (3, 3, steps, 64), types_of(name))
+    for func in (matmul(name, (24, steps), 64), image):
         code = compiled(scheduled(func, machine_with(name)).func, machine_with(name))
         assert used(str(code.inspect_source("s"))) == {name}
 
@@ -137,17 +115,22 @@ def test_sums_stay_in_registers_while_products_are_added(name: str) -> None:
     assert not any(re.search(r"\sst[rp]\s", loop) for loop in innermost)
 
 
+def multiplied(name: str, rows: int, steps: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """The results of a kernel, of 7 rows one for any number of them, and those of NumPy."""
+    x, weights = operands(name, (2, rows, steps), (steps, columns))
+    *_, total = types_of(name)
+    taken = np.arange(columns, dtype=total)
+    wanted = x.astype(total) @ weights.astype(total) - taken
+    extent = rows if rows != 7 else size("rows")
+    func = matmul(name, (2, extent, steps), columns)
+    return results(name, func, [x, weights, taken], wanted.shape), wanted
+
+
 @emulated
 @pytest.mark.parametrize("name", OF_INTEGERS)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 16), (3, 72), (7, 100), (23, 64)])
 def test_matmuls_of_integers(name: str, rows: int, columns: int) -> None:
-    steps = steps_of(name, 24)
-    x, weights = operands(name, (2, rows, steps), (steps, columns))
-    taken = np.arange(columns, dtype=np.int32)
-    wanted = x.astype(np.int32) @ weights.astype(np.int32) - taken
-    extent = rows if rows != 7 else size("rows")
-    func = matmul(name, (2, extent, steps), columns)
-    made = results(name, func, [x, weights, taken], wanted.shape)
+    made, wanted = multiplied(name, rows, steps_of(name, 24), columns)
     np.testing.assert_array_equal(made, wanted)
 
 
@@ -169,9 +152,10 @@ def test_the_largest_products_do_not_saturate(name: str) -> None:
 def test_convolutions_of_integers(name: str, stride: int, is_symbolic: bool) -> None:
     channels = steps_of(name, 8)
     x, weights = operands(name, (2, 9, 7, channels), (3, 3, channels, 24))
-    wanted = wanted_convolution(x.astype(np.int64), weights.astype(np.int64), stride)
+    wanted = convolved(x.astype(np.int64), weights.astype(np.int64), stride)
     sides = (size("height"), size("width")) if is_symbolic else (9, 7)
-    func = convolution(name, (2, *sides, channels), 24, stride)
+    image = (2, *sides, channels)
+    func = convolution(image, weights.shape, types_of(name), strides=stride)
     made = results(name, func, [x, weights], wanted.shape)
     np.testing.assert_array_equal(made, wanted)
 
@@ -180,13 +164,7 @@ def test_convolutions_of_integers(name: str, stride: int, is_symbolic: bool) -> 
 @pytest.mark.parametrize("name", OF_BFLOAT16)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 16), (7, 72), (23, 100)])
 def test_matmuls_of_bfloat16(name: str, rows: int, columns: int) -> None:
-    steps = steps_of(name, 50)
-    x, weights = operands(name, (2, rows, steps), (steps, columns))
-    taken = np.arange(columns, dtype=np.float32)
-    wanted = x.astype(np.float32) @ weights.astype(np.float32) - taken
-    extent = rows if rows != 7 else size("rows")
-    func = matmul(name, (2, extent, steps), columns)
-    made = results(name, func, [x, weights, taken], wanted.shape)
+    made, wanted = multiplied(name, rows, steps_of(name, 50), columns)
     np.testing.assert_allclose(made, wanted, atol=1e-4, rtol=1e-5)
 
 
@@ -196,9 +174,8 @@ def test_matmuls_of_bfloat16(name: str, rows: int, columns: int) -> None:
 def test_padded_convolutions_of_bfloat16(name: str, is_symbolic: bool) -> None:
     channels = steps_of(name, 18)
     x, weights = operands(name, (2, 9, 7, channels), (3, 3, channels, 24))
-    padded = np.pad(x.astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
-    wanted = wanted_convolution(padded, weights.astype(np.float32), 1)
+    wanted = convolved(x.astype(np.float32), weights.astype(np.float32), pad=1)
     sides = (size("height"), size("width")) if is_symbolic else (9, 7)
-    func = convolution(name, (2, *sides, channels), 24, padding=1)
+    func = convolution((2, *sides, channels), weights.shape, types_of(name), padding=1)
     made = results(name, func, [x, weights], wanted.shape)
     np.testing.assert_allclose(made, wanted, atol=1e-3, rtol=1e-5)

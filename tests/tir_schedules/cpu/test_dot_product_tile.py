@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from guarded_memory import guarded
 from lowering import kernel_of
-from symbolic_extents import as_tensor, built, size
+from symbolic_extents import as_tensor, built, convolution, convolved, size
 from tvm import relax, tirx
 from tvm.relax.op import nn
 
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(
 needs_bfloat16 = pytest.mark.skipif(
     HOST.instruction("bfloat16").k == 1, reason="this CPU has no instruction for bfloat16"
 )
+INTEGERS, FLOATS = ("uint8", "int8", "int32"), ("bfloat16", "bfloat16", "float32")
 RANDOM = np.random.default_rng(0)
 
 
@@ -98,21 +99,8 @@ def test_the_largest_products_do_not_saturate() -> None:
 def test_convolutions(side: int, stride: int, is_symbolic: bool) -> None:
     x, weights = unsigned(2, 9, 7, 8), signed(side, side, 8, 24)
     extents = (size("height"), size("width")) if is_symbolic else (9, 7)
-    func = kernel_of(
-        lambda x, w: nn.conv2d(
-            x,
-            w,
-            strides=stride,
-            data_layout="NHWC",
-            kernel_layout="HWIO",
-            out_dtype="int32",
-        ),
-        ((2, *extents, 8), "uint8"),
-        (weights.shape, "int8"),
-    )
-    windows = np.lib.stride_tricks.sliding_window_view(x, (side, side), axis=(1, 2))
-    windows = windows[:, ::stride, ::stride].astype(np.int64)
-    wanted = np.einsum("nyxcij,ijcf->nyxf", windows, weights.astype(np.int64)).astype(np.int32)
+    func = convolution((2, *extents, 8), weights.shape, INTEGERS, strides=stride)
+    wanted = convolved(x.astype(np.int32), weights.astype(np.int32), stride)
     found = scheduled(func)
     np.testing.assert_array_equal(results(found, x, weights, wanted.shape), wanted)
 
@@ -146,25 +134,10 @@ def test_padded_convolutions_of_bfloat16(
     x = RANDOM.standard_normal((2, 13, 11, channels)).astype(ml_dtypes.bfloat16)
     weights = RANDOM.standard_normal((side, side, channels, 24)).astype(ml_dtypes.bfloat16)
     extents = (size("height"), size("width")) if is_symbolic else (13, 11)
-    func = kernel_of(
-        lambda x, w: nn.conv2d(
-            x,
-            w,
-            strides=stride,
-            padding=padding,
-            dilation=dilation,
-            data_layout="NHWC",
-            kernel_layout="HWIO",
-            out_dtype="float32",
-        ),
-        ((2, *extents, channels), "bfloat16"),
-        (weights.shape, "bfloat16"),
-    )
-    padded = np.pad(x.astype(np.float32), ((0, 0), (padding,) * 2, (padding,) * 2, (0, 0)))
-    reach = (side - 1) * dilation + 1
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (reach, reach), axis=(1, 2))
-    windows = windows[:, ::stride, ::stride, :, ::dilation, ::dilation]
-    wanted = np.einsum("nyxcij,ijcf->nyxf", windows, weights.astype(np.float32))
+    image, attrs = (2, *extents, channels), {"padding": padding, "dilation": dilation}
+    func = convolution(image, weights.shape, FLOATS, strides=stride, **attrs)
+    wide = x.astype(np.float32), weights.astype(np.float32)
+    wanted = convolved(*wide, stride, padding, dilation)
     made = results(scheduled(func), x, weights, wanted.shape, dtype="float32")
     np.testing.assert_allclose(made, wanted, atol=1e-3, rtol=1e-5)
 

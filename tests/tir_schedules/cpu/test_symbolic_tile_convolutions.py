@@ -7,7 +7,7 @@ import pytest
 import tvm
 from kernel_cases import nhwc
 from lowering import f32, kernel_of, statements
-from symbolic_extents import SIZES, built, call, close, random, scheduled, size
+from symbolic_extents import SIZES, built, call, close, convolved, random, scheduled, size
 from tvm import relax, te, tirx, topi
 from tvm.relax.op import nn
 from tvm.sym import Analyzer
@@ -20,12 +20,6 @@ from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 
 op = relax.op
-
-
-def convolution(x: np.ndarray, w: np.ndarray, stride: int, pad: int) -> np.ndarray:
-    padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[:2], axis=(1, 2))
-    return np.einsum("nyxcij,ijcf->nyxf", windows[:, ::stride, ::stride], w, optimize=True)
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -47,7 +41,7 @@ def test_convolution(stride: int, kernel: int, pad: int, named: bool) -> None:
     for batch, height in ((1, 1), (2, 5), (1, 9)):
         for width in SIZES[1:]:
             x = random(batch, height, width, 3)
-            wanted = np.maximum(convolution(x, weights, stride, pad) + bias, 0)
+            wanted = np.maximum(convolved(x, weights, stride, pad) + bias, 0)
             close(call(function, [x, own, bias], wanted.shape), wanted)
         empty = random(batch, height, 0, 3)
         shape = (batch, -(-height // stride), 0, 24)
@@ -78,7 +72,7 @@ def test_pixels_are_copied_for_each_tap(stride: int, pad: int, dilation: int) ->
     for batch, height in ((1, 1), (2, 5), (1, 16)):
         for width in (1, 4, 7, 8, 9, 17):
             x = random(batch, height, width, 20)
-            wanted = np.maximum(convolution(x, spread, stride, pad) + bias, 0)
+            wanted = np.maximum(convolved(x, spread, stride, pad) + bias, 0)
             result = call(function, [x, own, bias], wanted.shape)
             np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4)
 
@@ -113,7 +107,7 @@ def test_a_padded_image_that_is_wanted_is_written(shift: int) -> None:
     found = found if shift else [np.full(wide.shape, np.nan, "float32"), *found]
     tensors = [tvm.runtime.tensor(array) for array in (image, weights, *found)]
     function(*tensors)
-    wanted = convolution(wide - shift, weights, 1, 0)
+    wanted = convolved(wide - shift, weights, 1, 0)
     np.testing.assert_allclose(tensors[-1].numpy(), wanted, rtol=1e-4, atol=1e-4)
     if not shift:
         np.testing.assert_array_equal(tensors[2].numpy(), wide)
@@ -137,7 +131,7 @@ def test_convolution_with_channels_first(kernel: int) -> None:
         numbers = [number for name, number in (("width", width // 4),) if _takes(func, name)]
         found = call(function, [x, weights], shape, *numbers)
         if width:
-            wanted = convolution(x.transpose(0, 2, 3, 1), transposed, 1, kernel // 2)
+            wanted = convolved(x.transpose(0, 2, 3, 1), transposed, 1, kernel // 2)
             close(found, np.maximum(wanted, 0).transpose(0, 3, 1, 2))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 import tvm
-from small_models import model, node, rand, value
+from small_models import model, node, rand, self_attention, value
 from tvm import tirx
 from unoptimised import HOST
 
@@ -122,13 +122,7 @@ def test_one_version_of_each_choice_runs_at_any_size(attention, sizes):
 
 @pytest.fixture(scope="module")
 def attention():
-    nodes = [
-        node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
-        node("MatMul", ["x", "t"], ["s"]),
-        node("Softmax", ["s"], ["p"]),
-        node("MatMul", ["p", "x"], ["y"]),
-    ]
-    return compiled(nodes, ["N", "L", 16], ["N", "L", 16])
+    return compiled(self_attention(), ["N", "L", 16], ["N", "L", 16])
 
 
 def test_kernels_of_known_sizes_have_no_versions():

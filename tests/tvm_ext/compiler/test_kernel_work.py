@@ -2,7 +2,7 @@
 
 import pytest
 import tvm
-from small_models import mlp, model, node, rand, value
+from small_models import mlp, model, node, rand, self_attention, value
 from tvm.s_tir.analysis import estimate_tir_flops
 from unoptimised import HOST
 
@@ -22,13 +22,7 @@ ANY = ["N", "L", 16]
 
 
 def attention():
-    nodes = [
-        node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
-        node("MatMul", ["x", "t"], ["s"]),
-        node("Softmax", ["s"], ["p"]),
-        node("MatMul", ["p", "x"], ["y"]),
-    ]
-    return model(nodes, [value("x", ANY)], [value("y", ANY)])
+    return model(self_attention(), [value("x", ANY)], [value("y", ANY)])
 
 
 def convolutions():
