@@ -36,6 +36,7 @@ from tvm_ext.tir_schedules.cpu.blockwise import schedule_others
 from tvm_ext.tir_schedules.cpu.dot_product_tile import factors, weight_axis
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     SymbolicContraction,
+    require_parameter_of,
     symbolic_contraction,
     with_code,
 )
@@ -69,6 +70,7 @@ class AmxTile:
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule:
         """See ``Template.apply``."""
+        require_parameter_of(func, ("int8", "bfloat16"))
         sch = inlined_schedule(func)
         anchor = single_sum(sch)
         _inline_padding(sch, anchor)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,19 +212,19 @@ class ChannelsLast:
     def tile(self, row: tvm.ir.Expr, first: Any, channel: tvm.ir.Expr, at_end: bool) -> tirx.Stmt:
         """Results of ``row`` from column ``first`` on: a number where the tile is at an end."""
         decision, dtype = self.decision, self.window.dtype
-        size = decision.columns * decision.vectors * self.decision.lanes
+        size = decision.columns * decision.vectors * decision.lanes
         sums, declaration = stack_array(size, dtype, "sums")
-        zero = tirx.Broadcast(tirx.const(0.0, dtype), self.decision.lanes)
-        places = range(decision.columns * decision.vectors)
-        starts = [
-            tirx.BufferStore(sums, zero, [self.vector(p * self.decision.lanes)]) for p in places
-        ]
+        zero = tirx.Broadcast(tirx.const(0.0, dtype), decision.lanes)
+        starts = self._unrolled(
+            range(decision.columns * decision.vectors),
+            lambda place: tirx.BufferStore(sums, zero, [self.vector(place * decision.lanes)]),
+        )
         taps = tap_rows(
             self.window.rows,
             row,
             lambda tap: self._multiply(sums, (row, first, channel), tap, at_end),
         )
-        return sequence([declaration, *starts, taps, *self.write(sums, row, first, channel)])
+        return sequence([declaration, starts, taps, self.write(sums, row, first, channel)])
 
     def _multiply(
         self, sums: tirx.Buffer, at: tuple[Any, Any, Any], tap: tvm.ir.Expr, at_end: bool
@@ -234,35 +234,73 @@ class ChannelsLast:
         rows, columns = self.window.rows, self.window.columns
         down = tap if rows is None else row * rows.step + tap * rows.spread
         moved = {self.channels.var: channel}
-        data = substitute(self.window.data_at(down, first * columns.step), moved)
-        weight = substitute(self.window.weight_at(tap, 0), moved)
+        data = self._name(
+            "data", substitute(self.window.data_at(down, first * columns.step), moved)
+        )
+        weight = self._name("weight", substitute(self.window.weight_at(tap, 0), moved))
+        addresses = (data.var, weight.var)
+
+        def taps_of(column: int) -> tuple[int, ...]:
+            start = first * columns.step + column * columns.step if at_end else 0
+            return tuple(
+                across
+                for across in range(columns.position.extent)
+                if not at_end or columns.first <= start + across * columns.spread < columns.last
+            )
+
+        alike = itertools.groupby(range(self.decision.columns), taps_of)
+        found = [
+            self._unrolled(list(group), lambda c, taps=taps: self._column(sums, addresses, c, taps))
+            for taps, group in alike
+            if taps
+        ]
+        # A narrow tile may have nothing but padding under it.
+        return sequence([data, weight, *found])
+
+    def _column(
+        self,
+        sums: tirx.Buffer,
+        addresses: tuple[tirx.Var, tirx.Var],
+        column: Any,
+        taps: tuple[int, ...],
+    ) -> tirx.Stmt:
+        """The products of one column of a tile with one row of the window."""
+        lanes, columns = self.decision.lanes, self.window.columns
         data_step, weight_step = self.window.column_steps()
         found = []
-        for place, (result, vector) in enumerate(self._results()):
-            where = self.vector(place * self.decision.lanes)
-            for across in range(columns.position.extent):
-                ahead = result * columns.step + across * columns.spread
-                if at_end and not columns.first <= first * columns.step + ahead < columns.last:
-                    continue
-                beside = vector * self.decision.lanes
+        for vector in range(self.decision.vectors):
+            where = self.vector((column * self.decision.vectors + vector) * lanes)
+            for across in taps:
+                ahead = column * columns.step + across * columns.spread
                 product = self.product(
-                    data + (ahead * data_step + beside), weight + (across * weight_step + beside)
+                    addresses[0] + (ahead * data_step + vector * lanes),
+                    addresses[1] + (across * weight_step + vector * lanes),
                 )
                 total = tirx.BufferLoad(sums, [where]) + product
                 found.append(tirx.BufferStore(sums, total, [where]))
-        # A narrow tile may have nothing but padding under it.
-        return sequence(found) if found else tirx.Evaluate(tirx.const(0, "int32"))
+        return sequence(found)
 
     def write(
         self, sums: tirx.Buffer, row: tvm.ir.Expr, first: Any, channel: tvm.ir.Expr
+    ) -> tirx.Stmt:
+        """What is computed from the sums of a tile, stored."""
+        return self._unrolled(
+            range(self.decision.columns),
+            lambda column: sequence(self._stores(sums, row, (first, column), channel)),
+        )
+
+    def _stores(
+        self, sums: tirx.Buffer, row: tvm.ir.Expr, at: tuple[Any, Any], channel: tvm.ir.Expr
     ) -> list[tirx.Stmt]:
-        found = []
-        for place, (result, vector) in enumerate(self._results()):
-            lane = new_axis("lane", self.decision.lanes, self.channels.var)
+        first, column = at
+        decision, found = self.decision, []
+        for vector in range(decision.vectors):
+            lane = new_axis("lane", decision.lanes, self.channels.var)
+            place = (column * decision.vectors + vector) * decision.lanes
             values = {
-                self.result: tirx.BufferLoad(sums, [lane.var + place * self.decision.lanes]),
-                self.channels.var: channel + vector * self.decision.lanes + lane.var,
-                self.window.columns.output.var: index_of(first + result, self.channels.var),
+                self.result: tirx.BufferLoad(sums, [lane.var + place]),
+                self.channels.var: channel + vector * decision.lanes + lane.var,
+                self.window.columns.output.var: index_of(first + column, self.channels.var),
             }
             if self.window.rows is not None:
                 values[self.window.rows.output.var] = row
@@ -273,9 +311,22 @@ class ChannelsLast:
             found.append(loop(lane, store, tirx.ForKind.VECTORIZED))
         return found
 
-    def _results(self) -> Iterator[tuple[int, int]]:
-        """Column and vector of each place among a tile's sums."""
-        return itertools.product(range(self.decision.columns), range(self.decision.vectors))
+    def _unrolled(self, numbers: Sequence[int], body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
+        """``body`` for each of these consecutive numbers.
+
+        TVM writes it out behind the passes that look at every statement, which takes a fraction of
+        the time that they take for a tile that is written out here.
+        """
+        if len(numbers) == 1:
+            return body(numbers[0])
+        axis = new_axis("result", len(numbers), self.channels.var)
+        return loop(axis, body(axis.var + numbers[0]), tirx.ForKind.UNROLLED)
+
+    def _name(self, name: str, address: tvm.ir.Expr) -> tirx.Bind:
+        """A variable for an address that many statements count from."""
+        return tirx.Bind(
+            tirx.Var(name, str(self.channels.var.ty)), index_of(address, self.channels.var)
+        )
 
     def vector(self, first: tirx.Expr | int) -> tirx.Ramp:
         dtype = str(self.channels.var.ty)

@@ -151,4 +151,4 @@ class SymbolicChannelsLast:
         )
         one = replace(code, decision=replace(code.decision, columns=1))
         start = tirx.BufferStore(sums, zero, [where])
-        return sequence([declaration, start, taps, *one.write(sums, row, column, channel)])
+        return sequence([declaration, start, taps, one.write(sums, row, column, channel)])

@@ -25,6 +25,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 from tvm_ext.tir_schedules.cpu.blockwise import schedule_others
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     SymbolicContraction,
+    require_parameter_of,
     symbolic_contraction,
     with_code,
 )
@@ -66,6 +67,7 @@ class DequantizeMatmul:
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule:
         """See ``Template.apply``."""
+        require_parameter_of(func, (_WORDS, *_FLOATS))
         sch = inlined_schedule(func)
         anchor = single_sum(sch)
         epilogue = epilogue_block(sch, anchor)

@@ -28,6 +28,7 @@ from tvm_ext.tir_schedules.cpu.dot_product import DotProduct
 from tvm_ext.tir_schedules.cpu.implicit_padding import implicit_padding
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     SymbolicContraction,
+    require_parameter_of,
     symbolic_contraction,
     with_code,
 )
@@ -62,6 +63,7 @@ class DotProductTile:
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule:
         """See ``Template.apply``."""
+        require_parameter_of(func, ("int8", "bfloat16"))
         sch = inlined_schedule(func)
         anchor = single_sum(sch)
         epilogue = epilogue_block(sch, anchor)

@@ -18,6 +18,8 @@ from tvm_ext.tir_schedules.statements import changed_loop, sequence
 # divisions inside of each other, and TVM's simplifier goes through both sides of each choice: of
 # four sizes for a minute.
 
+_DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+
 # Of these, a result is not negative if both operands are not.
 _OF_BOTH = (tirx.Add, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min)
 
@@ -39,6 +41,8 @@ class TruncateDivisions:
         self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
     ) -> tirx.PrimFunc:
         """Kernels of known sizes stay as they are."""
+        if not _divides_by_sizes(func):
+            return func
         known = _never_negative_variables(func)
 
         def changed(cut_off: Callable[..., tvm.ir.Expr]) -> Callable[[Any], tvm.ir.Expr]:
@@ -55,6 +59,11 @@ class TruncateDivisions:
             (tirx.FloorMod, changed(tirx.truncmod)),
         ]
         return func.with_body(structural_map(func.body, callbacks))
+
+
+def _divides_by_sizes(func: tirx.PrimFunc) -> bool:
+    """Whether anything is divided by more than a constant."""
+    return not all(isinstance(node.b, tirx.IntImm) for node in nodes(func.body, *_DIVISIONS))
 
 
 def _never_negative_variables(func: tirx.PrimFunc) -> set[tirx.Var]:
@@ -107,8 +116,6 @@ def _keeps_signs(cast: tirx.Cast) -> bool:
 # the first lane alone decide whether to do it: where the first lane is padding the others read from
 # an address without a value.
 
-_DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
-
 
 @tirx.transform.prim_func_pass(opt_level=0, name="HoistDivisions")
 class HoistDivisions:
@@ -127,6 +134,8 @@ class HoistDivisions:
         self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
     ) -> tirx.PrimFunc:
         """Inner loops come first: an outer one takes over what the inner ones let go."""
+        if not _divides_by_sizes(func):
+            return func
         return func.with_body(structural_map(func.body, (tirx.For, _without_invariant_divisions)))
 
 

@@ -80,6 +80,16 @@ class SymbolicContraction:
         return 1 if slope(place.indices[last], axis.var) == 1 else None
 
 
+def require_parameter_of(func: tirx.PrimFunc, dtypes: Sequence[str]) -> None:
+    """Raises NotApplicable where no tensor of a kernel is of one of these types.
+
+    Templates for such operands ask it first: to find the contraction takes much longer, and most
+    kernels are of float32.
+    """
+    if not any(str(getattr(p, "dtype", "")) in dtypes for p in func.params):
+        raise NotApplicable(f"no tensor is of {' or '.join(dtypes)}")
+
+
 def symbolic_contraction(
     sch: s_tir.Schedule, anchor: SBlockRV, epilogue: SBlockRV | None
 ) -> SymbolicContraction:

@@ -89,8 +89,8 @@ def test_sums_of_bfloat16(steps: int) -> None:
     [
         (("uint8", "int8"), "int32", 12, [1], "few neighbours"),
         (("uint8", "int8"), "int32", 32, [], "computed in the run"),
-        (("float32", "float32"), "float32", 32, [1], "no tile registers"),
-        (("uint8", "uint8"), "int32", 32, [1], "no tile registers"),
+        (("float32", "float32"), "float32", 32, [1], "no tensor is of int8"),
+        (("uint8", "uint8"), "int32", 32, [1], "no tensor is of int8"),
     ],
 )
 def test_what_it_does_not_take(types, total, steps, constants, reason) -> None:

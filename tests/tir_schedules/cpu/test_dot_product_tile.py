@@ -147,8 +147,8 @@ def test_padded_convolutions_of_bfloat16(
     [
         (("uint8", "int8"), 34, [1], "whole instructions"),
         (("uint8", "int8"), 32, [], "computed in the run"),
-        (("uint8", "uint8"), 32, [1], "no instruction"),
-        (("int16", "int16"), 32, [1], "no instruction"),
+        (("uint8", "uint8"), 32, [1], "no tensor is of int8"),
+        (("int16", "int16"), 32, [1], "no tensor is of int8"),
     ],
 )
 def test_what_it_does_not_take(types, steps, constants, reason) -> None:
