@@ -121,6 +121,7 @@ def test_a_figure_without_matplotlib_is_refused(tmp_path, monkeypatch, capsys):
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_figure_of_models_and_kernels(tiny_model_path, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "figure.png"

@@ -42,6 +42,7 @@ def test_a_row_begins_with_a_warm_up_that_does_not_count():
     assert len(clock.calls) == 2 + 3 * 3
 
 
+@pytest.mark.slow
 def test_a_slow_program_has_three_samples_and_no_warm_up():
     clock = PretendedTimers(slow=10.0, quick=0.01)
     slow, quick = interleaved_seconds(clock.timers, seconds=1.0, rounds=20)

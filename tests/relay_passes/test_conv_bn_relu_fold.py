@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import tvm
 from fold_modules import (
     Body,
@@ -113,6 +114,7 @@ LINEAR_CASES = {
 }
 
 
+@pytest.mark.slow
 def test_every_linear_operator_keeps_its_numbers() -> None:
     folded = {}
     for case, (shape, body) in LINEAR_CASES.items():

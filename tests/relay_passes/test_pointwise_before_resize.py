@@ -54,6 +54,7 @@ HEADS = [
 ]
 
 
+@pytest.mark.slow
 def test_maps_are_convolved_before_they_grow():
     rewrites = {}
     for method, (channels, sides, convolutions) in product(METHODS, HEADS):

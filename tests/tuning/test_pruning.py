@@ -90,6 +90,7 @@ def measured(folder) -> set[str]:
     return {trial.candidate for trial in read_trials(folder).trials if trial.is_measured}
 
 
+@pytest.mark.slow
 def test_trials_of_a_killed_session_are_learned_from(tmp_path, monkeypatch, analysed):
     """It wrote its trials, and had no time to save what it learned from the last of them."""
     tasks = [matmul_task(), add_task()]

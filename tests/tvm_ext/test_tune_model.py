@@ -159,6 +159,7 @@ def test_kernels_of_dynamic_sizes_are_tuned_for_some(tmp_path):
     assert {one.status for one in verified} <= {"ok", "slower"}
 
 
+@pytest.mark.slow
 def test_other_sizes_are_other_trials(tmp_path):
     """Times at different sizes are never compared: the last sizes count."""
     options = {"work_dir": tmp_path, "effort": "quick", "only": ["*softmax*"]}

@@ -131,6 +131,7 @@ OWN = ("wafer transpose", "wafer elementwise", "wafer reduction", "wafer blockwi
 OTHERS = [name for name in CASES if not name.startswith("empty")]
 
 
+@pytest.mark.slow
 def test_every_kernel_is_taken_and_computes_the_same() -> None:
     """By the first template that takes it, on a mesh that nothing fits."""
     plain, found = {}, {}

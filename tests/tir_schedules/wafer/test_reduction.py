@@ -178,6 +178,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [0, 1])
 def test_numbers(split: int) -> None:
     """Cut and whole rows; 0 is the template's own choice."""

@@ -55,6 +55,7 @@ def test_trials_are_modelled_and_found_again(tmp_path, task):
     assert found.seconds == pytest.approx(kernel.best_seconds)
 
 
+@pytest.mark.slow
 def test_the_same_session_goes_on_and_tries_nothing_twice(tmp_path, task):
     tuned(tmp_path, task, trials=3)
     tuned(tmp_path, task, trials=6)

@@ -223,6 +223,7 @@ def test_some_products_are_narrow_and_the_report_keeps_them(tmp_path):
     assert check_model(proto, precision="auto", max_error=2.5e-2).ok
 
 
+@pytest.mark.slow
 @needs_bfloat16
 def test_samples_decide_what_is_measured(tmp_path):
     x = RANDOM.standard_normal((64, 64)).astype("float32")

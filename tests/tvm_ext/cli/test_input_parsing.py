@@ -52,6 +52,7 @@ def test_other_forms_of_a_shape_are_refused(text):
         parse_input_shapes([text])
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 10**9)), st.text(min_size=1))
 def test_every_shape_comes_back(shape, name):
     text = f"{name}={','.join(map(str, shape))}"

@@ -92,6 +92,7 @@ def test_moves_of_symbolic_sizes() -> None:
     assert_near_float32(nodes, normal(19, 33), PADS, ["n", "m"])
 
 
+@pytest.mark.slow
 def test_an_encoder_layer() -> None:
     """Attention with a residual, a norm and a gate, as language models of bfloat16 have them."""
     nodes = [

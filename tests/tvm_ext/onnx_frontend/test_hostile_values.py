@@ -317,6 +317,7 @@ def test_reshape_to_as_many():
     np.testing.assert_array_equal(found, x.reshape(4, 3).T)
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("trips", [3, 500])
 def test_counted_loop_whose_first_condition_the_run_knows(trips):

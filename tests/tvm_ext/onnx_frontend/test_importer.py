@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import pytest
 from operator_models import by_runtime
 from small_models import model, node, rand, value
 from tvm import tirx
@@ -34,6 +35,7 @@ def layers(count: int) -> onnx.ModelProto:
     return model(nodes, [value("x", ["N", 3])], output, opset=18, **arrays)
 
 
+@pytest.mark.slow
 def test_layers_of_slices() -> None:
     proto = layers(3)
     compiled = tvm_ext.compile(proto, HOST, opt_level="O0")
@@ -44,6 +46,7 @@ def test_layers_of_slices() -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_sizes_stay_variables_however_many_layers_there_are() -> None:
     size = import_model(layers(8)).mod["main"].ret_ty.shape
     assert size is None or isinstance(size.values[0], tirx.Var)

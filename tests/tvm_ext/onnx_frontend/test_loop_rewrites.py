@@ -65,6 +65,7 @@ def test_one_element_of_what_a_loop_appended():
     assert_same(proto, *FEEDS, levels=["O0"])
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("keepdims", [0, 1])
 def test_a_loop_over_the_parts_of_a_tensor(keepdims):
@@ -86,6 +87,7 @@ def test_parts_along_a_later_axis_are_put_together_again():
     assert_same(model(nodes, [X], [value("y", None)]), *FEEDS, levels=["O0"])
 
 
+@pytest.mark.slow
 def test_rows_summed_bag_by_bag():
     """As torch.export writes an EmbeddingBag: bounds of slices are slices at a carried place."""
     steps = [

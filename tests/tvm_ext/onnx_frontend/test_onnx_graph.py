@@ -125,6 +125,7 @@ def test_a_name_that_a_body_in_a_function_defines_hides_the_outer_one():
     assert_same(in_a_function("a"), *BOTH, reference=in_a_function("unique"))
 
 
+@pytest.mark.slow
 def test_a_loop_names_its_carried_values_like_outer_values():
     steps = [node("Add", ["x", "w"], ["y"]), node("Mul", ["y", "y"], ["squares"])]
     loop = node("Loop", ["m", "", "x"], ["y", "squares"], body=loop_body(steps, ["x"], "y squares"))
@@ -174,6 +175,7 @@ def passing_on_in_a_loop(*names: str) -> onnx.ModelProto:
     return model(nodes, inputs, [value("p", None), value("q", None)])
 
 
+@pytest.mark.slow
 def test_a_loop_passes_on_one_outer_value_as_state_and_as_element():
     feeds = [{"m": np.array(n), "x": X} for n in (1, 3)]
     copied = passing_on_in_a_loop("b1", "b2")

@@ -68,6 +68,7 @@ def test_one_such_scale_among_others(operator, stored):
     assert_as_runtime(run_model(proto, fed), by_runtime(proto, fed))
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("place", ["xs", "s"])
@@ -106,6 +107,7 @@ RANGES = {
 }
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("numbers", RANGES)
 @pytest.mark.parametrize("stored", [True, False])
@@ -128,6 +130,7 @@ LISTS = {
 }
 
 
+@pytest.mark.slow
 @in_one_model
 @pairwise(operator=BOTH, opset=[13, 19, 21, 25], dtype=["uint8", "int8"], form=LISTS)
 def test_lists_of_each_opset(operator, opset, dtype, form):
@@ -269,6 +272,7 @@ ZERO_POINTS = {
 }
 
 
+@pytest.mark.slow
 @in_one_model
 @pairwise(form=ZERO_POINTS, stored=[True, False], level=["O0", "O3"])
 def test_zero_points_of_rows_and_columns(form, stored, level):
@@ -309,6 +313,7 @@ def test_filters_with_zero_points_of_their_own(stored):
     np.testing.assert_array_equal(run_model(proto, fed)["y"], wanted)
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("place", ["as", "ws", "ys"])
 @pytest.mark.parametrize("scale", SCALES)

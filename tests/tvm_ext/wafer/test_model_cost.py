@@ -171,6 +171,7 @@ def test_the_host_link_carries_inputs_and_outputs():
 # Records
 
 
+@pytest.mark.slow
 def test_records_of_a_tuning_session_are_used(tmp_path, worker_stock):
     with worker_stock.lent():
         tune(layers(), "mesh16", work_dir=tmp_path, trials=3, effort="quick", only=["matmul0*"])

@@ -91,6 +91,7 @@ def test_a_run_time_trip_count_from_none_to_many():
     assert_as_reference(proto, *({"x": X, "m": np.array(m)} for m in (0, 1, 2, 5, 22)))
 
 
+@pytest.mark.slow
 def test_a_computed_condition_ends_a_loop():
     below = [
         node("ReduceMax", ["s2"], ["top"], keepdims=0),
@@ -150,6 +151,7 @@ def test_many_iterations_need_no_deep_stack():
     np.testing.assert_array_equal(found, np.full((1, 3), 100_000, np.float32))
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("length", [3, 150, "T"])
 def test_scan_along_other_axes_and_backwards(length):

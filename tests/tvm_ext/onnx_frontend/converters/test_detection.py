@@ -109,6 +109,7 @@ def test_roi_align(mode: str, coordinates: str, ratio: int) -> None:
     )
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_points_that_are_no_numbers_are_read_at_the_first_border(padding: str) -> None:

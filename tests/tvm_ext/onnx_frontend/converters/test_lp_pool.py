@@ -25,6 +25,7 @@ SYMBOLIC = [case for case in CASES if "ceil_mode" in case[3]]
 KNOWN_ONLY, SYMBOLIC_ONLY = ([CASES[3]], [CASES[2], CASES[4]]) if not ALL_CASES else ([], [])
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize(
     ("case", "is_symbolic"),

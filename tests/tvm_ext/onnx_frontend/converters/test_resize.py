@@ -26,6 +26,7 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
+@pytest.mark.slow
 @in_one_model
 @pairwise(
     stored=[("scales",), ()],
@@ -58,6 +59,7 @@ def test_nearest_rounds_each_way(coordinates: str, rounding: str) -> None:
     )
 
 
+@pytest.mark.slow
 @in_one_model
 @pairwise(stored=[("sizes",), ()], mode=["linear", "cubic"], outside=[0, 1])
 def test_antialias_of_a_smaller_image(mode: str, outside: int, stored: tuple) -> None:

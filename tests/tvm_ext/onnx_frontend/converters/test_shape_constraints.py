@@ -53,6 +53,7 @@ def test_a_gemm_may_add_a_vector():
     check(made, (3, 4), (5, 3), (4,), fits=False)
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize(
     ("equation", "fitting", "wrong"),

@@ -64,6 +64,7 @@ def check_bounds_of_the_run(fed, bounds):
             np.testing.assert_array_equal(compiled.run(feeds)["y"], by_runtime(proto, feeds)[0])
 
 
+@pytest.mark.slow
 def test_all_bounds_of_the_run():
     check_bounds_of_the_run(("s", "e", "a", "t"), BOUNDS)
 

@@ -38,6 +38,7 @@ def optimizer(operator: str, groups: int, step: int, **attributes: Any) -> tuple
     return helper.make_model(graph, opset_imports=opsets, ir_version=9), feed
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize(
     ("operator", "groups", "step", "attributes"),

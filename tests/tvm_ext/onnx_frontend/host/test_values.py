@@ -21,6 +21,7 @@ def path(tmp_path):
     return tmp_path / "c.onnx"
 
 
+@pytest.mark.slow
 def test_the_command_line_reads_and_writes_json(path, tmp_path):
     given = ["--inputs", str(tmp_path / "in.json"), "--opt-level", "O0"]
     out = tmp_path / "out.json"
@@ -32,6 +33,7 @@ def test_the_command_line_reads_and_writes_json(path, tmp_path):
     assert "save to a .json file" in message
 
 
+@pytest.mark.slow
 def test_a_check_compares_strings_and_maps(path, tmp_path):
     given = ["--inputs", str(tmp_path / "in.json"), "--opt-level", "O0"]
     outputs = as_json("check", path, *given)["outputs"]

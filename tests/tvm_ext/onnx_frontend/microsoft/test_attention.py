@@ -150,6 +150,7 @@ def grouped(past: int, lengths: list[int], rotary: bool, packed: bool = False) -
     }
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize(
     ("arrays", "attributes"),
@@ -178,6 +179,7 @@ def test_shorter_sequences_go_on_where_they_ended() -> None:
     check("GroupQueryAttention", arrays, 3, compared=1, **given)
 
 
+@pytest.mark.slow
 def test_symbolic_sizes() -> None:
     """One program for a prompt and for the positions after it, as language models run."""
     model = grouped_model(["b", "s"], ["b", SHARED, "p", DEPTH])

@@ -111,6 +111,7 @@ def test_elementwise_work_without_messages(case):
     np.testing.assert_allclose(found, reference(*inputs), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @settings(max_examples=10 * DRAWS, deadline=None)
 # The last step is empty, and TVM writes the end of the sum as a number of steps.
 @example((2, 3, 4), (1, 3), False, ON_RIGHT, "float32", 0)

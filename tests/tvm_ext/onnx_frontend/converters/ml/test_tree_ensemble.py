@@ -143,6 +143,7 @@ def test_tree_classifier(post: str, classes: list) -> None:
     check(proto, x)
 
 
+@pytest.mark.slow
 @in_one_model
 @pairwise(
     base=[None, [0.25], [0.25, 0.5]],
@@ -187,6 +188,7 @@ def test_tree_classifier_of_two_classes_with_probabilities() -> None:
     check(proto, x)
 
 
+@pytest.mark.slow
 @settings(max_examples=3 * DRAWS, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(0, 7), st.integers(1, 3))
 def test_any_forest(seed: int, trees: int, depth: int, targets: int) -> None:
