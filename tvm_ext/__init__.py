@@ -24,6 +24,7 @@ _PUBLIC = {
     "ScheduleKernels": "tvm_ext.passes.schedule_kernels",
     "TensorSpec": "tvm_ext.tensor_spec",
     "TvmExtError": "tvm_ext.errors",
+    "check_model": "tvm_ext.check.check",
     "compile": "tvm_ext.api",
     "load": "tvm_ext.runtime",
     "register_backend": "tvm_ext.hardware.backend",
@@ -40,6 +41,7 @@ __all__ = [
     "TensorSpec",
     "TvmExtError",
     "__version__",
+    "check_model",
     "compile",
     "load",
     "register_backend",
@@ -51,6 +53,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tvm_ext.api import compile
+    from tvm_ext.check.check import check_model
     from tvm_ext.compiled_model import CompiledModel
     from tvm_ext.errors import TvmExtError
     from tvm_ext.hardware.backend import register_backend

@@ -134,6 +134,11 @@ class CompiledModel:
         if cut is not None and not self._narrow_outputs and MicroBatches.are_known(*specs):
             self._micro_batches = MicroBatches(cut, *specs, self._out_params, self._made)
 
+    def __repr__(self) -> str:
+        report = self.report
+        tensors = f"{', '.join(report.inputs)} -> {', '.join(report.outputs)}"
+        return f"<CompiledModel {report.model} for {report.target['name']}: {tensors}>"
+
     def run(
         self,
         inputs: Mapping[str, Any],

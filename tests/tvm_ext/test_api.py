@@ -65,6 +65,8 @@ def test_input_shapes_freeze_a_dynamic_size():
     made = tvm_ext.compile(mlp(), HOST, input_shapes={"x": (5, 6)})
     assert made.inputs[0].shape == (5, 6)
     assert made.outputs[0].shape == (5, 3)
+    tensors = "x: float32[5, 6] -> z: float32[5, 3], a: float32[5, 4]"
+    assert repr(made) == f"<CompiledModel small for {made.report.target['name']}: {tensors}>"
     assert_mlp(made, rand(5, 6))
     with pytest.raises(InputError, match="expected size 5 on axis 0"):
         made.run({"x": rand(4, 6)})

@@ -365,6 +365,10 @@ class CheckResult:
             parts += self.values.renderables()
         return Group(*parts)
 
+    def __str__(self) -> str:
+        """What ``to_text`` returns."""
+        return self.to_text()
+
     def to_text(self, width: int = 100) -> str:
         """The outcome as plain text, at most ``width`` characters wide."""
         return plain_text(self.renderable(), width)

@@ -75,7 +75,7 @@ def not_a_report(problem: str, schema: int) -> ReportError:
 
 
 class RenderedReport(ABC):
-    """A report for people: in a terminal (rich prints it), as a page, and as JSON."""
+    """A report for people: as text (``print`` and rich print it), as a page, and as JSON."""
 
     @abstractmethod
     def __rich__(self) -> "RenderableType": ...
@@ -87,6 +87,10 @@ class RenderedReport(ABC):
     @abstractmethod
     def to_html(self) -> str:
         """Return one self-contained page, which loads nothing from anywhere."""
+
+    def __str__(self) -> str:
+        """Return what ``to_text`` returns: all fields, as ``repr`` has them, fill many screens."""
+        return self.to_text()
 
     def to_text(self, width: int = 100) -> str:
         """Return the summary that the command line prints, ``width`` characters wide."""

@@ -159,6 +159,7 @@ def test_json_refuses_numbers_that_json_does_not_have():
 
 def test_text_has_totals_and_the_costliest_kernels():
     text = _report().to_text(width=100)
+    assert str(_report()) == text
     assert re.search(r"Compile time +3\.75 s", text)
     assert "175 → 82" in text
     assert re.search(r"Total +3\.75 s +100\.0 %", text)
