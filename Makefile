@@ -53,17 +53,17 @@ $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	@touch $(BENCH_STAMP)
 
-models: $(STAMP) $(MODELS_STAMP) ## export a few hundred small models, compare each with ONNX Runtime, write docs/models.md: hours
+models: $(STAMP) $(MODELS_STAMP) ## export a few hundred small models, compare each with ONNX Runtime, write docs/reference/models.md: hours
 	$(BIN)/python tests/real_models/run.py $(MODELS_CACHE) --export-with $(MODELS_VENV)/bin/python \
-	    --page docs/models.md $(ARGS)
+	    --page docs/reference/models.md $(ARGS)
 
 $(MODELS_STAMP): tests/real_models/requirements.txt
 	$(PYTHON) -m venv $(MODELS_VENV)
 	$(MODELS_VENV)/bin/python -m pip install --quiet --no-deps --requirement $<
 	@touch $(MODELS_STAMP)
 
-docs: $(STAMP) ## write docs/operators.md anew from the table of operators
-	$(BIN)/python -m tvm_ext.onnx_frontend.operator_table docs/operators.md
+docs: $(STAMP) ## write docs/reference/operators.md anew from the table of operators
+	$(BIN)/python -m tvm_ext.onnx_frontend.operator_table docs/reference/operators.md
 
 clean: ## remove .venv and all that was generated
 	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) build .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info
