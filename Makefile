@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+DIST_STAMP := $(VENV)/.installed-dist
 # Exporters have an environment of their own, which needs nothing of ours.
 MODELS_VENV := .venv-models
 MODELS_STAMP := $(MODELS_VENV)/.installed
@@ -12,14 +13,16 @@ MODELS_CACHE ?= .models
 TEST_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-emulated test-all test-cuda check bench models docs clean
+.PHONY: help install demo test test-emulated test-all test-cuda check bench models docs dist try-dist \
+    release clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: $(STAMP) ## make .venv with everything in it
 
-$(STAMP): pyproject.toml setup.py
+# The version stands in tvm_ext/__init__.py.
+$(STAMP): pyproject.toml setup.py tvm_ext/__init__.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77"
 	$(BIN)/python -m pip install --quiet --editable ".[reference,test,lint]"
@@ -45,6 +48,7 @@ check: $(STAMP) ## linter, formatter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	MYPYPATH=.:benchmarks $(BIN)/mypy benchmarks
+	MYPYPATH=.:scripts $(BIN)/mypy scripts
 
 bench: $(BENCH_STAMP) ## speed beside other programs: make bench ARGS="a.onnx --input-shape x=1,3,224,224"
 	$(BIN)/python benchmarks/cpu.py $(ARGS)
@@ -65,5 +69,27 @@ $(MODELS_STAMP): tests/real_models/requirements.txt
 docs: $(STAMP) ## write docs/operators.md anew from the table of operators
 	$(BIN)/python -m tvm_ext.onnx_frontend.operator_table docs/operators.md
 
+dist: $(DIST_STAMP) ## build the wheel and the source distribution of this tree into dist/, and check their metadata
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+
+try-dist: $(DIST_STAMP) ## install what is in dist/ into empty environments, compile and run a model there
+	$(BIN)/python scripts/try_dist.py dist
+
+$(DIST_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[dist]"
+	@touch $(DIST_STAMP)
+
+# The second look at the tree is for pages that "make docs" writes and nobody committed.
+release: $(STAMP) ## check that this tree can be released, build it into dist/, print the commands that are left
+	$(BIN)/python scripts/release.py check
+	$(BIN)/pytest tests/test_packaging.py tests/scripts
+	$(MAKE) docs
+	$(MAKE) dist
+	$(MAKE) try-dist
+	$(BIN)/python scripts/release.py check
+	$(BIN)/python scripts/release.py next
+
 clean: ## remove .venv and all that was generated
-	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) build .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) build dist .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info
