@@ -12,9 +12,12 @@ MODELS_CACHE ?= .models
 # One more than two cores: some tests wait, and TVM's own threads are few in tests.
 TEST_WORKERS ?= 3
 
+# Root, as in a container, has no need of sudo, and often no such program.
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-emulated test-all test-cuda check bench models docs dist try-dist \
-    release clean
+    release release-tag release-notes hooks emulators clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +52,13 @@ check: $(STAMP) ## linter, formatter, type checker
 	$(BIN)/mypy
 	MYPYPATH=.:benchmarks $(BIN)/mypy benchmarks
 	MYPYPATH=.:scripts $(BIN)/mypy scripts
+
+hooks: $(STAMP) ## the hooks of .pre-commit-config.yaml on all files; "pre-commit install" has git run them
+	$(BIN)/pre-commit run --all-files
+
+emulators: ## install what make test-emulated needs (Debian, Ubuntu)
+	$(SUDO) apt-get update --quiet
+	$(SUDO) apt-get install --quiet --yes qemu-user gcc-aarch64-linux-gnu
 
 bench: $(BENCH_STAMP) ## speed beside other programs: make bench ARGS="a.onnx --input-shape x=1,3,224,224"
 	$(BIN)/python benchmarks/cpu.py $(ARGS)
@@ -90,6 +100,13 @@ release: $(STAMP) ## check that this tree can be released, build it into dist/, 
 	$(MAKE) try-dist
 	$(BIN)/python scripts/release.py check
 	$(BIN)/python scripts/release.py next
+
+release-tag: $(STAMP) ## check that TAG=v1.2.3 is the version here and the changelog has it
+	$(BIN)/python scripts/release.py tag "$(TAG)"
+
+release-notes: $(STAMP) ## write the changes of this version to build/release-notes.md
+	mkdir -p build
+	$(BIN)/python scripts/release.py notes > build/release-notes.md
 
 clean: ## remove .venv and all that was generated
 	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) build dist .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -74,8 +74,8 @@ def tree_problems(root: Path, version: str) -> list[str]:
     changed = _git(root, "status", "--porcelain").splitlines()
     if changed:
         problems.append(
-            f"not all is committed, {changed[0]!r} is the first of {len(changed)}; expected a clean "
-            "tree: commit the files or remove them"
+            f"not all is committed, {changed[0]!r} is the first of {len(changed)}; expected a "
+            "clean tree: commit the files or remove them"
         )
     branch = _git(root, "branch", "--show-current")
     if branch != BRANCH:
