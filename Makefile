@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 DIST_STAMP := $(VENV)/.installed-dist
+DOCS_STAMP := $(VENV)/.installed-docs
 # Exporters have an environment of their own, which needs nothing of ours.
 MODELS_VENV := .venv-models
 MODELS_STAMP := $(MODELS_VENV)/.installed
@@ -16,11 +17,11 @@ TEST_WORKERS ?= 3
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-emulated test-all test-cuda check bench models docs dist try-dist \
-    release release-tag release-notes hooks emulators clean
+.PHONY: help install demo test test-emulated test-all test-cuda check hooks emulators bench models \
+    operators docs dist try-dist release release-tag release-notes clean
 
 help: ## this text
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 install: $(STAMP) ## make .venv with everything in it
 
@@ -67,17 +68,24 @@ $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	@touch $(BENCH_STAMP)
 
-models: $(STAMP) $(MODELS_STAMP) ## export a few hundred small models, compare each with ONNX Runtime, write docs/models.md: hours
+models: $(STAMP) $(MODELS_STAMP) ## export a few hundred small models, compare each with ONNX Runtime, write docs/reference/models.md: hours
 	$(BIN)/python tests/real_models/run.py $(MODELS_CACHE) --export-with $(MODELS_VENV)/bin/python \
-	    --page docs/models.md $(ARGS)
+	    --page docs/reference/models.md $(ARGS)
 
 $(MODELS_STAMP): tests/real_models/requirements.txt
 	$(PYTHON) -m venv $(MODELS_VENV)
 	$(MODELS_VENV)/bin/python -m pip install --quiet --no-deps --requirement $<
 	@touch $(MODELS_STAMP)
 
-docs: $(STAMP) ## write docs/operators.md anew from the table of operators
-	$(BIN)/python -m tvm_ext.onnx_frontend.operator_table docs/operators.md
+operators: $(STAMP) ## write docs/reference/operators.md anew from the table of operators
+	$(BIN)/python -m tvm_ext.onnx_frontend.operator_table docs/reference/operators.md
+
+docs: $(DOCS_STAMP) ## build the documentation into site/, which needs no network to be read
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m mkdocs build --strict --quiet
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	@touch $(DOCS_STAMP)
 
 dist: $(DIST_STAMP) ## build the wheel and the source distribution of this tree into dist/, and check their metadata
 	rm -rf dist
@@ -91,10 +99,11 @@ $(DIST_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[dist]"
 	@touch $(DIST_STAMP)
 
-# The second look at the tree is for pages that "make docs" writes and nobody committed.
+# The second look at the tree is for the page that "make operators" writes and nobody committed.
 release: $(STAMP) ## check that this tree can be released, build it into dist/, print the commands that are left
 	$(BIN)/python scripts/release.py check
 	$(BIN)/pytest tests/test_packaging.py tests/scripts
+	$(MAKE) operators
 	$(MAKE) docs
 	$(MAKE) dist
 	$(MAKE) try-dist
@@ -109,4 +118,4 @@ release-notes: $(STAMP) ## write the changes of this version to build/release-no
 	$(BIN)/python scripts/release.py notes > build/release-notes.md
 
 clean: ## remove .venv and all that was generated
-	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) build dist .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) build dist site .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info

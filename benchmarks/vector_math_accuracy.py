@@ -6,7 +6,7 @@ are all bit patterns of float32 in steps of a prime number, all neighbours of cr
 special values, whose results must be those of IEEE 754 with their signs.
 
     python benchmarks/vector_math_accuracy.py                  # print the table
-    python benchmarks/vector_math_accuracy.py --write docs/vector-math.md
+    python benchmarks/vector_math_accuracy.py --write docs/reference/vector-math.md
 """
 
 import argparse

@@ -105,7 +105,7 @@ def compile(
     ----------
     model : str, Path, onnx.ModelProto or tvm.IRModule
         The model or the path of its file; or a Relax module, whose function ``main`` it is (see
-        docs/passes.md).
+        docs/reference/passes.md).
     target : str, Path, tvm.target.Target or description
         ``"cpu"`` for this machine, the name of a preset (``tvm-ext targets list``), the path of a
         TOML file, or a target of TVM.

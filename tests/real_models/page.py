@@ -1,4 +1,4 @@
-"""Writes docs/models.md: what became of each model of the sweep."""
+"""Writes docs/reference/models.md: what became of each model of the sweep."""
 
 import statistics
 from collections import Counter
@@ -16,7 +16,7 @@ at two sizes without a new compilation.
 
 - **difference**: the largest of any output and size, as a share of that output's largest magnitude;
 - **ratio**: ONNX Runtime's time by ours at the first sizes, two threads, measured in turns but for
-  a second only: it finds what is slow, and is no benchmark ([performance.md](performance.md));
+  a second only: it finds what is slow, and is no benchmark ([performance.md](../performance.md));
 - **no reference**: ONNX Runtime does not run the file either; **not exported**: the exporter
   refuses the model.
 """

@@ -1,9 +1,9 @@
-"""Exports models, compiles them, compares them with ONNX Runtime, and writes docs/models.md.
+"""Exports models, compiles them, compares them with ONNX Runtime, and writes docs/reference/models.md.
 
 python tests/real_models/run.py CACHE                        what was not tried yet, then the page
 python tests/real_models/run.py CACHE --only 'swin.*dynamic' cases or families that match
 python tests/real_models/run.py CACHE --again refused,wrong  also what ended so before
-python tests/real_models/run.py CACHE --page docs/models.md  write the page
+python tests/real_models/run.py CACHE --page docs/reference/models.md  write the page
 
 Exported files, and what became of them, stay in the folder CACHE: a second run only compiles.
 """

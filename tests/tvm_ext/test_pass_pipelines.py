@@ -14,7 +14,7 @@ from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.errors import ConfigError, PassError, TvmExtError
 from tvm_ext.passes.pipeline import STAGES, load_pipelines
 
-DOCS = Path(__file__).parents[2] / "docs/passes.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/passes.md"
 O3 = {stage: getattr(load_pipelines()["O3"], stage) for stage in STAGES}
 WEIGHTS = {"w": rand(64, 64), "f": rand(8, 8, 3, 3, seed=1)}
 

@@ -15,7 +15,7 @@ app = options.command_group("List the passes, or explain what they did to a mode
 @app.command("list", epilog="Example: tvm-ext passes list O2")
 def list_command(
     level: Annotated[
-        str | None, typer.Argument(metavar="[LEVEL]", help="Only this level.", show_default="all")
+        str | None, typer.Argument(metavar="LEVEL", help="Only this level.", show_default="all")
     ] = None,
     opt_level: Annotated[
         str | None, typer.Option("--opt-level", "-O", help="The same.", show_default="all")

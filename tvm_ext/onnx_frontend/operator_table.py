@@ -1,6 +1,6 @@
 """Which operators of a model, or of all that ONNX has, can be compiled, and how.
 
-Run as a module it writes docs/operators.md from the table: ``make docs``.
+Run as a module it writes docs/reference/operators.md from the table: ``make docs``.
 """
 
 import sys
@@ -133,7 +133,7 @@ def _support_of(node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> str:
     return EXPANDED if has_body else UNSUPPORTED
 
 
-# Writes docs/operators.md from the table of operators: ``make docs``.
+# Writes docs/reference/operators.md from the table of operators: ``make docs``.
 
 
 _ORDER = (SUPPORTED, EXPANDED, ON_HOST, UNSUPPORTED)
