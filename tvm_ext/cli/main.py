@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 import typer
 from typer.core import TyperGroup
 
+from tvm_ext import __version__
 from tvm_ext.cli import (
     BAD_INPUT,
     INTERNAL_ERROR,
@@ -276,6 +277,7 @@ app.add_typer(wafer.app, name="wafer")
 def _print_versions(wanted: bool) -> None:
     if not wanted:
         return
+    typer.echo(f"tvm-ext {__version__}")
     for label, distribution in _VERSIONED:
         try:
             found = version(distribution)
@@ -286,7 +288,7 @@ def _print_versions(wanted: bool) -> None:
     raise typer.Exit
 
 
-_VERSIONED = (("tvm-ext", "tvm-ext"), ("tvm", "apache-tvm"), ("onnx", "onnx"))
+_VERSIONED = (("tvm", "apache-tvm"), ("onnx", "onnx"))
 
 
 @app.callback(invoke_without_command=True)
