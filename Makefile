@@ -81,7 +81,7 @@ operators: $(STAMP) ## write docs/reference/operators.md anew from the table of 
 	$(BIN)/python -m tvm_ext.onnx_frontend.operator_table docs/reference/operators.md
 
 docs: $(DOCS_STAMP) ## build the documentation into site/, which needs no network to be read
-	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[docs]"

