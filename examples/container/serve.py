@@ -11,6 +11,7 @@ import io
 import sys
 import urllib.error
 import urllib.request
+import zipfile
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -50,11 +51,15 @@ class Handler(BaseHTTPRequestHandler):
         if not 0 < size <= MOST_BYTES:
             self.answer(413, f"the request has {size} bytes; expected 1 to {MOST_BYTES}\n")
             return
+        data = io.BytesIO(self.rfile.read(size))
+        # NumPy reads single arrays and pickled objects by the same function.
+        if not zipfile.is_zipfile(data):
+            self.answer(400, "the request is no .npz file; send one that holds all inputs\n")
+            return
         try:
-            with np.load(io.BytesIO(self.rfile.read(size)), allow_pickle=False) as arrays:
-                inputs = dict(arrays)
-        except (ValueError, OSError) as error:
-            self.answer(400, f"the request is no .npz file ({error}); send one of all inputs\n")
+            inputs = dict(np.load(data, allow_pickle=False))
+        except (ValueError, OSError, zipfile.BadZipFile) as error:
+            self.answer(400, f"the .npz file cannot be read ({error}); send one of all inputs\n")
             return
         self.run_model(inputs)
 
