@@ -8,7 +8,7 @@ _PAGE = "reference/command-line.md"
 _MARK = "<!-- commands -->"
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Any, **_others: Any) -> str:
     """Puts all commands where the page has the mark; other pages stay as they are."""
     if page.file.src_uri != _PAGE:
         return markdown

@@ -1,4 +1,7 @@
-"""docs/reference/vector-math.md holds: errors on a smaller sample, instructions, and no call of a library."""
+"""What docs/reference/vector-math.md says holds: errors on a smaller sample, and the instructions.
+
+No function calls a library.
+"""
 
 from pathlib import Path
 
