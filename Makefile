@@ -17,7 +17,7 @@ TEST_WORKERS ?= 3
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-emulated test-all test-cuda check hooks emulators bench models \
+.PHONY: help install demo test test-emulated test-all test-cuda check hooks emulators bench bench-check models \
     operators docs dist try-dist release release-tag release-notes clean
 
 help: ## this text
@@ -63,6 +63,9 @@ emulators: ## install what make test-emulated needs (Debian, Ubuntu)
 
 bench: $(BENCH_STAMP) ## speed beside other programs: make bench ARGS="a.onnx --input-shape x=1,3,224,224"
 	$(BIN)/python benchmarks/cpu.py $(ARGS)
+
+bench-check: $(BENCH_STAMP) ## whether a run of "make bench ARGS=... --json new.json" fell behind the last: make bench-check JSON=new.json
+	$(BIN)/python benchmarks/history.py check $(JSON)
 
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"

@@ -1,7 +1,4 @@
-"""What docs/reference/vector-math.md says holds: errors on a smaller sample, and the instructions.
-
-No function calls a library.
-"""
+"""docs/reference/vector-math.md holds: errors on a smaller sample, instructions, no library called."""
 
 from pathlib import Path
 

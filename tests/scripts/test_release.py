@@ -147,3 +147,11 @@ def test_distributions_of_another_version_are_refused(tmp_path, capsys):
 def test_the_tried_program_is_one_that_python_reads():
     compile(try_dist._PROGRAM, "program", "exec")
     assert sys.version_info >= (3, 10)
+
+
+def test_the_citation_names_the_version_and_its_date():
+    citation = (SCRIPTS.parent / "CITATION.cff").read_text(encoding="utf-8")
+    changelog = (SCRIPTS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
+    date, _ = release.section_of(changelog, tvm_ext.__version__)
+    assert f"\nversion: {tvm_ext.__version__}\n" in citation
+    assert f'\ndate-released: "{date}"\n' in citation

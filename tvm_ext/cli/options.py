@@ -99,9 +99,8 @@ OwnPipeline = Annotated[
         "--pipeline",
         metavar="FILE.toml",
         rich_help_panel=_COMPILE,
-        help="Run the passes that a file names, in its order and with its "
-        "options (docs/reference/passes.md);"
-        " stages that it leaves open are those of the level.",
+        help="Run the passes that a file names, in its order and with its options "
+        "(docs/reference/passes.md); stages that it leaves open are those of the level.",
     ),
 ]
 Threads = Annotated[
