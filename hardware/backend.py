@@ -109,8 +109,8 @@ def register_backend(backend: Backend) -> Backend:
             if backend.name == other.name or backend.machine_type is other.machine_type:
                 raise TargetError(
                     f"backend '{backend.name}' has the name or the description type of backend "
-                    f"'{other.name}' ({other.source}); expected its own: rename it, or derive a "
-                    "type"
+                    f"'{other.name}' ({other.source}); expected a name and a type of its own: "
+                    "rename it, or derive a type"
                 )
         _backends[backend.name] = backend
         _of_type.cache_clear()

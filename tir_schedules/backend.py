@@ -107,7 +107,7 @@ def _place(backend: str, names: list[str], name: str, before: str, after: str) -
     if before and after:
         raise TargetError(
             f"template '{name}' was given before='{before}' and after='{after}'; expected one: "
-            "drop the other"
+            "leave the other out"
         )
     neighbour = before or after
     if not neighbour:

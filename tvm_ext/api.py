@@ -184,7 +184,7 @@ def compile(
     if max_error is not None or samples is not None:
         raise InputError(
             f"max_error or samples were given with precision '{precision}'; expected "
-            f"'{AUTOMATIC_PRECISION}': leave them out, or ask for that"
+            f"'{AUTOMATIC_PRECISION}': leave them out, or use that precision"
         )
     begun = time.perf_counter() - tvm_ext.import_seconds.pop("compile", 0.0)
     machine = program_target(target)
@@ -229,14 +229,15 @@ def _check_specialize(
 ) -> None:
     if specialize and programs_of(machine).device != "cpu":
         raise InputError(
-            f"specialize: target '{machine.name}' is no CPU; expected a CPU: leave specialize out, "
+            f"specialize: target '{machine.name}' is not a CPU; expected a CPU: leave specialize "
+            f"out, "
             "or compile the model for each of the sizes"
         )
     if not isinstance(specialize, str):
         return
     if specialize != "auto":
         raise InputError(
-            f"specialize: {specialize!r} are no sizes; expected 'auto' or for example [{{'N': 8}}]"
+            f"specialize: {specialize!r} is not a list of sizes; expected 'auto', or for example [{{'N': 8}}]"
         )
     if limit < 1:
         raise InputError(f"specialize_limit is {limit}; expected 1 or more")

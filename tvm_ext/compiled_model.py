@@ -351,8 +351,8 @@ class CompiledModel:
         """
         if self._gpu is not None or not self._has_program:
             raise TargetError(
-                "arrays can be bound to a program on a CPU, and this model is for a GPU or has "
-                "steps on the host; expected another model: use run"
+                "arrays cannot be bound to this model, which is for a GPU or has steps on the "
+                "host; expected a program for a CPU: use run"
             )
         if (chosen := self.chosen_for(inputs)) is not self:
             return chosen.io_binding(inputs, out)
@@ -719,8 +719,8 @@ class CompiledModel:
     def _checked_threads(self, threads: int) -> int:
         if self._target.kind == "cuda":
             raise TargetError(
-                f"threads were asked for, which count CPU cores, and the model was compiled for "
-                f"{self._target.name}; expected a model for a CPU: leave the threads out"
+                f"threads were given, and the model was compiled for {self._target.name}; "
+                f"expected them only for a model for a CPU: leave the threads out"
             )
         if threads < 1:
             raise TargetError(f"{threads} threads were asked for; expected 1 or more")

@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 # What an error that is none of ours comes to.
-UNEXPECTED = "bug in tvm-ext: an error that nothing expects; expected a result or a refusal"
+UNEXPECTED = "bug in tvm-ext: an unexpected error; expected a result or a refusal"
 
 # What to do about a failure that is no fault of the model.
 REPORT_IT = "report it with the file that 'tvm-ext report-bug MODEL -o report.zip' writes"

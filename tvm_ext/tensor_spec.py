@@ -84,7 +84,7 @@ def parse_size(text: str) -> int | SymbolicSize:
             return sizes[0]
     raise InputError(
         f"'{text}' is not a size; expected a positive integer (224), a name (N), a range "
-        "(224:640) or a named range (N:1:8): write it so"
+        "(224:640) or a named range (N:1:8): use that form"
     )
 
 

@@ -219,13 +219,13 @@ def _combined(lowered: LoweredModel, given: Mapping[str, Sequence[int]]) -> list
     for name, sizes in given.items():
         if name not in usual:
             hint = nearest_hint(name, usual) if usual else "the model has none: leave it out"
-            raise InputError(f"sizes: '{name}' is no dynamic dimension; {hint}")
+            raise InputError(f"sizes: '{name}' is not a dynamic dimension; {hint}")
         allowed = imported.ranges.get(name) or SizeRange(1)
         wrong = [size for size in sizes if size not in allowed]
         if wrong or not sizes:
             raise InputError(
                 f"sizes: {wrong[0] if wrong else 'none'} for dimension '{name}'; expected "
-                f"{allowed}: give sizes in it"
+                f"{allowed}: give allowed sizes"
             )
     options = [given.get(name, [size]) for name, size in usual.items()]
     found = [dict(zip(usual, one, strict=True)) for one in itertools.product(*options)]

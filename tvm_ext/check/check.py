@@ -84,8 +84,8 @@ def check_model(
     """
     if bisect and precision == AUTOMATIC_PRECISION:
         raise InputError(
-            "bisect was asked for and precision 'auto'; expected a stated precision, whose passes "
-            "can be left out one by one: ask for 'bfloat16'"
+            "bisect was asked for with precision 'auto'; expected one precision for all products: "
+            "use 'bfloat16'"
         )
     request = CheckRequest.of(
         source,

@@ -216,8 +216,8 @@ def reduce_model(
     if left is None:
         raise TvmExtError(
             f"{sized.name} fails ({failure.kind}), and a copy of its graph with the same inputs "
-            "does not, or not alike; expected the same failure: look into it with --bisect or "
-            "--all-values"
+            "does not fail in the same way; expected the same failure: look for the cause with "
+            "--bisect or --all-values"
         )
     # The inputs first: a model that is there can be checked.
     beside = write_inputs(path, left.inputs)

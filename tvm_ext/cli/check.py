@@ -126,11 +126,14 @@ def _require_fitting(
     """Refuses options that need another one, or none beside them."""
     if against is not None:
         raise InputError(
-            f"--against comes with {model}, which is not a compiled model; expected it with a "
-            ".tvmx file: leave it out"
+            f"--against was given for {model}, which is not a compiled model; expected it only "
+            "for a .tvmx file: leave it out"
         )
     if time_limit is not None and "--reduce" not in asked:
-        raise InputError("--time-limit was given without --reduce; expected both: leave it out")
+        raise InputError(
+            "--time-limit was given without --reduce; expected it only with "
+            "--reduce: add --reduce, or leave it out"
+        )
     if "--reduce" in asked and len(asked) > 1:
         raise InputError(
             f"{asked[0]} was given with --reduce; expected one of them: check the reduced model "

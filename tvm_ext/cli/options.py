@@ -282,7 +282,7 @@ class CompileOptions:
         """From the texts of the command line; raises InputError for one of another form."""
         if precision != _AUTOMATIC and (max_error is not None or samples is not None):
             raise InputError(
-                "--max-error or --samples were given without --precision auto; expected them "
+                "--max-error or --samples were given without --precision auto; expected them only "
                 "with it: add it, or leave them out"
             )
         return cls(
@@ -325,7 +325,7 @@ class CompileOptions:
         """Refuses what a command does not choose itself."""
         if self.precision == _AUTOMATIC:
             raise InputError(
-                "--precision auto is not for this command; expected 'model', 'float16' or "
+                "--precision auto cannot be used with this command; expected 'model', 'float16' or "
                 "'bfloat16': give one of them"
             )
 

@@ -103,7 +103,8 @@ class PassEntry:
             return self.factory(**build_options(options_class, options))
         if options:
             raise PassError(
-                f"pass '{self.name}' takes no options, got {', '.join(options)}: drop them"
+                f"pass '{self.name}' takes no options, and was given {', '.join(options)}: leave "
+                f"them out"
             )
         try:
             made = self.factory()
@@ -242,7 +243,8 @@ def register_pass(
         )
     if after and before:
         raise PassError(
-            f"a pass was given after='{after}' and before='{before}'; expected one: drop the other"
+            f"a pass was given after='{after}' and before='{before}'; expected one: leave the "
+            f"other out"
         )
     own_name = name or _name_of(pass_like)
     add(
