@@ -237,7 +237,8 @@ def _check_specialize(
         return
     if specialize != "auto":
         raise InputError(
-            f"specialize: {specialize!r} is not a list of sizes; expected 'auto', or for example [{{'N': 8}}]"
+            f"specialize: {specialize!r} is not a list of sizes; expected 'auto', or for "
+            "example [{'N': 8}]"
         )
     if limit < 1:
         raise InputError(f"specialize_limit is {limit}; expected 1 or more")

@@ -33,8 +33,8 @@ def parse_duration(option: str, text: str) -> float:
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != whole or seconds <= 0:
         raise InputError(
-            f"{option} {text!r} is not a length of time; expected for example 90s, 30m or 1h30m: use "
-            "that form"
+            f"{option} {text!r} is not a length of time; expected for example 90s, 30m or 1h30m: "
+            "use that form"
         )
     return seconds
 
