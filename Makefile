@@ -17,7 +17,7 @@ TEST_WORKERS ?= 3
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-emulated test-all test-cuda check hooks emulators bench bench-check models \
+.PHONY: help install demo test test-emulated test-all test-cuda check hooks emulators bench chart bench-check models \
     operators docs dist try-dist release release-tag release-notes clean
 
 help: ## this text
@@ -66,6 +66,9 @@ bench: $(BENCH_STAMP) ## speed beside other programs: make bench ARGS="a.onnx --
 
 bench-check: $(BENCH_STAMP) ## whether a run of "make bench ARGS=... --json new.json" fell behind the last: make bench-check JSON=new.json
 	$(BIN)/python benchmarks/history.py check $(JSON)
+
+chart: $(BENCH_STAMP) ## draw the README's picture anew from docs/images/speed.json
+	$(BIN)/python benchmarks/speed_chart.py docs/images/speed.json docs/images/speed.svg
 
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
