@@ -1,4 +1,4 @@
-"""docs/reference/vector-math.md holds: errors on a smaller sample, instructions, no library called."""
+"""What docs/reference/vector-math.md says of errors and instructions, on a smaller sample."""
 
 from pathlib import Path
 
