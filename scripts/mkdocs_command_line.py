@@ -16,5 +16,6 @@ def on_page_markdown(markdown: str, *, page: Any, **_others: Any) -> str:
     done = subprocess.run(
         [*command, "--name", "tvm-ext"], capture_output=True, text=True, check=True
     )
-    _title, _, commands = done.stdout.partition("\n")
+    # The page has a title of its own.
+    commands = done.stdout.partition("\n")[2]
     return markdown.replace(_MARK, commands)
