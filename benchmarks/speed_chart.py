@@ -72,11 +72,13 @@ def draw_chart(results: dict[str, Any], rows: Sequence[Any], path: Path) -> None
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 1.12 * max(max(ratios.values()) for _, ratios in rows))
-    axes.set_xlabel(
-        "time for one run, as a multiple of tvm-ext's (the line at 1): longer is slower"
-    )
+    axes.set_xlabel("time of one run as a multiple of tvm-ext's")
     machine, threads = results["machine"], results["threads"]
-    axes.set_title(f"float32, {threads} threads, {machine['summary']}", loc="left", fontsize=10)
+    axes.set_title(
+        f"float32, {threads} threads, {machine['summary'].removeprefix('this machine: ')}",
+        loc="left",
+        fontsize=10,
+    )
     axes.legend(loc="lower right", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     with replacing(path) as file:

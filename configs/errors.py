@@ -17,8 +17,8 @@ class TvmExtError(Exception):
     Attributes
     ----------
     defect : bool
-        Whether it is a defect of this package, and not of what it was given: the command line exits
-        with 3 then, else with 2.
+        Whether the cause is a bug of this package and not what it was given. The command line then
+        exits with 3, and otherwise with 2.
     """
 
     defect = False
@@ -31,7 +31,7 @@ class TvmExtError(Exception):
 
 
 class ConfigError(TvmExtError):
-    """A configuration file, or an option given in its place, is not valid."""
+    """A configuration file, or an option that was given instead of one, is not valid."""
 
 
 class ArtifactError(TvmExtError):
@@ -39,19 +39,19 @@ class ArtifactError(TvmExtError):
 
 
 class DefectWarning(UserWarning):
-    """A part of this package failed, and another one took its place."""
+    """A part of this package failed, and another part did its work instead."""
 
 
 class FormError(ValueError):
-    """A part of a model has a form that is not taken.
+    """A part of a model has a form that is not supported.
 
     Its text is written for users. It says what was found and what was expected, in words that can
-    stand behind a node's name: "its axis is 5, and its input has rank 2".
+    follow the name of a node: "its axis is 5, and its input has rank 2".
     """
 
 
 class MisfitError(FormError):
-    """Parts of a model contradict each other, or ONNX's rules: no runtime could run it."""
+    """Parts of a model contradict each other or the rules of ONNX. No runtime can run it."""
 
 
 class NotApplicable(Exception):
@@ -80,7 +80,10 @@ class NotApplicable(Exception):
 
 
 def own_words(error: BaseException | None) -> str:
-    """What an error says, if that was written for users; empty for texts of TVM, ONNX or Python."""
+    """Returns the message of an error if it was written for users.
+
+    It is empty for an error whose text comes from TVM, ONNX or Python.
+    """
     if isinstance(error, TvmExtError | FormError):
         return " ".join(str(error).splitlines())
     if isinstance(error, OSError) and error.strerror:
@@ -108,11 +111,11 @@ class BuildError(TvmExtError):
 
 
 class PrecisionError(TvmExtError):
-    """A program of narrow products differs from float32 by more than was allowed."""
+    """A program of lower precision differs from float32 by more than was allowed."""
 
 
 class TuningError(TvmExtError):
-    """A tuning session cannot start or go on."""
+    """A tuning session cannot start or continue."""
 
 
 class RecordsError(TvmExtError):
@@ -120,4 +123,4 @@ class RecordsError(TvmExtError):
 
 
 class ScheduleRefusedError(TvmExtError):
-    """A kernel of the model cannot run on the target, however its loops are scheduled."""
+    """A kernel of the model cannot run on the target with any schedule of its loops."""

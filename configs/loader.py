@@ -52,7 +52,7 @@ def read_toml(source: str | pathlib.Path | Traversable) -> dict[str, Any]:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConfigError(
-            f"cannot read {source}: {reason}; expected a TOML file, check the path"
+            f"cannot read {source}: {reason}; expected a TOML file: check the path"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(

@@ -145,7 +145,7 @@ def print_parts(parts: list[tuple[str, bool, np.ndarray]], probabilities: np.nda
 
 
 def main() -> int:
-    """Runs the example; 0 when all agrees with ONNX Runtime, is told right, and keeps up."""
+    """Runs the example; 0 when windows agree with ONNX Runtime and speech is told from noise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where files are kept")
     folder = parser.parse_args().folder

@@ -119,7 +119,7 @@ def print_kernels(session: SessionProgress) -> None:
 
 
 def main() -> int:
-    """Runs the example; 0 when records were written and are used, and the results agree."""
+    """Runs the example; 0 when candidates were measured, their records used, and results agree."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where files are kept")
     folder = parser.parse_args().folder

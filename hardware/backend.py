@@ -87,20 +87,30 @@ _lock = threading.RLock()
 
 
 def register_backend(backend: Backend) -> Backend:
-    """Adds a backend: files that describe its machines are targets from then on.
+    """Adds a backend. From then on, files that describe its machines can be used as targets.
+
+    Parameters
+    ----------
+    backend : Backend
+        What is added.
+
+    Returns
+    -------
+    Backend
+        The backend that was given.
 
     Raises
     ------
     TargetError
-        There is a backend of this name, or for this type of description, already.
+        There is already a backend of this name, or one for this type of description.
     """
     with _lock:
         for other in _backends.values():
             if backend.name == other.name or backend.machine_type is other.machine_type:
                 raise TargetError(
                     f"backend '{backend.name}' has the name or the description type of backend "
-                    f"'{other.name}' ({other.source}); expected its own: rename it, or derive a "
-                    "type"
+                    f"'{other.name}' ({other.source}); expected a name and a type of its own: "
+                    "rename it, or derive a type"
                 )
         _backends[backend.name] = backend
         _of_type.cache_clear()

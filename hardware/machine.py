@@ -67,14 +67,14 @@ class MachineDescription(ConfigModel):
     def with_threads(self, threads: int) -> "MachineDescription":
         """The same machine for programs of so many threads. Raises TargetError for most."""
         raise TargetError(
-            f"threads were asked for, which count CPU cores, and target '{self.name}' is no CPU; "
-            "expected one: leave the threads out"
+            f"threads were given, and target '{self.name}' is not a CPU; expected them only for a "
+            "CPU: leave the threads out"
         )
 
     def with_tf32(self) -> "MachineDescription":
         """The same machine with products of float32 in tf32. Raises TargetError for most."""
         raise TargetError(
-            f"tf32 was asked for and target '{self.name}' is no GPU; expected one, whose "
+            f"tf32 was asked for, and target '{self.name}' is not a GPU; expected a GPU whose "
             "tensor cores know tf32: leave it out"
         )
 
@@ -87,8 +87,8 @@ class MachineDescription(ConfigModel):
         if precision == MODEL_PRECISION:
             return self
         raise TargetError(
-            f"precision '{precision}' was asked for and target '{self.name}' has none but "
-            f"'{MODEL_PRECISION}'; expected that one: leave it out"
+            f"precision '{precision}' was asked for and target '{self.name}' has only "
+            f"'{MODEL_PRECISION}'; expected that precision: leave the option out"
         )
 
     def vector_lanes(self, dtype: str) -> int:

@@ -83,8 +83,8 @@ def build_options(options_class: type, given: dict[str, Any]) -> dict[str, Any]:
         default = known[key]
         if default is not None and not isinstance(value, type(default)):
             raise ConfigError(
-                f"option '{key}' of {options_class.__name__} is {value!r}, "
-                f"expected {type(default).__name__}: give it as such"
+                f"option '{key}' of {options_class.__name__} is {value!r}; expected "
+                f"{type(default).__name__}: give a value of that type"
             )
     return given
 

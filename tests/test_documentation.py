@@ -129,24 +129,36 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         fetch_model.fetch_orientation_model(tmp_path)
     except fetch_model.FetchError as error:
         pytest.skip(f"the model of the pages cannot be had: {error}")
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
-def test_the_blocks_of_a_page_run(page: str, folder: Path) -> None:
+def run_page(page: Path) -> None:
+    """Runs the blocks of a page in this process, which keeps what they register."""
     parsers: list[Any] = [
         CodeBlockParser("python", run_python),
         CodeBlockParser("text", compare_text),
         CodeBlockParser("console", run_console),
         SkipParser(),
     ]
-    document = Document.parse(str(ROOT / page), *parsers)
-    for example in document.examples():
+    for example in Document.parse(str(page), *parsers).examples():
         # What a page says cannot run ends its own block only.
         with contextlib.suppress(unittest.SkipTest):
             example.evaluate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_run(page: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, __file__, str(ROOT / page)],
+        cwd=folder,
+        env=shell_environment(),
+        capture_output=True,
+        text=True,
+        timeout=2 * _LONGEST,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_most_blocks_of_the_pages_run() -> None:
@@ -178,3 +190,7 @@ def test_what_counts_as_the_same_output(wanted: str, printed: str, same: bool) -
 def test_commands_of_a_console_block() -> None:
     block = "$ one\nprinted\n$ two \\\n    --more\n"
     assert commands(block) == [("one", "printed\n"), ("two \\\n    --more", "")]
+
+
+if __name__ == "__main__":
+    run_page(Path(sys.argv[1]))

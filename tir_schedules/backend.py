@@ -59,25 +59,29 @@ def scheduling_of(machine: MachineDescription) -> Scheduling:
 def register_template(
     backend: str, template: Any = None, *, before: str = "", after: str = ""
 ) -> Any:
-    """Adds a template to a backend; without a neighbour it is the first that is asked.
+    """Adds a template to a backend.
+
+    Templates are asked in order, and the first that fits schedules a kernel. Without ``before`` and
+    ``after`` the new template is asked first.
 
     Parameters
     ----------
     backend : str
         Name of the backend, such as "cpu".
     template : Template, or class that makes one without arguments
-        Left out when used as a decorator of such a class.
+        Leave it out to use ``register_template`` as a decorator of such a class.
     before, after : str
-        Name of a template of the backend to be asked ahead of or behind.
+        Name of a template of the backend. The new template is asked right before or after it.
 
     Returns
     -------
-    What was given, so that it can still be used by its name.
+    The object that was given, so that it can still be used by its name.
 
     Raises
     ------
     TargetError
-        There is no such backend, no such neighbour, or a template of this name already.
+        There is no such backend, no template named by ``before`` or ``after``, or there is a
+        template of this name already.
     """
     if template is None:
         return lambda given: register_template(backend, given, before=before, after=after)
@@ -103,7 +107,7 @@ def _place(backend: str, names: list[str], name: str, before: str, after: str) -
     if before and after:
         raise TargetError(
             f"template '{name}' was given before='{before}' and after='{after}'; expected one: "
-            "drop the other"
+            "leave the other out"
         )
     neighbour = before or after
     if not neighbour:

@@ -118,23 +118,27 @@ def tuning_of(machine: MachineDescription) -> Tuning:
 
 
 def register_cost_model(backend: str, name: str, make: Maker, *, file: str = "") -> None:
-    """Adds a cost model to a backend: ``tune(..., cost_model_name=name)`` ranks by it.
+    """Adds a cost model to a backend. ``tune(..., cost_model_name=name)`` ranks candidates by it.
 
     Parameters
     ----------
-    backend, name : str
-        Name of the backend, such as "cpu", and of the model.
+    backend : str
+        Name of the backend, such as "cpu".
+    name : str
+        Name of the cost model.
     make : Maker
-        See ``CostModelEntry``: a class or function of the machine, or its "module:name".
+        A class or function that takes the machine's description and returns a ``PyCostModel`` of
+        MetaSchedule, or its name as "module:name".
     file : str
-        See ``CostModelEntry``.
+        Name of the file in which the model keeps what it learns, with "{}" in the place of the
+        target. Leave it empty if the model learns nothing.
 
     Raises
     ------
     TargetError
         There is no such backend.
     TuningError
-        It has a cost model of this name already.
+        The backend already has a cost model of this name.
     """
     models = get_backend(backend).part(Tuning).cost_models
     if name in models:

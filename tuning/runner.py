@@ -368,5 +368,5 @@ def parse_address(text: str) -> tuple[str, int]:
     """ "HOST:PORT" in two; raises TuningError for another form."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise TuningError(f"'{text}' is no address; expected HOST:PORT such as 127.0.0.1:9190")
+        raise TuningError(f"'{text}' is not an address; expected HOST:PORT such as 127.0.0.1:9190")
     return host.strip("[]"), int(port)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+# The one place of the version: the build, saved models and the command line read it here.
 __version__ = "0.1.0"
 
 # Name to the module that defines it. Resolved on first use: importing TVM takes a second, which

@@ -99,65 +99,72 @@ def compile(
     specialize: 'Sequence[Specialization] | Literal["auto"]' = (),
     specialize_limit: int = 4,
 ) -> CompiledModel:
-    """Compiles an ONNX model, or a module of TVM.
+    """Compiles an ONNX model, or a Relax module of TVM.
 
     Parameters
     ----------
     model : str, Path, onnx.ModelProto or tvm.IRModule
-        The model or the path of its file; or a Relax module, whose function ``main`` it is (see
-        docs/reference/passes.md).
+        The ONNX model, the path of its file, or a Relax module. Of a Relax module the function
+        ``main`` is compiled (see docs/reference/passes.md).
     target : str, Path, tvm.target.Target or description
-        ``"cpu"`` for this machine, the name of a preset (``tvm-ext targets list``), the path of a
-        TOML file, or a target of TVM.
+        The machine to compile for: ``"cpu"`` for this machine, the name of a preset (``tvm-ext
+        targets list`` prints them), the path of a TOML file, or a target of TVM.
     input_shapes : mapping of input name to sizes, optional
-        A number freezes a dimension, ``"N"`` names one that each run decides, ``"224:640"`` and
-        ``"N:1:8"`` limit it, so that storage can be planned.
+        One size for each dimension of an input. A number fixes the dimension. ``"N"`` names a
+        dimension whose size each run decides. ``"224:640"`` and ``"N:1:8"`` give the smallest and
+        the largest size of such a dimension, so that memory can be planned ahead.
     opt_level : int or str
-        0 to 3, or "O0" to "O3": which passes run (``tvm-ext passes list``).
+        0 to 3, or "O0" to "O3". The level decides which passes run (``tvm-ext passes list`` prints
+        them).
     disabled_passes : iterable of str
-        Names of passes to leave out.
+        Names of passes that do not run.
     pass_config : mapping of pass name to options, optional
-        Options by pass.
+        The options of each pass, by the name of the option.
     dump_ir : path, optional
-        Folder into which the module is written after each pass.
+        Folder to which the module is written after each pass.
     records : path or sequence of paths, optional
-        Folders that ``tune`` wrote: kernels they know on this target are scheduled as recorded.
-        The report says of every kernel whether it was found. Records that ship with the package
-        are used where these know nothing.
+        Folders that ``tune`` wrote. A kernel that they know on this target is scheduled as
+        recorded, and the report says of every kernel whether it was found. Records that ship with
+        the package are used for kernels that these folders do not know.
     require_records : bool
         Whether a kernel without a record is an error.
     tf32 : bool
-        On a GPU: whether products of float32 go to the tensor cores with 10 bits of mantissa
-        instead of 23, as PyTorch's ``allow_tf32``. Sums are float32.
+        For a GPU: whether tensor cores multiply float32 values with 10 bits of mantissa instead
+        of 23, as ``allow_tf32`` of PyTorch does. The sums stay float32.
     precision : str
-        "model": products as the model has them. "float16": weights of matmuls of float32 are
-        rounded to 11 bits and stored so, in memory and in saved models, on CPUs; products and sums
-        stay those of float32. "bfloat16": matmuls and convolutions of float32 round both operands
-        to 8 bits and sum in float32, on CPUs that multiply it (amx-bf16, avx512bf16, bf16) and
-        where that takes less time. "auto": those of bfloat16 that keep the outputs within
-        ``max_error``; the report lists them (``CompileReport.precision``).
+        How products of float32 are computed.
+        "model": in float32, as the model has them.
+        "float16": on CPUs, the weights of float32 matmuls are rounded to 11 bits and stored as
+        float16, in memory and in saved models. Products and sums stay float32.
+        "bfloat16": float32 matmuls and convolutions round both operands to 8 bits and sum in
+        float32. This needs a CPU that multiplies bfloat16 (amx-bf16, avx512bf16, bf16), and is
+        done where it takes less time.
+        "auto": bfloat16 for as many products as keep the outputs within ``max_error``.
+        ``CompileReport.precision`` lists them.
     max_error : float, optional
-        With "auto": how much each output may differ from that of float32, relative to its largest
-        magnitude; 0.01 when left out. Bounds are of rounding errors that do not depend on each
-        other, with a margin for other inputs: expected of inputs like the samples, not proved.
+        With "auto": the largest difference of each output from its float32 value, relative to the
+        largest magnitude of that output. The default is 0.01. The bound assumes that rounding
+        errors are independent of each other, and has a margin for other inputs. It can be expected
+        of inputs that are like the samples, but it is not proved.
     samples : mapping of input name to array, several of them, or path of a file, optional
-        With "auto": what errors are measured on, a file as ``tvm-ext run --inputs`` takes it.
-        Random inputs when left out.
+        With "auto": the inputs on which errors are measured. A file has the form that
+        ``tvm-ext run --inputs`` takes. By default the inputs are random.
     pipeline : PassPipeline, or path of its TOML file, optional
-        Passes of your own choice, in your order and with your options, which are checked before
-        anything runs; stages that it leaves open are those of ``opt_level``.
+        The passes that you choose, with their order and options. They are checked before anything
+        runs. A stage that the pipeline does not name runs the passes of ``opt_level``.
     threads : int, optional
-        For a CPU: how many threads to plan for and to run with, in the place of one for each core
-        of the target. Fewer run where the process may use fewer cores: by its affinity, the CPU
-        quota of its container, ``TVM_NUM_THREADS`` or ``OMP_NUM_THREADS``.
+        For a CPU: the number of threads to plan for and to run with. The default is one for each
+        core of the target. Fewer threads run where the process may use fewer cores, because of its
+        affinity, the CPU quota of its container, ``TVM_NUM_THREADS`` or ``OMP_NUM_THREADS``.
     specialize : sequence of mappings, or "auto", optional
-        For a CPU: sizes for which the model has programs of their own beside that for any sizes,
-        as frozen models have: ``[{"N": 1}, {"x": [8, 3, 224, 224]}]`` names dimensions or inputs.
-        A run takes the first that fits its inputs. Weights of equal values are there once; the
-        compilation takes as much longer as there are sizes. With "auto", sizes that had 50 runs get
-        a program, which is built in another process meanwhile and saved with the model.
+        For a CPU: sizes of dynamic dimensions that get a program of their own, which is as fast as
+        that of a model with fixed sizes. ``[{"N": 1}, {"x": [8, 3, 224, 224]}]`` names dimensions
+        or inputs. A run takes the first program that fits its inputs, and else the program for any
+        size. Equal weights are stored once. Each of the sizes takes about one more compilation.
+        With "auto", sizes that had 50 runs get a program. It is built in another process while
+        runs go on, and is saved with the model.
     specialize_limit : int, optional
-        How many sizes may get a program with "auto".
+        With "auto": the largest number of sizes that get a program.
 
     Returns
     -------
@@ -166,8 +173,8 @@ def compile(
     Raises
     ------
     TvmExtError
-        A subclass says what is wrong: ModelError, UnsupportedOperatorError, InputError,
-        TargetError, ConfigError, PassError, BuildError, RecordsError or PrecisionError.
+        The model cannot be compiled. The subclass says why: ModelError, UnsupportedOperatorError,
+        InputError, TargetError, ConfigError, PassError, BuildError, RecordsError or PrecisionError.
     """
     if precision == AUTOMATIC_PRECISION:
         arguments = dict(locals())
@@ -177,7 +184,7 @@ def compile(
     if max_error is not None or samples is not None:
         raise InputError(
             f"max_error or samples were given with precision '{precision}'; expected "
-            f"'{AUTOMATIC_PRECISION}': leave them out, or ask for that"
+            f"'{AUTOMATIC_PRECISION}': leave them out, or use that precision"
         )
     begun = time.perf_counter() - tvm_ext.import_seconds.pop("compile", 0.0)
     machine = program_target(target)
@@ -222,14 +229,16 @@ def _check_specialize(
 ) -> None:
     if specialize and programs_of(machine).device != "cpu":
         raise InputError(
-            f"specialize: target '{machine.name}' is no CPU; expected a CPU: leave specialize out, "
+            f"specialize: target '{machine.name}' is not a CPU; expected a CPU: leave specialize "
+            f"out, "
             "or compile the model for each of the sizes"
         )
     if not isinstance(specialize, str):
         return
     if specialize != "auto":
         raise InputError(
-            f"specialize: {specialize!r} are no sizes; expected 'auto' or for example [{{'N': 8}}]"
+            f"specialize: {specialize!r} is not a list of sizes; expected 'auto', or for "
+            "example [{'N': 8}]"
         )
     if limit < 1:
         raise InputError(f"specialize_limit is {limit}; expected 1 or more")

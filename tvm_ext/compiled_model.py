@@ -69,17 +69,17 @@ _QUICK_SECONDS = 0.02
 
 
 class CompiledModel:
-    """What ``tvm_ext.compile`` and ``tvm_ext.load`` return.
+    """A model that can be run: ``tvm_ext.compile`` and ``tvm_ext.load`` return it.
 
     Attributes
     ----------
     inputs, outputs : tuple[TensorSpec, ...]
-        Names (as in the ONNX model), dtypes and shapes.
+        The name (as in the ONNX model), dtype and shape of each input and output.
     report : CompileReport
-        What the compiler did: passes, refusals, kernels, schedules, memory.
+        What the compiler did: passes, refusals, kernels, schedules and memory.
     specialized : tuple[CompiledModel, ...]
-        The same model for exact sizes (``compile(specialize=...)``), in parts of this program: a
-        run takes the first that fits its inputs.
+        The programs of this model for exact sizes (``compile(specialize=...)``). A run takes the
+        first of them that fits its inputs.
     """
 
     # Compiles the model again for other shapes of inputs; None for a program from a file.
@@ -152,45 +152,49 @@ class CompiledModel:
         Parameters
         ----------
         inputs : mapping of input name to array
-            One array for each of ``self.inputs``, of its dtype and shape. A model for a GPU takes
-            tensors of the device as well (PyTorch, CuPy, JAX, TVM: whatever has ``__dlpack__``) and
-            reads them in place; one for a CPU reads large NumPy arrays and tensors of the host
-            (whatever has ``__array__`` or ``__dlpack__``) in place.
+            One array for each of ``self.inputs``, with its dtype and shape. A model for a CPU reads
+            large NumPy arrays and host tensors (objects with ``__array__`` or ``__dlpack__``) in
+            place. A model for a GPU also takes tensors on the device (objects with ``__dlpack__``,
+            such as those of PyTorch, CuPy, JAX and TVM) and reads them in place.
         out : mapping of output name to array, optional
-            Arrays of the host that these outputs are written to, of their dtype and shape; the
-            others are returned in memory of their own. Programs for CPUs write to them directly,
-            except where they overlap with an input or have gaps, or where the output is an input
-            or of a size that the run decides: such are copied to.
+            Host arrays to which these outputs are written, with the dtype and shape of the output.
+            Outputs that are not named here are returned in new memory. A program for a CPU writes
+            to the arrays directly. It copies instead where an array overlaps with an input or has
+            gaps, where the output is also an input, or where the run decides the output's size.
         on_device : bool, optional
             For a GPU: whether the outputs stay on the device, as ``tvm.runtime.Tensor`` objects,
-            which ``torch.from_dlpack`` and its like take without a copy. By default they do when
-            an input was there. They are memory of their own: later runs do not change them. The
-            call then returns before the device is done, in order with what PyTorch and CuPy have
-            queued, and will queue, on their current streams; with tensors of other libraries it
-            waits for the device. Types below a byte stay as the program holds them, in a byte each.
+            which ``torch.from_dlpack`` and similar functions take without a copy. By default they
+            do if an input was on the device. Later runs do not change these tensors. With tensors
+            of PyTorch and CuPy, the call returns before the device is done, and the run keeps its
+            order with other work on their current streams. With tensors of other libraries, the
+            call waits for the device. Elements of types smaller than a byte take a byte each.
         threads : int, optional
-            For a CPU: how many threads run it this time; by default as many as it was compiled or
-            loaded for.
+            For a CPU: the number of threads of this run. The default is the number that the model
+            was compiled or loaded for.
 
         Returns
         -------
         dict[str, np.ndarray]
-            One array for each of ``self.outputs``, under its ONNX name; that of ``out`` if given.
-
-        Inputs may contradict a name that several dimensions share: the model is then compiled once
-        more, with a warning, and both programs are kept. A model from a file refuses them.
+            One array for each of ``self.outputs``, by its ONNX name. It is the array of ``out`` for
+            the outputs that are named there.
 
         Raises
         ------
         InputError
-            A name, dtype, rank or size does not fit, of an input or of ``out``.
+            The name, dtype, rank or size of an input, or of an array in ``out``, does not fit.
         TargetError
-            The model was compiled for a machine that this one is not, or ``threads`` is below 1 or
+            The model was compiled for another machine, ``threads`` is below 1, or ``threads`` was
             given for a GPU.
         RunError
-            The program failed while it ran, for example for want of memory.
+            The program failed while it ran, for example because memory ran out.
         ArtifactError
-            At the first run of a model for a GPU: there is no compiler to link the program.
+            There is no compiler to link a program for a GPU, which its first run needs.
+
+        Notes
+        -----
+        Several dimensions can share a name, and inputs can give them different sizes nevertheless.
+        The model is then compiled once more, with a warning, and both programs are kept. A model
+        that was loaded from a file refuses such inputs.
         """
         if threads is not None:
             with running_on(self._checked_threads(threads)):
@@ -208,7 +212,7 @@ class CompiledModel:
                 return apart.run(inputs, out=out, on_device=on_device)
 
     def chosen_for(self, inputs: Mapping[str, Any]) -> "CompiledModel":
-        """The first of ``specialized`` for the sizes of these inputs; the model itself for none."""
+        """Returns the first of ``specialized`` that fits these inputs, or else the model itself."""
         if not self.specialized or not isinstance(inputs, Mapping):
             return self
         shapes = tuple([getattr(inputs.get(name), "shape", None) for name in self._input_names])
@@ -225,9 +229,17 @@ class CompiledModel:
         return chosen
 
     def wait_for_specialized(self, timeout: float | None = None) -> bool:
-        """Waits for the programs that ``compile(specialize="auto")`` builds beside the runs.
+        """Waits for the programs that ``compile(specialize="auto")`` builds while the model runs.
 
-        Returns whether nothing is being built; after ``timeout`` seconds at the latest.
+        Parameters
+        ----------
+        timeout : float, optional
+            The longest time to wait, in seconds. Without it there is no limit.
+
+        Returns
+        -------
+        bool
+            Whether all programs are built; False if the time ran out.
         """
         return self.frequent_sizes is None or self.frequent_sizes.wait(timeout)
 
@@ -313,33 +325,34 @@ class CompiledModel:
     def io_binding(
         self, inputs: Mapping[str, np.ndarray], out: Mapping[str, Any] | None = None
     ) -> IOBinding:
-        """Binds arrays that many runs read and write, so that these check and copy nothing.
+        """Binds arrays that many runs read and write, so that these runs check and copy nothing.
 
         Parameters
         ----------
         inputs : mapping of input name to array
-            NumPy arrays of the inputs' dtypes and shapes, without gaps: each run reads what they
-            hold then.
+            NumPy arrays without gaps, with the dtypes and shapes of the inputs. Each run reads
+            what they hold at that time.
         out : mapping of output name to array, optional
-            As for ``run``; arrays are made for the outputs that are not in it.
+            Arrays for the results, as for ``run``. New arrays are made for outputs that are not
+            named here.
 
         Returns
         -------
         IOBinding
-            Its ``run()`` runs the model; ``out`` has the results.
+            Its ``run()`` runs the model, and its ``out`` holds the results.
 
         Raises
         ------
         InputError
-            An array does not fit, an input has gaps, or the size of an output without an array is
-            not known before a run.
+            An array does not fit, an input has gaps, or ``out`` lacks an output whose size is not
+            known before the run.
         TargetError
             The model is for a GPU, for another machine, or has steps on the host.
         """
         if self._gpu is not None or not self._has_program:
             raise TargetError(
-                "arrays can be bound to a program on a CPU, and this model is for a GPU or has "
-                "steps on the host; expected another model: use run"
+                "arrays cannot be bound to this model, which is for a GPU or has steps on the "
+                "host; expected a program for a CPU: use run"
             )
         if (chosen := self.chosen_for(inputs)) is not self:
             return chosen.io_binding(inputs, out)
@@ -357,18 +370,21 @@ class CompiledModel:
         return IOBinding(self, bound, given, written or (), self._made, in_parts)
 
     def runner(self, streams: int | None = None) -> Runner:
-        """Runs side by side: more a second than one after the other, each a little slower.
+        """Makes a runner that runs the model several times at once.
+
+        More runs complete in a second than one after the other, and each run takes a little longer.
 
         Parameters
         ----------
         streams : int, optional
-            How many at the same time; one for each thread of the model when left out. They share
-            the model's threads evenly.
+            The number of runs at the same time. The default is one for each thread of the model.
+            The runs share the model's threads evenly.
 
         Returns
         -------
         Runner
-            ``submit(inputs)`` gives a future of the outputs; close it, or use it in ``with``.
+            Its ``submit(inputs)`` returns a future of the outputs. Close the runner after use, or
+            use it in a ``with`` statement.
 
         Raises
         ------
@@ -384,10 +400,17 @@ class CompiledModel:
     def as_function(
         self, inputs: Sequence[str], outputs: Sequence[str]
     ) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """The model as a function from the values of ``inputs`` to those of ``outputs``, in order.
+        """Returns the model as a function that takes and returns sequences of arrays.
 
-        For a part of a larger program, whose runs should not take a dictionary and copies each:
-        what it returns may be a weight, or memory that the next call writes to.
+        It suits a model that is a part of a larger program, because a call builds no dictionary of
+        inputs and makes no copies. An array that it returns may be a weight, or memory that the
+        next call writes to.
+
+        Parameters
+        ----------
+        inputs, outputs : sequence of str
+            Names of all inputs and of the wanted outputs, in the order of the function's arguments
+            and results.
         """
 
         def by_name(values: Sequence[Any]) -> Sequence[Any]:
@@ -407,31 +430,31 @@ class CompiledModel:
     def profile(
         self, inputs: Mapping[str, Any], repeat: int = 10, *, measure_peaks: bool = False
     ) -> "Profile":
-        """Time per kernel and per ONNX node, measured, beside what the cost model expects.
+        """Measures the time of each kernel and ONNX node, and compares it with the cost model's.
 
         Parameters
         ----------
         inputs : mapping of input name to array
             As for ``run``.
         repeat : int
-            Runs after a warm-up, with a hook around each call of a kernel, and as many without it;
-            medians are reported. On a GPU the kernels of CUDA graphs are launched one by one for
-            this, and the host waits for each.
+            Number of runs after a warm-up. There are as many with a hook around each call of a
+            kernel as without it, and medians are reported. On a GPU, the hook launches the kernels
+            of CUDA graphs one by one, and the host waits for each.
         measure_peaks : bool
-            For a CPU: measures behind the runs, in some seconds, the operations and bytes a second
-            that rates are compared with. Else they are those of the target's description, which of
-            this machine are estimates.
+            For a CPU: whether the peak operations and bytes a second are measured after the runs,
+            which takes some seconds. Otherwise rates are compared with the peaks of the target's
+            description, which are estimates for the target "cpu".
 
         Returns
         -------
         Profile
-            With ``save_html`` and ``save_trace``. It says which versions of kernels ran, and which
-            program of a specialised model.
+            The times, which ``save_html`` and ``save_trace`` write to files. It also says which
+            versions of kernels ran, and which program of a specialised model.
 
         Raises
         ------
         InputError, TargetError, RunError
-            As for ``run``; TargetError also for ``measure_peaks`` of a GPU.
+            As for ``run``. TargetError is also raised for ``measure_peaks`` on a GPU.
         """
         if (chosen := self.chosen_for(inputs)) is not self:
             found = chosen.profile(inputs, repeat, measure_peaks=measure_peaks)
@@ -480,7 +503,14 @@ class CompiledModel:
             raise self._run_error(error, tensors) from error
 
     def save(self, path: str | Path) -> None:
-        """Writes the model to one file, atomically; see ``tvm_ext.artifact`` for the format.
+        """Writes the model to one file, which is replaced whole or not at all.
+
+        ``tvm_ext.artifact`` describes the format.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file to write, usually with the ending ``.tvmx``.
 
         Raises
         ------
@@ -509,27 +539,29 @@ class CompiledModel:
     ) -> list[Path]:
         """Writes a folder with which programs in C and C++ run the model, without Python.
 
-        It holds the library with program and weights, a header that says what inputs and outputs
-        are, sources that run it on TVM's runtime, an example and its CMake file.
+        The folder holds a library with the program and its weights, a header that describes the
+        inputs and outputs, sources that run the library with TVM's runtime, an example, and a CMake
+        file that builds the example.
 
         Parameters
         ----------
         folder : str or Path
-            A new folder, or an empty one.
+            The folder to write. It must be new or empty.
         name : str, optional
-            Of the library and the header; that of the model's file if None.
+            Name of the library and of the header. The default is the name of the model's file.
         threads : int, optional
-            How many run it at most where a program does not say; as it was compiled for if None.
+            The largest number of threads of a run, for programs that do not set one. The default
+            is the number that the model was compiled for.
 
         Returns
         -------
         list[Path]
-            The files, the library first.
+            The files that were written, the library first.
 
         Raises
         ------
         ArtifactError
-            The model is for a GPU, has host steps or calls Python; or it cannot be linked.
+            The model is for a GPU, has steps on the host, calls Python, or cannot be linked.
         TargetError
             ``threads`` is below 1.
         OutputPathError
@@ -687,8 +719,8 @@ class CompiledModel:
     def _checked_threads(self, threads: int) -> int:
         if self._target.kind == "cuda":
             raise TargetError(
-                f"threads were asked for, which count CPU cores, and the model was compiled for "
-                f"{self._target.name}; expected a model for a CPU: leave the threads out"
+                f"threads were given, and the model was compiled for {self._target.name}; "
+                f"expected them only for a model for a CPU: leave the threads out"
             )
         if threads < 1:
             raise TargetError(f"{threads} threads were asked for; expected 1 or more")

@@ -1,6 +1,6 @@
-"""Every error a user can cause. Anything else that escapes the package is a defect of ours.
+"""Every error that a user can cause. Any other error that leaves the package is a bug of tvm-ext.
 
-A message is one line: what was found, what was expected, what to do about it.
+A message is one line: what was found, what was expected, and what to do.
 """
 
 from tvm_ext.configs.atomic_file import OutputPathError
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 # What an error that is none of ours comes to.
-UNEXPECTED = "bug in tvm-ext: an error that nothing expects; expected a result or a refusal"
+UNEXPECTED = "bug in tvm-ext: an unexpected error; expected a result or a refusal"
 
 # What to do about a failure that is no fault of the model.
 REPORT_IT = "report it with the file that 'tvm-ext report-bug MODEL -o report.zip' writes"
@@ -64,7 +64,8 @@ class UnsupportedOperatorError(ModelError):
     operators : dict[str, list[str]]
         Operator name (``domain::Name`` outside the default domain) to the names of its nodes.
     reasons : dict[str, str]
-        By name of a node: why others of its operator can be compiled and this one cannot.
+        The name of a node to the reason why it cannot be compiled, for operators of which other
+        nodes can.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class UnsupportedOperatorError(ModelError):
 
 
 class InputError(TvmExtError):
-    """Inputs of a run do not fit the model: names, dtypes, ranks or sizes."""
+    """An argument does not fit, such as the name, dtype, rank or size of an input of a run."""
 
 
 class PassError(TvmExtError):
@@ -95,7 +96,7 @@ class PassError(TvmExtError):
 
 
 class RunError(TvmExtError):
-    """A compiled model failed while it ran, for example for want of memory."""
+    """A compiled model failed while it ran, for example because memory ran out."""
 
 
 class ReferenceUnavailableError(TvmExtError):

@@ -42,7 +42,7 @@ def checked_out(
     for name, value in out.items():
         if name not in known:
             hint = nearest_hint(str(name), known)
-            raise InputError(f"output {name!r} of out is not one of the model's; {hint}")
+            raise InputError(f"out names output {name!r}, which the model does not have; {hint}")
         found[name] = _checked_output(known[name], value, sizes)
     return found
 
@@ -151,8 +151,8 @@ def require_in_place(name: str, given: Any, array: np.ndarray) -> None:
     """Refuses an input that was copied for being read as ``array``; raises InputError."""
     if not isinstance(given, np.ndarray) or array.ctypes.data != given.ctypes.data:
         raise InputError(
-            f"input '{name}' cannot be read where it lies; expected a NumPy array without gaps: "
-            "pass np.ascontiguousarray of it and write to that"
+            f"input '{name}' cannot be read in place; expected a NumPy array without gaps: pass "
+            "np.ascontiguousarray of it, and write new values to that array"
         )
 
 

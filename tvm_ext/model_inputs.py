@@ -124,9 +124,7 @@ def check_inputs(
     known = {spec.name: spec for spec in specs}
     for name in inputs:
         if name not in known:
-            raise InputError(
-                f"input {name!r} is not one of the model's; {nearest_hint(str(name), known)}"
-            )
+            raise InputError(f"the model has no input {name!r}; {nearest_hint(str(name), known)}")
     sizes = {} if sizes is None else sizes
     check = check_one or check_host_array
     arrays = []
@@ -166,7 +164,7 @@ def require_fits(spec: TensorSpec, array: Any, sizes: dict[str, int]) -> None:
             if not allowed.has_end:
                 raise InputError(
                     f"{found}, expected a size of at least {allowed.low} on axis {axis} "
-                    f"({spec.describe()}), into which the model's windows fit: resize it"
+                    f"({spec.describe()}), so that the model's windows fit: resize it"
                 )
             raise InputError(
                 f"{found}, expected a size from {allowed.low} to {allowed.high} on axis {axis} "
@@ -177,8 +175,9 @@ def require_fits(spec: TensorSpec, array: Any, sizes: dict[str, int]) -> None:
         if size != expected and isinstance(wanted, str):
             raise ContradictingSizesError(
                 f"input '{spec.name}' is {describe(array)}, expected size {expected} on axis "
-                f"{axis} ({spec.describe()}), which is the size of '{wanted}' in an input before: "
-                "resize it, or compile with shapes of all inputs that name the two sizes apart"
+                f"{axis} ({spec.describe()}), which is the size of '{wanted}' in an earlier "
+                "input: resize it, or compile with input shapes that give the two sizes "
+                "different names"
             )
         if size != expected:
             raise InputError(
@@ -192,8 +191,8 @@ def check_host_array(spec: TensorSpec, value: Any, sizes: dict[str, int]) -> np.
     # Not asked of every array: NumPy's masked arrays are a module that it loads on first use.
     if hasattr(value, "mask") and np.ma.is_masked(value):
         raise InputError(
-            f"input '{spec.name}' is an array with masked elements, expected one of which all have "
-            "a value: fill them with .filled(VALUE)"
+            f"input '{spec.name}' has masked elements; expected an array without any: fill them "
+            "with .filled(VALUE)"
         )
     try:
         has_array = isinstance(value, np.ndarray) or hasattr(value, "__array__")

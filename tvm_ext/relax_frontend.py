@@ -122,7 +122,8 @@ def _shape(name: str, ty: tvm.ir.Type) -> list[tirx.Expr]:
     if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
         raise ModelError(
             f"'{name}' of the module's main is a {type(ty).__name__} without a shape; expected "
-            "tensors whose sizes are numbers or symbolic: match_cast it, or pass tensors one by one"
+            "tensors whose sizes are numbers or symbolic: give it a shape with match_cast, or "
+            "pass tensors one by one"
         )
     return list(ty.shape.values)
 

@@ -55,12 +55,12 @@ def run_error(
         symbolic_sizes = f" (the model leaves {listed(names)} dynamic)" if names else ""
         return RunError(
             f"sizes do not fit together{where} for the inputs {given}{symbolic_sizes}; expected "
-            "inputs whose sizes the model's operators can combine: give others, and see with ONNX "
-            "Runtime which it takes (tvm-ext check)"
+            "inputs whose sizes the model's operators can combine: give others, and check with "
+            "ONNX Runtime which it accepts (tvm-ext check)"
         )
     return RunError(
         f"the run failed{where} for the inputs {given}; expected sizes and values that the model's "
-        f"operators allow: see with ONNX Runtime which it takes (tvm-ext check), or {REPORT_IT}"
+        f"operators allow: check with ONNX Runtime which it accepts (tvm-ext check), or {REPORT_IT}"
     )
 
 

@@ -15,19 +15,25 @@ from tvm_ext.compiled_model import CompiledModel
 
 
 def load(path: str | Path, *, threads: int | None = None) -> CompiledModel:
-    """Loads a model that ``CompiledModel.save`` wrote, after checking all of the file.
+    """Loads a model that ``CompiledModel.save`` wrote. All of the file is checked first.
 
     Parameters
     ----------
     path : str or Path
-        The file.
+        The file of the saved model (.tvmx).
     threads : int, optional
-        How many threads run it on a CPU; as ``compile`` decided if None.
+        For a CPU: the number of threads that run the model. The default is the number that
+        ``compile`` decided on.
+
+    Returns
+    -------
+    CompiledModel
 
     Raises
     ------
     ArtifactError
-        The file is damaged, newer, of another version of TVM, or for another machine.
+        The file is damaged, was written by a newer release or with another version of TVM, or is
+        for another machine.
     TargetError
         ``threads`` is below 1, or the model is for a GPU.
     """

@@ -84,7 +84,7 @@ def parse_size(text: str) -> int | SymbolicSize:
             return sizes[0]
     raise InputError(
         f"'{text}' is not a size; expected a positive integer (224), a name (N), a range "
-        "(224:640) or a named range (N:1:8): write it so"
+        "(224:640) or a named range (N:1:8): use that form"
     )
 
 
@@ -94,22 +94,23 @@ STRING = "str"
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output.
+    """The name, type and shape of one input or output.
 
     Attributes
     ----------
     name : str
-        The ONNX name.
+        The name in the ONNX model.
     dtype : str
-        Element type as TVM and NumPy spell it, for example ``float32``, and ``str``. What is no
-        tensor has its whole type here, as ONNX Runtime spells it: ``seq(tensor(float))``.
+        The element type as TVM and NumPy spell it, for example ``float32``; ``str`` for strings. A
+        value that is not a tensor has its whole type here, as ONNX Runtime spells it, for example
+        ``seq(tensor(float))``.
     shape : tuple[int | str, ...]
-        One entry per dimension: a size, or the name of a symbolic dimension. Empty for a scalar
-        and for what is no tensor, ``("...",)`` for an output whose number of dimensions only the
-        run knows.
+        One entry per dimension: its size, or the name of a symbolic dimension. The shape is empty
+        for a scalar and for a value that is not a tensor. It is ``("...",)`` for an output whose
+        number of dimensions is only known in the run.
     ranges : tuple[SizeRange | None, ...]
-        One entry per dimension: the sizes that a symbolic dimension may have, None for any. Empty
-        where no dimension has a range.
+        One entry per dimension: the sizes that a symbolic dimension may have, or None for any
+        size. The tuple is empty if no dimension has a range.
     """
 
     name: str
@@ -119,7 +120,7 @@ class TensorSpec:
 
     @property
     def is_tensor(self) -> bool:
-        """Whether this is a tensor, of numbers or strings: no sequence, map or optional."""
+        """Whether this is a tensor of numbers or strings, and not a sequence, map or optional."""
         return "(" not in self.dtype
 
     def describe(self) -> str:
@@ -134,7 +135,7 @@ class TensorSpec:
         return f"{self.name}: {self.dtype}[{', '.join(sizes)}]"
 
     def of_shape(self, shape: Sequence[int] | None) -> "TensorSpec":
-        """The same with the sizes of one run; as it is for what is no tensor and has none."""
+        """Returns a copy with the sizes of one run. A value that is not a tensor stays as it is."""
         if not self.is_tensor or shape is None:
             return self
         return replace(self, shape=tuple(int(size) for size in shape), ranges=())

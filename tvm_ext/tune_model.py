@@ -91,46 +91,46 @@ def tune(
     pipeline: PipelineSource | None = None,
     listener: ProgressListener | None = None,
 ) -> SessionProgress:
-    """Tunes the kernels of an ONNX model; ``compile(..., records=work_dir)`` uses what it finds.
+    """Tunes the kernels of an ONNX model. ``compile(..., records=work_dir)`` uses the records.
 
-    A session that was interrupted, in whatever way, goes on when it is called again with the same
-    arguments: what was tried is not tried again.
+    A session that was interrupted continues when ``tune`` is called again with the same arguments.
+    It does not repeat trials that were made already.
 
     Parameters
     ----------
     model, target, input_shapes, opt_level, disabled_passes, pass_config, pipeline
-        As for ``compile``, which has to be given the same ones for the records to fit.
+        As for ``compile``. The records fit only compilations with the same values.
     work_dir : path
-        Folder of the records; made if needed.
+        Folder for the records. It is made if needed.
     trials : int, optional
-        Trials of all kernels together, those of earlier sessions included; without it the effort
-        says how many each kernel may take.
+        Number of trials of all kernels together, including those of earlier sessions. By default
+        the effort decides how many each kernel may take.
     time_budget : float, optional
-        Seconds that the session may take.
+        The longest time of the session, in seconds.
     effort : str
-        "quick", "standard" or "thorough": see ``configs/efforts``.
+        How thorough the search is: "quick", "standard" or "thorough" (see ``configs/efforts``).
     only, skip : iterable of str
-        Patterns (``*`` and ``?``) of kernel names, hashes or names of the model's nodes: kernels
-        to tune, and to leave out.
+        Patterns with ``*`` and ``?`` for names of kernels, hashes of kernels, or names of nodes.
+        Kernels that match ``only`` are tuned, except those that match ``skip``.
     seed : int
-        Of all random draws.
+        Seed of all random choices.
     cost_model_name : str, optional
-        What ranks candidates: "xgboost", "predictor", "analytic" or "random"; by default the
-        effort's own for CPUs, and "analytic" for others.
+        The cost model that ranks candidates: "xgboost", "predictor", "analytic" or "random". By
+        default the effort decides for CPUs, and "analytic" is used for other machines.
     rpc : sequence of RunDeviceAddress
-        Servers to measure on, one address for each; this machine without any.
+        Addresses of the servers to measure on. Without any, this machine is measured.
     limits : Limits, optional
-        Time and memory of one candidate.
+        The time and memory that one candidate may take.
     l2 : str
-        Of a GPU: "cold" empties its L2 cache before each call that is timed, "warm" leaves in it
-        what the call before has left.
+        For a GPU: "cold" empties the L2 cache before each timed call, and "warm" leaves in it the
+        data of the call before.
     sizes : mapping of dimension name to sizes, optional
-        Of dynamic dimensions: the sizes for which kernels are tuned, ``{"N": [1, 8, 64]}``; of
-        several dimensions each size with each. A schedule is as good as the geometric mean of its
-        times says. One usual size of each dimension that is left out: a batch of one, 224 others,
-        or what its range has.
+        The sizes of dynamic dimensions to tune kernels for, for example ``{"N": [1, 8, 64]}``. All
+        combinations of the sizes of several dimensions are measured, and schedules are compared by
+        the geometric mean of their times. A dimension that is not named has one usual size: 1 for
+        a batch, 224 for others, or a size within its range.
     listener : ProgressListener, optional
-        Shows the progress.
+        An object that shows the progress.
 
     Returns
     -------
@@ -139,7 +139,9 @@ def tune(
     Raises
     ------
     TvmExtError
-        As ``compile``; TuningError or RecordsError when the session cannot start.
+        As for ``compile``.
+    TuningError, RecordsError
+        The session cannot start.
     """
     machine = resolve_target(target)
     _check_numbers(trials, time_budget, l2)
@@ -217,13 +219,13 @@ def _combined(lowered: LoweredModel, given: Mapping[str, Sequence[int]]) -> list
     for name, sizes in given.items():
         if name not in usual:
             hint = nearest_hint(name, usual) if usual else "the model has none: leave it out"
-            raise InputError(f"sizes: '{name}' is no dynamic dimension; {hint}")
+            raise InputError(f"sizes: '{name}' is not a dynamic dimension; {hint}")
         allowed = imported.ranges.get(name) or SizeRange(1)
         wrong = [size for size in sizes if size not in allowed]
         if wrong or not sizes:
             raise InputError(
                 f"sizes: {wrong[0] if wrong else 'none'} for dimension '{name}'; expected "
-                f"{allowed}: give sizes in it"
+                f"{allowed}: give allowed sizes"
             )
     options = [given.get(name, [size]) for name, size in usual.items()]
     found = [dict(zip(usual, one, strict=True)) for one in itertools.product(*options)]

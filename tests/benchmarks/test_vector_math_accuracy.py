@@ -1,4 +1,4 @@
-"""docs/reference/vector-math.md holds: errors on a smaller sample, instructions, and no call of a library."""
+"""docs/reference/vector-math.md holds: errors of a smaller sample, instructions, no library."""
 
 from pathlib import Path
 

@@ -143,7 +143,7 @@ def test_a_template_is_asked_where_it_was_put(where, place) -> None:
         ("cup", {}, "no backend 'cup'; nearest known: 'cpu'"),
         ("cuda", {}, "schedules for a CpuDescription"),
         ("cpu", {"before": "elementwide"}, "nearest known: 'elementwise'"),
-        ("cpu", {"before": "scan", "after": "scan"}, "expected one: drop the other"),
+        ("cpu", {"before": "scan", "after": "scan"}, "expected one: leave the other out"),
     ],
 )
 def test_templates_that_cannot_be_added(backend, where, message) -> None:

@@ -38,5 +38,5 @@ def test_read_only_and_hashable(preset):
 
 @pytest.mark.parametrize("preset", ["avx2", "wse2"])
 def test_tf32_is_for_tensor_cores(preset):
-    with pytest.raises(TargetError, match=f"target '{preset}' is no GPU; expected one"):
+    with pytest.raises(TargetError, match=f"target '{preset}' is not a GPU; expected a GPU"):
         resolve_target(preset).with_tf32()

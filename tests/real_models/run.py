@@ -1,4 +1,4 @@
-"""Exports models, compiles them, compares them with ONNX Runtime, and writes docs/reference/models.md.
+"""Exports models, compiles them, compares them with ONNX Runtime, writes docs/reference/models.md.
 
 python tests/real_models/run.py CACHE                        what was not tried yet, then the page
 python tests/real_models/run.py CACHE --only 'swin.*dynamic' cases or families that match

@@ -86,7 +86,7 @@ def compiled():
     ("inputs", "words"),
     [
         ({}, "'x' is missing"),
-        ({"x": np.ones((2, 3), np.float32), "z": 1}, "'z' is not one of the model's"),
+        ({"x": np.ones((2, 3), np.float32), "z": 1}, "the model has no input 'z'"),
         ({"x": np.ones((2, 3))}, ".astype('float32')"),
         ({"x": np.ones((2, 3, 1), np.float32)}, "expected rank 2"),
         ({"x": np.ones((2, 4), np.float32)}, "expected size 3 on axis 1"),

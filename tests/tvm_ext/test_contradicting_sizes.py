@@ -37,7 +37,7 @@ def feeds(table: tuple[int, int]) -> dict[str, np.ndarray]:
 def test_a_run_that_contradicts_a_name_takes_it_for_two_with_one_warning() -> None:
     proto = picture_and_table()
     compiled = tvm_ext.compile(proto, HOST, opt_level="O0")
-    with pytest.warns(ContradictingSizesWarning, match="size of 'height' in an input before"):
+    with pytest.warns(ContradictingSizesWarning, match="size of 'height' in an earlier input"):
         compiled.run(feeds((4, 7)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -107,7 +107,7 @@ def read_only(shape: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("out", "words"),
     [
-        ({"why": np.zeros(3)}, "output 'why' of out is not one of the model's"),
+        ({"why": np.zeros(3)}, "out names output 'why', which the model does not have"),
         ({"y": np.zeros((4, 7), "float32")}, "out['y'] is float32[4, 7], expected .* n = 5"),
         ({"y": np.zeros((5, 7))}, "out['y'] is float64[5, 7]"),
         ({"y": read_only((5, 7))}, "out['y'] is read-only"),
@@ -142,7 +142,7 @@ def test_arrays_are_made_where_none_are_bound(compiled, x) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda x: {"inputs": {"x": x[:, ::-1]}}, "cannot be read where it lies"),
+        (lambda x: {"inputs": {"x": x[:, ::-1]}}, "cannot be read in place"),
         (lambda x: {"inputs": {"x": x.tolist()}}, "input 'x' is float64"),
         (lambda x: {"inputs": {"x": x}}, "'places', .* has a size that only a run decides"),
     ],
@@ -162,7 +162,7 @@ def test_saved_models_write_to_arrays_too(compiled, x, tmp_path) -> None:
 
 @pytest.mark.parametrize("given", [{0: np.zeros((5, 7), "float32")}, {"x": 1, 3: 2}])
 def test_keys_that_are_no_names(compiled, given) -> None:
-    with pytest.raises(InputError, match="is not one of the model's"):
+    with pytest.raises(InputError, match="which the model does not have"):
         compiled.run(given)
 
 

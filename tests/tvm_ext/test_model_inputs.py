@@ -67,7 +67,7 @@ def test_an_empty_array_has_the_shape_it_has(shape):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"idz": np.zeros(1)}, "input 'idz' is not one of the model's; nearest known: 'ids'"),
+        ({"idz": np.zeros(1)}, "the model has no input 'idz'; nearest known: 'ids'"),
         ({"ids": np.zeros((2, 3), "int32")}, "'ids' is int32[2, 3], expected ids: int64['N', 'T']"),
         ({"ids": np.zeros((2, 3), ">i8")}, "convert it with .astype('int64')"),
         ({"ids": np.zeros(6, "int64")}, "(rank 1), expected rank 2"),

@@ -176,7 +176,7 @@ def test_other_sizes_are_other_trials(tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"M": [1]}, "'M' is no dynamic dimension"),
+        ({"M": [1]}, "'M' is not a dynamic dimension"),
         ({"N": [0]}, "0 for dimension 'N'"),
         ({"N": []}, "none for dimension 'N'"),
         ({"N": list(range(1, 10))}, "9 combinations; expected 8 at most"),

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tvm
@@ -250,7 +251,7 @@ class ChannelsLast:
 
         alike = itertools.groupby(range(self.decision.columns), taps_of)
         found = [
-            self._unrolled(list(group), lambda c, taps=taps: self._column(sums, addresses, c, taps))
+            self._unrolled(list(group), partial(self._column, sums, addresses, taps=taps))
             for taps, group in alike
             if taps
         ]

@@ -242,8 +242,8 @@ class PerformancePredictor:
             stored = _File.model_validate_json(Path(path).read_bytes())
         except (OSError, ValidationError) as error:
             raise RecordsError(
-                f"{path} is no file of the performance predictor ({_first_line(error)}); expected "
-                "one that it saved: remove it"
+                f"{path} is not a file of the performance predictor ({_first_line(error)}); "
+                "expected one that it saved: remove it"
             ) from error
         if stored.features != list(FEATURE_NAMES):
             raise RecordsError(

@@ -81,8 +81,8 @@ def checked_gpu(machine: CudaDescription, servers: Sequence[RunDeviceAddress]) -
         found = _asked(address)
     except WorkerFailure as error:
         raise TuningError(
-            f"the CUDA device {where} cannot be asked what it is ({last_line(error)}); expected "
-            "one that works: see whether nvidia-smi shows it"
+            f"the CUDA device {where} cannot be queried ({last_line(error)}); expected a device "
+            "that works: check that nvidia-smi lists it"
         ) from error
     if not found.exists:
         raise TuningError(_no_device(machine, where, bool(servers), found.problem))

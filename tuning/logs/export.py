@@ -49,7 +49,7 @@ def export_records(records: Records, output: Path, is_folder: bool = False) -> i
         return len(chosen)
     else:
         raise RecordsError(
-            f"cannot export to {str(output)!r}: its ending says no form; expected .csv, .json, "
+            f"cannot export to {str(output)!r}: its ending names no format; expected .csv, .json, "
             ".jsonl, or a folder (with '/' at its end): choose one of them"
         )
     return len(records.trials)

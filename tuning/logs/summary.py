@@ -251,7 +251,7 @@ def chosen_summaries(
         asked += [f"kernel '{kernel}'"] * (kernel is not None)
         targets = dict.fromkeys(target_text(one.target) for one in found)
         raise RecordsError(
-            f"nothing in {str(records.folder)!r} is of {' and '.join(asked)}; expected one of "
+            f"{str(records.folder)!r} has no records of {' and '.join(asked)}; expected one of "
             f"{len(found)} kernels on {'; '.join(targets)}: leave the option out to see them"
         )
     return chosen

@@ -8,6 +8,7 @@ from typing import IO, Annotated, Final, Literal
 import tvm_ffi
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from tvm_ext import __version__
 from tvm_ext.hardware.cpu.features import architecture_of
 from tvm_ext.tensor_spec import TensorSpec
 
@@ -56,7 +57,7 @@ class VersionsRecord(_Record):
     def installed(cls) -> "VersionsRecord":
         """The versions of this process."""
         return cls(
-            tvm_ext=package_version("tvm-ext"),
+            tvm_ext=__version__,
             tvm=package_version("apache-tvm"),
             tvm_ffi=tvm_ffi.__version__,
             python=platform.python_version(),

@@ -172,11 +172,14 @@ def _samples(samples: SamplesSource, compiled: CompiledModel) -> list[dict[str, 
     found = [samples] if isinstance(samples, Mapping) else samples
     if not isinstance(found, list | tuple) or not all(isinstance(one, Mapping) for one in found):
         raise InputError(
-            f"samples are {type(samples).__name__}; expected inputs by name, a list of such, or "
-            "the path of a file: change them"
+            f"samples is a {type(samples).__name__}; expected a mapping of input name to array, a "
+            "list of mappings, or the path of a file: pass one of these"
         )
     if not found:
-        raise InputError("samples are empty; expected inputs by name: leave samples out")
+        raise InputError(
+            "samples is empty; expected an array for each input name: add them, or "
+            "leave samples out"
+        )
     known = {spec.name for spec in compiled.inputs}
     for name in {name for one in found for name in one} - known:
         raise InputError(f"samples: the model has no input '{name}'; {nearest_hint(name, known)}")

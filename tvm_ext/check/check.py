@@ -53,30 +53,39 @@ def check_model(
     source, target, input_shapes, opt_level, disabled_passes, pass_config, pipeline, precision,
     max_error, samples
         As for ``tvm_ext.compile``.
-    inputs : mapping of input name to array, or path of a file of them, optional
-        Random ones with ``seed`` when left out; see ``random_inputs`` for what they cannot guess.
+    inputs : mapping of input name to array, or path of a file of arrays, optional
+        The inputs of both runs. By default they are random; ``random_inputs`` says which values
+        cannot be made up.
+    seed : int
+        Seed of the random inputs.
     sizes : mapping of symbolic dimension to size, optional
-        For random inputs.
+        Sizes of the random inputs.
     rtol : float, optional
-        Largest difference of a floating-point output, relative to its largest magnitude; by
-        default ``max_error`` where products were chosen for it, else what
-        ``tolerance.TOLERANCES`` says for the precision that it was computed in, and
-        of a model that quantises in the run at least twice what ONNX Runtime differs from itself.
+        The largest accepted difference of a floating-point output, relative to its largest
+        magnitude. The default is ``max_error`` for precision "auto", and otherwise the value in
+        ``tolerance.TOLERANCES`` for the precision of the output. A model that quantises values in
+        the run is allowed at least twice the difference of ONNX Runtime from itself.
     bisect : bool
-        When an output differs, look for the pass, the kernel and the node where it begins. That
-        takes ten to twenty more compilations.
+        Whether to look for the pass, the kernel and the node at fault if an output differs. The
+        search takes ten to twenty more compilations.
     all_values : bool
-        Whether intermediate values are compared too, which takes one more compilation.
+        Whether intermediate values are compared too. This takes one more compilation.
+
+    Returns
+    -------
+    CheckResult
 
     Raises
     ------
     TvmExtError
-        The model cannot be compiled or run, or (ReferenceUnavailableError) ONNX Runtime cannot.
+        The model cannot be compiled or run.
+    ReferenceUnavailableError
+        ONNX Runtime is missing or cannot run the model.
     """
     if bisect and precision == AUTOMATIC_PRECISION:
         raise InputError(
-            "bisect was asked for and precision 'auto'; expected a stated precision, whose passes "
-            "can be left out one by one: ask for 'bfloat16'"
+            "bisect was asked for with precision 'auto'; expected one precision for all products: "
+            "use 'bfloat16'"
         )
     request = CheckRequest.of(
         source,

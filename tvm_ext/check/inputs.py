@@ -39,7 +39,9 @@ def read_values(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Any]:
             f"{path} cannot be read ({error}); expected JSON: write an object of lists by name"
         ) from error
     if not isinstance(found, dict):
-        raise InputError(f"{path} holds no object; expected values by the names of the inputs")
+        raise InputError(
+            f"{path} does not hold a JSON object; expected one with a value for each input name"
+        )
     known = {spec.name: spec for spec in specs}
     return {name: _read(known.get(name), value, path) for name, value in found.items()}
 
@@ -119,8 +121,8 @@ def write_values(path: Path, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if not isinstance(value, np.ndarray):
             raise InputError(
-                f"output '{name}' is a {type(value).__name__}, which {path} has no place for; "
-                "expected arrays: save to a .json file"
+                f"output '{name}' is a {type(value).__name__}, which {path} cannot hold; expected "
+                "arrays: save to a .json file"
             )
     write_npz(path, values)
 
@@ -302,7 +304,7 @@ def _draw(spec: TensorSpec, shape: tuple[int, ...], generator: np.random.Generat
     draw = _DRAWS.get(dtype.kind)
     if draw is None:
         raise InputError(
-            f"no random values for {spec.describe()}; expected numbers or booleans: "
+            f"random values cannot be made for {spec.describe()}; expected numbers or booleans: "
             "give this input in a file"
         )
     drawn = draw(generator, shape, dtype)

@@ -161,27 +161,32 @@ def reduce_model(
     time_limit: float = TIME_LIMIT,
     **options: Any,
 ) -> Reduction:
-    """Checks a model, and writes the smallest part of it that fails in the same way.
+    """Checks a model. If it fails, writes the smallest part of it that fails in the same way.
 
-    Nodes are left out in ever smaller groups (delta debugging) for as long as what is left fails
-    alike; values that they computed become inputs, with what ONNX Runtime computed there. Where an
-    If, a Loop or a Scan is all that is left, its body is reduced in turn. Every model is compiled
-    and run in a copy of this process, made by fork: it knows the passes that are registered here,
-    and may crash or hang.
+    Nodes are left out in ever smaller groups (delta debugging), as long as the rest fails in the
+    same way. The values that those nodes computed become inputs, with the values of ONNX Runtime.
+    If only an If, a Loop or a Scan is left, its body is reduced next. Every model is compiled and
+    run in a forked copy of this process. The copy has the passes that are registered here, and it
+    may crash or hang without harm to this process.
 
     Parameters
     ----------
     source, target, inputs, seed, sizes, options
         As for ``check_model``.
     path : str or Path
-        The file of the reduced model; that of its inputs, ``.npz`` or ``.json``, is called alike.
+        The file of the reduced model. Its inputs are written beside it, under the same name with
+        the ending ``.npz`` or ``.json``.
     time_limit : float
-        Seconds after which a model counts as hanging.
+        Time in seconds after which a model counts as hanging.
+
+    Returns
+    -------
+    Reduction
 
     Raises
     ------
     OutputPathError
-        A file cannot be written.
+        One of the files cannot be written.
     TvmExtError
         The model, the inputs or the options cannot be read, ONNX Runtime cannot run the model, or
         the failure does not come back in a copy of the model.
@@ -211,8 +216,8 @@ def reduce_model(
     if left is None:
         raise TvmExtError(
             f"{sized.name} fails ({failure.kind}), and a copy of its graph with the same inputs "
-            "does not, or not alike; expected the same failure: look into it with --bisect or "
-            "--all-values"
+            "does not fail in the same way; expected the same failure: look for the cause with "
+            "--bisect or --all-values"
         )
     # The inputs first: a model that is there can be checked.
     beside = write_inputs(path, left.inputs)

@@ -271,27 +271,27 @@ def describe(difference: OutputDifference) -> str:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A compiled model beside ONNX Runtime.
+    """The comparison of a compiled model with ONNX Runtime.
 
     Attributes
     ----------
     model, target, opt_level : str
-        What was checked.
+        The name of the model, the target and the optimisation level of the check.
     outputs : tuple[OutputDifference, ...]
-        One a model output, in their order.
+        The difference of each output of the model, in their order.
     bisection : Bisection or None
-        Where the difference comes from, when that was asked for and there is one.
+        Where the difference comes from, if there is one and ``bisect`` was asked for.
     is_vacuous : bool
-        Whether the program computes nothing: its outputs are inputs, or were constants when it was
-        compiled.
+        Whether the program computes nothing, because each output is an input or a constant.
     values : ValueComparison or None
-        The intermediate values, when that was asked for.
+        The comparison of intermediate values, if ``all_values`` was asked for.
     reference_spread : float
-        How far ONNX Runtime's floating-point outputs are from its own without optimisations and for
-        inputs that are moved a little, where the model quantises in the run and that decides what
-        is accepted.
+        For a model that quantises values in the run: how far the floating-point outputs of ONNX
+        Runtime move when its optimisations are off and the inputs change a little, relative to the
+        largest magnitude. It is 0 where it does not decide which difference is accepted.
     stored_weights : str
-        The type that weights of matmuls were rounded to, where that decides what is accepted.
+        The type that weights of matmuls were rounded to. It is empty where the type does not decide
+        which difference is accepted.
     """
 
     model: str

@@ -31,31 +31,44 @@ def bench_command(
     size: options.Sizes = None,
     duration: Annotated[
         float,
-        typer.Option("--duration", metavar="SECONDS", help="Time to measure each program for."),
+        typer.Option("--duration", metavar="SECONDS", help="How long to measure each program."),
     ] = 3.0,
     count: Annotated[
-        int | None, typer.Option("--count", min=1, help="Runs to measure in the place of a time.")
+        int | None,
+        typer.Option("--count", min=1, help="Number of runs to measure, instead of a duration."),
     ] = None,
     warmup: Annotated[
         float,
-        typer.Option("--warmup", metavar="SECONDS", min=0, help="Time of runs that do not count."),
+        typer.Option(
+            "--warmup",
+            metavar="SECONDS",
+            min=0,
+            help="How long to run before the measurement begins.",
+        ),
     ] = 0.5,
     streams: Annotated[
         int,
-        typer.Option("--streams", min=1, help="Runs side by side, which share the threads evenly."),
+        typer.Option(
+            "--streams",
+            min=1,
+            help="Number of runs at the same time. They share the threads evenly.",
+        ),
     ] = 1,
     against: Annotated[
         str,
         typer.Option(
             "--against",
             metavar="LIST",
-            help="Other programs to measure in turns, on the ONNX model: onnxruntime, openvino.",
+            help="Other programs that run the ONNX model, measured in turns with this one: "
+            "onnxruntime, openvino.",
         ),
     ] = "",
     reference: Annotated[
         Path | None,
         typer.Option(
-            "--onnx", metavar="MODEL", help="The ONNX model, for --against of a compiled one."
+            "--onnx",
+            metavar="MODEL",
+            help="The ONNX model that --against runs when MODEL is a compiled model.",
         ),
     ] = None,
     target: options.Target = None,

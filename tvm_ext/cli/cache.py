@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from tvm_ext.compiler.program_cache import CacheEntry, ProgramCache
 
-app = options.command_group("Look into the cache of compiled models, check it, and empty it.")
+app = options.command_group("Show, check or clear the cache of compiled models.")
 
 _OFF = "The cache is turned off (TVM_EXT_CACHE)."
 
 
 @app.command("show", epilog="Example: tvm-ext cache show --json")
 def show_command(json_output: options.Json = False) -> None:
-    """List the models in the cache, the one that was used last first."""
+    """List the models in the cache, the most recently used one first."""
     from tvm_ext.cli import output as out
 
     cache = _cache()
@@ -44,7 +44,7 @@ def show_command(json_output: options.Json = False) -> None:
 
 @app.command("clear", epilog="Example: tvm-ext cache clear")
 def clear_command(json_output: options.Json = False) -> None:
-    """Delete all programs and kernels in the cache; models are compiled anew then."""
+    """Delete all programs and kernels in the cache. Models are then compiled again."""
     from tvm_ext.cli import output as out
 
     cache = _cache()
@@ -57,7 +57,7 @@ def clear_command(json_output: options.Json = False) -> None:
 
 @app.command("verify", epilog="Example: tvm-ext cache verify")
 def verify_command(json_output: options.Json = False) -> None:
-    """Read every entry whole and delete what is damaged; exit code 1 where something was."""
+    """Read every entry and delete the damaged ones. The exit code is 1 if any was damaged."""
     from tvm_ext.cli import output as out
 
     cache = _cache()

@@ -26,7 +26,9 @@ def check_command(
     against: Annotated[
         Path | None,
         typer.Option(
-            "--against", metavar="MODEL.onnx", help="The ONNX model of a compiled model (.tvmx)."
+            "--against",
+            metavar="MODEL.onnx",
+            help="The ONNX model that the compiled model (.tvmx) was made from.",
         ),
     ] = None,
     inputs: options.InputFile = None,
@@ -38,23 +40,27 @@ def check_command(
             "--rtol",
             min=0.0,
             show_default="by dtype",
-            help="Largest difference, relative to the output's largest magnitude.",
+            help="Largest difference that is accepted, relative to the largest magnitude of "
+            "the output.",
         ),
     ] = None,
     bisect: Annotated[
-        bool, typer.Option("--bisect", help="If it differs, name the first node that does.")
+        bool,
+        typer.Option(
+            "--bisect", help="If outputs differ, name the first node whose values differ."
+        ),
     ] = False,
     all_values: Annotated[
         bool,
-        typer.Option("--all-values", help="Compare every intermediate value too, node by node."),
+        typer.Option("--all-values", help="Also compare every intermediate value, node by node."),
     ] = False,
     reduce: Annotated[
         Path | None,
         typer.Option(
             "--reduce",
             metavar="OUT.onnx",
-            help="If it differs, crashes or is refused, write its fewest nodes that still do, and "
-            "their inputs beside them.",
+            help="If the model differs, crashes or is refused, write the smallest part of it "
+            "that still fails in the same way, and the inputs of that part beside it.",
         ),
     ] = None,
     time_limit: Annotated[
@@ -64,7 +70,7 @@ def check_command(
             metavar="SECONDS",
             min=1.0,
             show_default="600",
-            help="With --reduce: what takes longer to compile and run counts as hanging.",
+            help="With --reduce: a model that takes longer to compile and run counts as hanging.",
         ),
     ] = None,
     target: options.Target = None,
@@ -79,7 +85,7 @@ def check_command(
     samples: options.Samples = None,
     json_output: options.Json = False,
 ) -> None:
-    """Compare a model's outputs with ONNX Runtime's; exit code 1 when they differ."""
+    """Compare a model's outputs with ONNX Runtime's. The exit code is 1 when they differ."""
     source = InputSource.parsed(inputs, seed=seed, size=size)
     chosen = CompileOptions.parsed(
         target,
@@ -120,11 +126,14 @@ def _require_fitting(
     """Refuses options that need another one, or none beside them."""
     if against is not None:
         raise InputError(
-            f"--against comes with {model}, which is not a compiled model; expected it with a "
-            ".tvmx file: leave it out"
+            f"--against was given for {model}, which is not a compiled model; expected it only "
+            "for a .tvmx file: leave it out"
         )
     if time_limit is not None and "--reduce" not in asked:
-        raise InputError("--time-limit was given without --reduce; expected both: leave it out")
+        raise InputError(
+            "--time-limit was given without --reduce; expected it only with "
+            "--reduce: add --reduce, or leave it out"
+        )
     if "--reduce" in asked and len(asked) > 1:
         raise InputError(
             f"{asked[0]} was given with --reduce; expected one of them: check the reduced model "

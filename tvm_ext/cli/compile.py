@@ -19,7 +19,9 @@ def compile_command(
     model: options.Model,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE.tvmx", help="Save the compiled model."),
+        typer.Option(
+            "--output", "-o", metavar="FILE.tvmx", help="Save the compiled model to this file."
+        ),
     ] = None,
     target: options.Target = None,
     input_shape: options.InputShapes = None,
@@ -38,17 +40,19 @@ def compile_command(
     dump_ir: Annotated[
         Path | None,
         typer.Option(
-            "--dump-ir", metavar="FOLDER", help="Write the module after each pass into a folder."
+            "--dump-ir", metavar="FOLDER", help="Write the module after each pass to this folder."
         ),
     ] = None,
     report: options.Report = None,
     json_output: options.Json = False,
     verbose: options.Verbose = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no report.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the report.")] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Only list the operators: supported, by expansion or unsupported."
+            "--dry-run",
+            help="Do not compile. List the operators and say whether each is supported, "
+            "supported by expansion or unsupported.",
         ),
     ] = False,
 ) -> None:

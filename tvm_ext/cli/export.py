@@ -17,14 +17,16 @@ def export_command(
     model: options.ModelOrCompiled,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FOLDER", help="A new folder, or an empty one."),
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="The folder to write. It must be new or empty."
+        ),
     ],
     name: Annotated[
         str | None,
         typer.Option(
             "--name",
             show_default="the model's file name",
-            help="Name of the library, the header and its constants.",
+            help="Name of the library, of its header and of the constants in the header.",
         ),
     ] = None,
     target: options.Target = None,
@@ -41,7 +43,7 @@ def export_command(
     require_records: options.RequireRecords = False,
     json_output: options.Json = False,
 ) -> None:
-    """Write a folder that runs a model in C and C++ without Python: library, header, example."""
+    """Write a library, a header and an example that run a model in C and C++ without Python."""
     chosen = CompileOptions.parsed(
         target,
         input_shape,

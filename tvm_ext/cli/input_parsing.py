@@ -38,11 +38,12 @@ def parse_input_shapes(texts: Iterable[str]) -> dict[str, tuple[int | str, ...]]
         if not equals or not name:
             raise InputError(
                 f"--input-shape {text!r} names no input; expected NAME=SIZES such as "
-                "x=1,3,224,224: write it so"
+                "x=1,3,224,224: use that form"
             )
         if name in shapes:
             raise InputError(
-                f"--input-shape was given twice for input '{name}'; expected one: drop the other"
+                f"--input-shape was given twice for input '{name}'; expected one: leave the other "
+                f"out"
             )
         shapes[name] = _parse_sizes(text, sizes)
     return shapes
@@ -68,11 +69,12 @@ def parse_dimension_sizes(texts: Iterable[str], option: str = "--size") -> dict[
         if not (equals and name and size.isascii() and size.isdecimal() and int(size) > 0):
             raise InputError(
                 f"{option} {text!r} is not DIM=N with a positive integer; expected for example "
-                "N=4: write it so"
+                "N=4: use that form"
             )
         if name in sizes:
             raise InputError(
-                f"{option} was given twice for dimension '{name}'; expected one: drop the other"
+                f"{option} was given twice for dimension '{name}'; expected one: leave the other "
+                f"out"
             )
         sizes[name] = int(size)
     return sizes
@@ -100,11 +102,12 @@ def parse_pass_config(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
         if not (equals and dot and name and option):
             raise InputError(
                 f"--pass-config {text!r} is not PASS.OPTION=VALUE; expected for example "
-                "MyPass.limit=64: write it so"
+                "MyPass.limit=64: use that form"
             )
         if option in config.setdefault(name, {}):
             raise InputError(
-                f"--pass-config was given twice for {name}.{option}; expected one: drop the other"
+                f"--pass-config was given twice for {name}.{option}; expected one: leave the "
+                f"other out"
             )
         config[name][option] = _toml_value(value)
     return config
@@ -168,7 +171,8 @@ class InputSource:
         names = ", ".join(name for name, present in made_up.items() if present)
         if file is not None and names:
             raise InputError(
-                f"--inputs comes with {names}; expected either a file or made-up inputs: drop one"
+                f"--inputs was given with {names}; expected either a file or made-up inputs: "
+                f"leave one of them out"
             )
         if file is not None and not file.exists():
             # Known before a long compilation, not after it.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 import typer
 from typer.core import TyperGroup
 
+from tvm_ext import __version__
 from tvm_ext.cli import (
     BAD_INPUT,
     INTERNAL_ERROR,
@@ -248,8 +249,9 @@ def _one_line_warnings() -> Iterator[None]:
 app = typer.Typer(
     name="tvm-ext",
     cls=ErrorGroup,
-    help="From a trained ONNX model to a checked, explained, fast program with Apache TVM.",
-    epilog="Exit codes: 0 success, 1 a check differs, 2 bad usage or input, 3 a defect of tvm-ext.",
+    help="Compile trained ONNX models to fast programs with Apache TVM, check and explain them.",
+    epilog="Exit codes: 0 is success, 1 a check that found a difference, 2 wrong usage or input, "
+    "3 a bug of tvm-ext, 130 an interruption by Ctrl-C.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -276,6 +278,7 @@ app.add_typer(wafer.app, name="wafer")
 def _print_versions(wanted: bool) -> None:
     if not wanted:
         return
+    typer.echo(f"tvm-ext {__version__}")
     for label, distribution in _VERSIONED:
         try:
             found = version(distribution)
@@ -286,7 +289,7 @@ def _print_versions(wanted: bool) -> None:
     raise typer.Exit
 
 
-_VERSIONED = (("tvm-ext", "tvm-ext"), ("tvm", "apache-tvm"), ("onnx", "onnx"))
+_VERSIONED = (("tvm", "apache-tvm"), ("onnx", "onnx"))
 
 
 @app.callback(invoke_without_command=True)
@@ -303,7 +306,10 @@ def _root(
     ] = False,
     debug: Annotated[
         bool,
-        typer.Option("--debug", help="Show a traceback on errors; also behind a command."),
+        typer.Option(
+            "--debug",
+            help="Print a traceback with each error. The option may also follow the command.",
+        ),
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

@@ -42,7 +42,8 @@ Target = Annotated[
         "-t",
         show_default="cpu",
         rich_help_panel=_COMPILE,
-        help="This machine ('cpu'), a preset ('tvm-ext targets list'), or a .toml file.",
+        help="The machine to compile for: 'cpu' is this machine, 'tvm-ext targets list' "
+        "names others, and a .toml file may describe one.",
     ),
 ]
 InputShapes = Annotated[
@@ -51,8 +52,8 @@ InputShapes = Annotated[
         "--input-shape",
         metavar="NAME=SIZES",
         rich_help_panel=_COMPILE,
-        help="An input's sizes: x=1,3,224,224 freezes them, x=N,3,224:640,224:640 leaves some to "
-        "each run, within ranges where given; repeatable.",
+        help="Sizes of an input. x=1,3,224,224 fixes all of them. x=N,3,224:640,224:640 "
+        "leaves N open until the run, and two sizes within a range. Repeatable.",
     ),
 ]
 Specialize = Annotated[
@@ -61,8 +62,8 @@ Specialize = Annotated[
         "--specialize",
         metavar="DIM=N,...",
         rich_help_panel=_COMPILE,
-        help="Add a program for exact sizes of dynamic dimensions, which inputs of these run; "
-        "repeatable.",
+        help="Also build a program for exact sizes of dynamic dimensions; inputs of these "
+        "sizes run it. Repeatable.",
     ),
 ]
 OptLevel = Annotated[
@@ -72,7 +73,8 @@ OptLevel = Annotated[
         "-O",
         show_default="O3",
         rich_help_panel=_COMPILE,
-        help="O0 to O3, or 0 to 3 ('tvm-ext passes list').",
+        help="Optimisation level: O0 to O3, or 0 to 3. 'tvm-ext passes list' shows the "
+        "passes of each level.",
     ),
 ]
 DisabledPasses = Annotated[
@@ -81,7 +83,7 @@ DisabledPasses = Annotated[
         "--disable-pass",
         metavar="NAME",
         rich_help_panel=_COMPILE,
-        help="Leave out a pass; repeatable.",
+        help="Leave this pass out. Repeatable.",
     ),
 ]
 PassConfig = Annotated[
@@ -90,7 +92,7 @@ PassConfig = Annotated[
         "--pass-config",
         metavar="PASS.OPTION=VALUE",
         rich_help_panel=_COMPILE,
-        help="Set an option of a pass; repeatable.",
+        help="Set an option of a pass. Repeatable.",
     ),
 ]
 OwnPipeline = Annotated[
@@ -99,8 +101,8 @@ OwnPipeline = Annotated[
         "--pipeline",
         metavar="FILE.toml",
         rich_help_panel=_COMPILE,
-        help="Run the passes that a file names, in its order and with its options (docs/reference/passes.md);"
-        " stages that it leaves open are those of the level.",
+        help="Run the passes that this file names, in its order and with its options. "
+        "Stages that the file does not name run the passes of the optimisation level.",
     ),
 ]
 Threads = Annotated[
@@ -118,19 +120,21 @@ Tf32 = Annotated[
     typer.Option(
         "--tf32",
         rich_help_panel=_COMPILE,
-        help="Multiply float32 in the tensor cores of a GPU, with 10 bits of mantissa.",
+        help="Multiply float32 values in the tensor cores of a GPU, with 10 bits of "
+        "mantissa instead of 23.",
     ),
 ]
 Precision = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        metavar="<model|float16|bfloat16|auto>",
+        metavar="PRECISION",
         show_default="model",
         rich_help_panel=_COMPILE,
-        help="Type of products of float32: as in the model, bfloat16 with sums of float32 on CPUs"
-        " that multiply it, or bfloat16 where --max-error allows it. float16: that of weights of"
-        " matmuls alone, in memory and in saved models, on CPUs.",
+        help="How float32 products are computed. model: in float32. bfloat16: from "
+        "operands rounded to bfloat16, on CPUs that can multiply it. auto: in "
+        "bfloat16 where --max-error allows it. float16: in float32, from weights of "
+        "matmuls that are stored as float16, on CPUs.",
     ),
 ]
 MaxError = Annotated[
@@ -139,8 +143,8 @@ MaxError = Annotated[
         "--max-error",
         show_default="0.01",
         rich_help_panel=_COMPILE,
-        help="With --precision auto: what each output may differ by from that of float32, relative"
-        " to its largest magnitude.",
+        help="With --precision auto: how far each output may differ from its float32 "
+        "result, relative to the largest magnitude of that output.",
     ),
 ]
 Samples = Annotated[
@@ -150,7 +154,8 @@ Samples = Annotated[
         metavar="FILE.npz",
         show_default="random inputs",
         rich_help_panel=_COMPILE,
-        help="With --precision auto: inputs that errors are measured on, as for --inputs.",
+        help="With --precision auto: the inputs on which errors are measured, in a file as"
+        " for --inputs.",
     ),
 ]
 Records = Annotated[
@@ -159,7 +164,8 @@ Records = Annotated[
         "--records",
         metavar="FOLDER",
         rich_help_panel=_COMPILE,
-        help="Use what 'tvm-ext tune' found; repeatable, the first that knows a kernel counts.",
+        help="Schedule kernels as 'tvm-ext tune' recorded in this folder. Repeatable; the "
+        "first folder that knows a kernel decides.",
     ),
 ]
 RequireRecords = Annotated[
@@ -167,25 +173,32 @@ RequireRecords = Annotated[
     typer.Option(
         "--require-records",
         rich_help_panel=_COMPILE,
-        help="Fail when a kernel has no record.",
+        help="Fail if a kernel has no record.",
     ),
 ]
 
 InputFile = Annotated[
     Path | None,
     typer.Option(
-        "--inputs", metavar="FILE.npz", help="Arrays by input name: .npz, or a folder of .npy."
+        "--inputs",
+        metavar="FILE.npz",
+        help="Input arrays by name: an .npz file, or a folder of .npy files.",
     ),
 ]
 FillWith = Annotated[
-    Fill | None, typer.Option("--fill", show_default="random", help="Make the inputs up.")
+    Fill | None,
+    typer.Option(
+        "--fill",
+        show_default="random",
+        help="What to fill the inputs with when there is no file of inputs.",
+    ),
 ]
 Sizes = Annotated[
     list[str] | None,
     typer.Option(
         "--size",
         metavar="DIM=N",
-        help="Size of a dynamic dimension in made-up inputs; repeatable.",
+        help="Size of a dynamic dimension in inputs that are made up. Repeatable.",
     ),
 ]
 Seed = Annotated[
@@ -193,12 +206,16 @@ Seed = Annotated[
 ]
 Report = Annotated[
     Path | None,
-    typer.Option("--report", metavar="FILE", help="Save the report, as .html or .json."),
+    typer.Option(
+        "--report", metavar="FILE", help="Save the report to this file, as .html or .json."
+    ),
 ]
 Verbose = Annotated[
     bool,
     typer.Option(
-        "--verbose", "-v", help="Print names of kernels too, and what is left out as no news."
+        "--verbose",
+        "-v",
+        help="Also print the names of kernels, and the rows that are hidden otherwise.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
@@ -265,7 +282,7 @@ class CompileOptions:
         """From the texts of the command line; raises InputError for one of another form."""
         if precision != _AUTOMATIC and (max_error is not None or samples is not None):
             raise InputError(
-                "--max-error or --samples were given without --precision auto; expected them "
+                "--max-error or --samples were given without --precision auto; expected them only "
                 "with it: add it, or leave them out"
             )
         return cls(
@@ -308,7 +325,7 @@ class CompileOptions:
         """Refuses what a command does not choose itself."""
         if self.precision == _AUTOMATIC:
             raise InputError(
-                "--precision auto is not for this command; expected 'model', 'float16' or "
+                "--precision auto cannot be used with this command; expected 'model', 'float16' or "
                 "'bfloat16': give one of them"
             )
 
@@ -439,8 +456,8 @@ OneTarget = Annotated[
         "--target",
         "-t",
         show_default="all",
-        help="Only this target: 'cpu' for this machine, a preset, a .toml file, or a part of the "
-        "name that the tables show.",
+        help="Show only this target: 'cpu' for this machine, a preset, a .toml file, or a "
+        "part of the name that the tables show.",
     ),
 ]
 
@@ -451,6 +468,6 @@ OneTarget = Annotated[
 WaferTarget = Annotated[
     str,
     typer.Option(
-        "--target", "-t", help="A mesh: a preset ('tvm-ext targets list'), or a .toml file."
+        "--target", "-t", help="The mesh: a preset (see 'tvm-ext targets list'), or a .toml file."
     ),
 ]

@@ -45,8 +45,8 @@ def _printing() -> Iterator[None]:
         raise
     except OSError as error:
         raise InputError(
-            f"the result cannot be printed ({error.strerror}); expected an output that takes it: "
-            "make room or send it elsewhere"
+            f"the result cannot be printed ({error.strerror}); expected an output that can be "
+            "written to: free some space or send it elsewhere"
         ) from error
 
 

@@ -15,10 +15,14 @@ app = options.command_group("List the passes, or explain what they did to a mode
 @app.command("list", epilog="Example: tvm-ext passes list O2")
 def list_command(
     level: Annotated[
-        str | None, typer.Argument(metavar="[LEVEL]", help="Only this level.", show_default="all")
+        str | None,
+        typer.Argument(metavar="LEVEL", help="Show only this level.", show_default="all"),
     ] = None,
     opt_level: Annotated[
-        str | None, typer.Option("--opt-level", "-O", help="The same.", show_default="all")
+        str | None,
+        typer.Option(
+            "--opt-level", "-O", help="Show only this level, like LEVEL.", show_default="all"
+        ),
     ] = None,
     pipeline: options.OwnPipeline = None,
     verbose: options.Verbose = False,
@@ -26,7 +30,8 @@ def list_command(
 ) -> None:
     """List the optimisation levels with their passes in order, and every registered pass.
 
-    With --pipeline, what a compilation with that file runs in place of the levels.
+    With --pipeline, show what a compilation with that file runs instead of the
+    levels.
     """
     from tvm_ext.cli import output as out
     from tvm_ext.cli.pass_tables import catalogue, catalogue_parts
@@ -43,15 +48,15 @@ def explain_command(
     subject: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL|PASS", help="ONNX model, compiled model (.tvmx), or name of a pass."
+            metavar="MODEL|PASS", help="ONNX model, compiled model (.tvmx), or the name of a pass."
         ),
     ],
     only: Annotated[
         list[str] | None,
-        typer.Option("--pass", metavar="NAME", help="Only this pass; repeatable."),
+        typer.Option("--pass", metavar="NAME", help="Show only this pass. Repeatable."),
     ] = None,
     refused_only: Annotated[
-        bool, typer.Option("--refused-only", help="Only what was left alone, and why.")
+        bool, typer.Option("--refused-only", help="Show only what was left alone, and why.")
     ] = False,
     target: options.Target = None,
     input_shape: options.InputShapes = None,
@@ -68,7 +73,8 @@ def explain_command(
 ) -> None:
     """Say what each pass did to a model, what it left alone and why, and how kernels are scheduled.
 
-    With the name of a pass in place of a model: its documentation.
+    With the name of a pass instead of a model, print the documentation of that
+    pass.
     """
     chosen = CompileOptions.parsed(
         target,

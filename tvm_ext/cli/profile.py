@@ -20,7 +20,7 @@ def profile_command(
     seed: options.Seed = None,
     size: options.Sizes = None,
     repeat: Annotated[
-        int, typer.Option("--repeat", min=1, help="Runs to take the median of.")
+        int, typer.Option("--repeat", min=1, help="Number of runs. The report shows their median.")
     ] = 10,
     top: Annotated[
         int | None,
@@ -32,8 +32,8 @@ def profile_command(
         bool,
         typer.Option(
             "--measure-peaks",
-            help="On a CPU: measure what rates are compared with, in some seconds, in the place of "
-            "the target's description.",
+            help="On a CPU: compare rates with peaks that are measured now, which takes some "
+            "seconds, instead of with those of the target's description.",
         ),
     ] = False,
     report: options.Report = None,
@@ -42,7 +42,7 @@ def profile_command(
         typer.Option(
             "--trace",
             metavar="FILE.json",
-            help="Save one run, call by call, for Perfetto or chrome://tracing.",
+            help="Save the calls of one run as a timeline for Perfetto or chrome://tracing.",
         ),
     ] = None,
     target: options.Target = None,
@@ -61,7 +61,7 @@ def profile_command(
     verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
-    """Measure every kernel of a run, with the ONNX nodes that it computes."""
+    """Measure every kernel of a run, and name the ONNX nodes that it computes."""
     source = InputSource.parsed(inputs, fill, seed, size)
     chosen = CompileOptions.parsed(
         target,

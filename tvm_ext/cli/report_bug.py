@@ -26,7 +26,7 @@ def report_bug_command(
     threads: options.Threads = None,
     json_output: options.Json = False,
 ) -> None:
-    """Compile and run a model that fails, and write what a report needs; no weights are in it."""
+    """Compile and run a model that fails, and write a bug report that holds no weights."""
     chosen = CompileOptions.parsed(
         target, input_shape, opt_level, disable_pass, pass_config, threads, pipeline=pipeline
     )

@@ -15,16 +15,19 @@ def rpc_server_command(
         typer.Option(
             "--tracker",
             metavar="HOST:PORT",
-            help="Tracker to register with ('python -m tvm.exec.rpc_tracker').",
+            help="Tracker to register with. 'python -m tvm.exec.rpc_tracker' starts one.",
         ),
     ],
     key: Annotated[
-        str, typer.Option("--key", metavar="K", help="Key under which sessions ask for it.")
+        str,
+        typer.Option(
+            "--key", metavar="K", help="Key under which tuning sessions ask for this server."
+        ),
     ],
     host: Annotated[
         str,
         typer.Option(
-            "--host", help="Address to listen on. Whoever reaches it can run any code here."
+            "--host", help="Address to listen on. Whoever can reach it can run any code here."
         ),
     ] = _LOOPBACK,
     port: Annotated[
@@ -36,13 +39,15 @@ def rpc_server_command(
             "--memory",
             min=0.25,
             metavar="GIB",
-            help="Memory that a candidate may take, in GiB; no limit on a machine with a GPU.",
+            help="Memory that a candidate may use, in GiB. There is no limit on a machine with"
+            " a GPU.",
         ),
     ] = 8.0,
 ) -> None:
-    """Serve tuning sessions over TVM's RPC until Ctrl-C.
+    """Measure candidates for tuning sessions that connect by TVM's RPC, until Ctrl-C.
 
-    RPC executes code that clients send, with this user's rights and without a password.
+    The server executes code that clients send, with this user's rights and
+    without a password.
     """
     from tvm_ext.tuning.rpc_server import serve
 

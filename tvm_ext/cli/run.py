@@ -31,10 +31,14 @@ def run_command(
     size: options.Sizes = None,
     outputs: Annotated[
         Path | None,
-        typer.Option("--outputs", metavar="FILE", help="Save the outputs by name: .npz, or .json."),
+        typer.Option(
+            "--outputs",
+            metavar="FILE",
+            help="Save the outputs by name to this file, as .npz or .json.",
+        ),
     ] = None,
     repeat: Annotated[
-        int, typer.Option("--repeat", min=0, help="Further runs, which are timed.")
+        int, typer.Option("--repeat", min=0, help="Number of further runs, which are timed.")
     ] = 0,
     print_top: Annotated[
         int, typer.Option("--print-top", min=0, help="Print the N largest values of each output.")

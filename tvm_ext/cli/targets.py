@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tvm_ext.hardware.machine import MachineDescription
     from tvm_ext.hardware.targets import TargetSummary
 
-app = options.command_group("List the targets, or show one in numbers.")
+app = options.command_group("List the targets, or show the description of one.")
 
 # Ending of a field's name to its unit.
 _UNITS = {
@@ -54,7 +54,7 @@ def show_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a target, or a .toml file.")],
     json_output: options.Json = False,
 ) -> None:
-    """Show a target's description, its CPU features, and the TVM target that it becomes."""
+    """Show a target's description, its CPU features, and the TVM target that is made from it."""
     from tvm_ext.cli import output as out
     from tvm_ext.hardware.targets import resolve_target
 

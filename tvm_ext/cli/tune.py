@@ -33,8 +33,8 @@ def parse_duration(option: str, text: str) -> float:
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != whole or seconds <= 0:
         raise InputError(
-            f"{option} {text!r} is no length of time; expected for example 90s, 30m or 1h30m: "
-            "write it so"
+            f"{option} {text!r} is not a length of time; expected for example 90s, 30m or 1h30m: "
+            "use that form"
         )
     return seconds
 
@@ -69,13 +69,16 @@ def tune_command(
             "-o",
             metavar="FOLDER",
             show_default="MODEL.records",
-            help="Folder of the records. A session goes on where an earlier one on it stopped.",
+            help="Folder for the records. If an earlier session used it, this one continues "
+            "that session.",
         ),
     ] = None,
     effort: Annotated[
         str,
         typer.Option(
-            "--effort", rich_help_panel=_SEARCH, help="How hard to try: quick, standard, thorough."
+            "--effort",
+            rich_help_panel=_SEARCH,
+            help="How thorough the search is: quick, standard or thorough.",
         ),
     ] = "standard",
     trials: Annotated[
@@ -84,8 +87,8 @@ def tune_command(
             "--trials",
             min=1,
             rich_help_panel=_SEARCH,
-            show_default="of the effort, for each kernel",
-            help="Trials of all kernels together, those of earlier sessions included.",
+            show_default="set by --effort for each kernel",
+            help="Number of trials of all kernels together, including those of earlier sessions.",
         ),
     ] = None,
     time_budget: Annotated[
@@ -94,7 +97,7 @@ def tune_command(
             "--time-budget",
             metavar="TIME",
             rich_help_panel=_SEARCH,
-            help="Time the session may take: 90s, 30m, 1h30m.",
+            help="Longest time of the session, such as 90s, 30m or 1h30m.",
         ),
     ] = None,
     only: Annotated[
@@ -103,7 +106,8 @@ def tune_command(
             "--only",
             metavar="PATTERN",
             rich_help_panel=_SEARCH,
-            help="Tune only kernels whose name, hash or ONNX node matches (* and ?); repeatable.",
+            help="Tune only kernels whose name, hash or ONNX node matches a pattern with * and"
+            " ?. Repeatable.",
         ),
     ] = None,
     skip: Annotated[
@@ -112,7 +116,7 @@ def tune_command(
             "--skip",
             metavar="PATTERN",
             rich_help_panel=_SEARCH,
-            help="Leave out such kernels; repeatable.",
+            help="Do not tune kernels that match this pattern. Repeatable.",
         ),
     ] = None,
     cost_model: Annotated[
@@ -121,11 +125,12 @@ def tune_command(
             "--cost-model",
             rich_help_panel=_SEARCH,
             show_default="of the effort; analytic for GPUs",
-            help="What ranks candidates: xgboost, predictor, analytic, random.",
+            help="The cost model that ranks candidates: xgboost, predictor, analytic or random.",
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, rich_help_panel=_SEARCH, help="Seed of all draws.")
+        int,
+        typer.Option("--seed", min=0, rich_help_panel=_SEARCH, help="Seed of all random choices."),
     ] = 0,
     timeout: Annotated[
         str,
@@ -133,7 +138,7 @@ def tune_command(
             "--timeout",
             metavar="TIME",
             rich_help_panel=_LIMITS,
-            help="Time that a candidate may take to build, and again to run.",
+            help="Longest time in which a candidate is built, and longest time in which it is run.",
         ),
     ] = "30s",
     memory: Annotated[
@@ -143,7 +148,8 @@ def tune_command(
             min=0.25,
             metavar="GIB",
             rich_help_panel=_LIMITS,
-            help="Memory that a candidate may take, in GiB; not on a GPU of this machine.",
+            help="Memory that a candidate may use, in GiB. There is no limit on a GPU of this "
+            "machine.",
         ),
     ] = 8.0,
     size: Annotated[
@@ -152,8 +158,8 @@ def tune_command(
             "--size",
             metavar="DIM=N,N",
             rich_help_panel=_LIMITS,
-            show_default="a batch of one, 224 others",
-            help="Sizes of a dynamic dimension that kernels are tuned for; repeatable.",
+            show_default="1 for a batch, 224 for others",
+            help="Sizes of a dynamic dimension to tune kernels for. Repeatable.",
         ),
     ] = None,
     l2: Annotated[
@@ -162,7 +168,7 @@ def tune_command(
             "--l2",
             metavar="STATE",
             rich_help_panel=_LIMITS,
-            help="L2 cache of a GPU before each call that is timed: cold (emptied) or warm.",
+            help="State of a GPU's L2 cache before each timed call: cold (emptied) or warm.",
         ),
     ] = "cold",
     rpc_tracker: Annotated[
@@ -171,13 +177,17 @@ def tune_command(
             "--rpc-tracker",
             metavar="HOST:PORT",
             rich_help_panel=_LIMITS,
-            help="Measure on the servers of a tracker of TVM's RPC ('tvm-ext rpc-server').",
+            help="Measure on the servers that are registered with this tracker of TVM's RPC "
+            "(see 'tvm-ext rpc-server').",
         ),
     ] = None,
     rpc_key: Annotated[
         str | None,
         typer.Option(
-            "--rpc-key", metavar="K", rich_help_panel=_LIMITS, help="Key of those servers."
+            "--rpc-key",
+            metavar="K",
+            rich_help_panel=_LIMITS,
+            help="Key under which those servers are registered.",
         ),
     ] = None,
     target: options.Target = None,
@@ -194,15 +204,16 @@ def tune_command(
             "--report",
             metavar="FILE.html",
             show_default="FOLDER/report.html",
-            help="Save the report with a tuning curve for each kernel.",
+            help="Save the report to this file, with a tuning curve for each kernel.",
         ),
     ] = None,
     json_output: options.Json = False,
 ) -> None:
-    """Tune the kernels of an ONNX model and keep what is found in a folder of records.
+    """Tune the kernels of an ONNX model, and keep the records in a folder.
 
-    'tvm-ext compile MODEL --records FOLDER' uses it. Ctrl-C ends the session with exit code
-    130 and keeps everything; the same command goes on from there.
+    'tvm-ext compile MODEL --records FOLDER' uses these records. Ctrl-C ends the
+    session with exit code 130 and keeps all records. The same command continues
+    the session.
     """
     if is_saved_model(model):
         raise InputError(

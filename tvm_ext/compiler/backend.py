@@ -87,7 +87,8 @@ def require_memory(
         raise BuildError(
             f"{label} needs {needed:.1f} GiB for the values that it computes"
             f"{f', the largest of them that of {where}' if where else ''}; expected at most "
-            f"{limit:g} GiB: give smaller input shapes, or set {MEMORY_LIMIT} to the GiB it may use"
+            f"{limit:g} GiB: give smaller input shapes, or set {MEMORY_LIMIT} to the number of "
+            f"GiB that it may use"
         )
 
 

@@ -62,13 +62,15 @@ def _sizes(inputs: Sequence[TensorSpec], given: Specialization) -> dict[str, int
         if isinstance(value, int):
             if name not in names:
                 raise InputError(
-                    f"specialize: '{name}' is no dynamic dimension; {nearest_hint(name, names)}"
+                    f"specialize: '{name}' is not a dynamic dimension; {nearest_hint(name, names)}"
                 )
             found = {name: value}
         elif name in by_name:
             found = _sizes_of_input(by_name[name], value)
         else:
-            raise InputError(f"specialize: no input '{name}'; {nearest_hint(name, by_name)}")
+            raise InputError(
+                f"specialize: the model has no input '{name}'; {nearest_hint(name, by_name)}"
+            )
         for dimension, size in found.items():
             if sizes.setdefault(dimension, size) != size:
                 raise InputError(
@@ -87,8 +89,8 @@ def _sizes_of_input(spec: TensorSpec, shape: Sequence[int | str]) -> dict[str, i
     )
     if not fits:
         raise InputError(
-            f"specialize: {list(shape)} is no shape of {spec.describe()}; expected its known sizes "
-            "and numbers for the others: give such"
+            f"specialize: {list(shape)} is not a shape of {spec.describe()}; expected its fixed "
+            "sizes, and a number for each other dimension: correct the shape"
         )
     pairs = zip(spec.shape, shape, strict=True)
     return {own: size for own, size in pairs if isinstance(own, str) and isinstance(size, int)}
@@ -108,8 +110,8 @@ def _require_sizes(
         allowed = _range_of(inputs, name) or SizeRange(1)
         if size not in allowed:
             raise InputError(
-                f"specialize: {size} is no size of dimension '{name}'; expected {allowed}: give a "
-                "size in it"
+                f"specialize: dimension '{name}' cannot have size {size}; expected {allowed}: "
+                "give an allowed size"
             )
 
 
@@ -223,8 +225,8 @@ class FrequentSizes:
         digest = None if isinstance(model, tvm.IRModule) else model_digest(model)
         if isinstance(model, tvm.IRModule) or digest is None:
             raise InputError(
-                "specialize: 'auto' compiles the model again while it runs; expected an ONNX file "
-                "or a model in memory below 2 GiB: give such, or sizes"
+                "specialize: 'auto' compiles the model again while it runs; expected an ONNX "
+                "file, or a model in memory below 2 GiB: give one of these, or list the sizes"
             )
         self._compiled, self._model, self._digest, self._limit = compiled, model, digest, limit
         self._arguments = dict(arguments)
@@ -233,7 +235,8 @@ class FrequentSizes:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise InputError(
                 f"specialize: 'auto' compiles in another process, and an argument cannot be sent "
-                f"there ({error}); expected passes by their names or a file: give such, or sizes"
+                f"there ({error}); expected passes that are given by name or in a file: give them "
+                f"so, or list the sizes"
             ) from error
         self._counts: dict[_Shapes, int] = {}
         self._sizes: list[dict[str, int]] = []

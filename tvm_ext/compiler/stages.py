@@ -141,7 +141,7 @@ def require_schedules(pipeline: Pipeline, machine: MachineDescription) -> None:
     if not pipeline.schedules_kernels and scheduling_of(machine).is_bound is not None:
         raise PassError(
             f"pass 'ScheduleKernels' is left out and target '{machine.name}' runs only "
-            "kernels that are bound to threads; expected the pass: leave it in"
+            "kernels that are bound to threads; expected it to run: do not leave it out"
         )
 
 

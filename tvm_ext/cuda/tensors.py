@@ -140,8 +140,8 @@ def check_input(spec: TensorSpec, value: Any, sizes: dict[str, int]) -> Any:
     index = int(value.__dlpack_device__()[1])
     if index != 0:
         raise InputError(
-            f"input '{spec.name}' is on CUDA device {index}, the model runs on device 0; expected "
-            "it there: copy it, or choose the device with CUDA_VISIBLE_DEVICES"
+            f"input '{spec.name}' is on CUDA device {index}, and the model runs on device 0; "
+            "expected it there: copy it, or choose the device with CUDA_VISIBLE_DEVICES"
         )
     try:
         tensor = dlpack_tensor(value, DEFAULT_STREAM)
@@ -306,8 +306,8 @@ def _torch_stream(index: int) -> int:
         return 0
     if torch.cuda.is_current_stream_capturing():
         raise RunError(
-            "PyTorch records a CUDA graph, which a run cannot be a part of: it has storage and "
-            "graphs of its own; expected a run before or after: call it outside of "
+            "PyTorch is recording a CUDA graph, and a run has storage and graphs of its own that "
+            "cannot be recorded; expected a run before or after: call it outside of "
             "torch.cuda.graph"
         )
     return int(torch.cuda.current_stream(index).cuda_stream)

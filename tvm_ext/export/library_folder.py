@@ -121,9 +121,9 @@ def _require_plain_program(library: bytes, report: CompileReport) -> None:
         )
     if report.memory.copied_outputs is None:
         raise ArtifactError(
-            f"cannot export {report.model_name}: its program, of an older version or with storage "
-            "that a pass of a user changed, may write to its inputs; expected one that reads them "
-            "only: compile the model again"
+            f"cannot export {report.model_name}: its program may write to its inputs, because an "
+            "older version made it or a user's pass changed its storage; expected one that only "
+            "reads them: compile the model again"
         )
 
 

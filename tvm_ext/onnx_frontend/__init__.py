@@ -169,8 +169,8 @@ def _compiled_part(whole: PreparedModel) -> PreparedModel:
         return whole
     if len(partition.parts) != 1:
         raise ModelError(
-            f"{whole.name} is compiled in {len(partition.parts)} parts with steps of the host in "
-            "between; expected one part: only compile, run and check take such a model"
+            f"{whole.name} is compiled in {len(partition.parts)} parts with steps on the host "
+            "between them; expected one part: use this model with compile, run or check only"
         )
     return part_of(whole, partition.parts[0])
 

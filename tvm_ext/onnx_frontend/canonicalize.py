@@ -364,7 +364,7 @@ def _dense(sparse: onnx.SparseTensorProto, name: str, label: str) -> onnx.Tensor
             array.reshape(-1)[indices] = values
     except (IndexError, ValueError) as error:
         raise ModelError(
-            f"{label}: sparse tensor '{name}' does not fit together; expected an index "
-            f"inside of {list(sparse.dims)} for each value: export it again"
+            f"{label}: sparse tensor '{name}' has indices that do not fit its values; expected an "
+            f"index inside of {list(sparse.dims)} for each value: export it again"
         ) from error
     return numpy_helper.from_array(array, name)

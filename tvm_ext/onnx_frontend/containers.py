@@ -292,7 +292,9 @@ def _optional(node: ir.Node, known: _Known) -> bool:
 def _get_element(node: ir.Node, known: _Known) -> bool:
     given = node.inputs[0]
     if isinstance(known.contents.get(given), _Nothing):
-        raise FormError(f"OptionalGetElement node '{node.name}' asks an empty optional")
+        raise FormError(
+            f"OptionalGetElement node '{node.name}' reads the element of an empty optional"
+        )
     return _optional(node, known)
 
 

@@ -242,7 +242,8 @@ def unroll_loops(model: ir.Model) -> bool:
         if trips is not None and trips > MOST_TRIPS:
             raise ModelError(
                 f"Loop node '{node.name}' has {trips} iterations and no condition that ends it "
-                f"earlier; expected at most {MOST_TRIPS}: export it with a trip count that is meant"
+                f"earlier; expected at most {MOST_TRIPS}: export it with the trip count that it "
+                f"needs"
             )
         size = sum(1 for _ in body.all_nodes()) + 2
         limit = SEQUENCE_NODE_LIMIT if _carries_sequences(node, body) else NODE_LIMIT

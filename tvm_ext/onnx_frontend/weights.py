@@ -116,8 +116,8 @@ class StoredWeights:
             values = numpy_helper.to_array(tensor, label)
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
             raise ModelError(
-                f"{label}: stored tensor '{tensor.name}' cannot be read; expected its values, all "
-                "of them, in a file in the model's folder: copy it there"
+                f"{label}: stored tensor '{tensor.name}' cannot be read; expected all of its "
+                "values in a file in the model's folder: copy that file there"
             ) from error
         if values.dtype.kind == "f":
             refuse_nan(values, tensor.name, label)

@@ -74,17 +74,18 @@ class _PipelineFile(ConfigModel):
 
 @dataclass(frozen=True)
 class PassPipeline:
-    """A user's pipeline.
+    """A pipeline of passes that a user chooses.
 
     Attributes
     ----------
     graph, lower, schedule, tile, memory, target : sequence of str, optional
-        Names of passes in their order, by stage (see ``PipelineConfig``). A stage that is left out
-        is that of the optimisation level.
+        For each stage (see ``PipelineConfig``), the names of its passes in the order in which they
+        run. A stage that is None runs the passes of the optimisation level.
     options : mapping of str to mapping
-        Options by pass.
+        The options of passes, by the name of the pass and of the option.
     summary : str
-        What the report calls it, and the file's name where it came from one.
+        What reports call the pipeline. For a pipeline from a file without a summary it is the name
+        of the file.
 
     Raises
     ------

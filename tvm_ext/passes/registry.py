@@ -103,7 +103,8 @@ class PassEntry:
             return self.factory(**build_options(options_class, options))
         if options:
             raise PassError(
-                f"pass '{self.name}' takes no options, got {', '.join(options)}: drop them"
+                f"pass '{self.name}' takes no options, and was given {', '.join(options)}: leave "
+                f"them out"
             )
         try:
             made = self.factory()
@@ -213,18 +214,19 @@ def register_pass(
     Parameters
     ----------
     pass_like : tvm.transform.Pass, function, or class
-        A pass; a function ``(IRModule, PassContext) -> IRModule`` or ``IRModule -> IRModule``; or a
+        A pass, a function ``(IRModule, PassContext) -> IRModule`` or ``IRModule -> IRModule``, or a
         class whose instances are passes (such as one decorated with
-        ``tvm.transform.module_pass``). Left out when used as a decorator.
+        ``tvm.transform.module_pass``). Leave it out to use ``register_pass`` as a decorator.
     level : {"graph", "schedule", "tile", "target"}
-        Where it runs: on Relax; on kernels before a template chose their loops (a kernel with the
-        attribute ``tirx.is_scheduled`` is then left as it is); on kernels after; on the finished
-        module before code generation.
+        Where the pass runs. "graph": on Relax. "schedule": on kernels whose loops no template has
+        chosen yet; templates leave a kernel alone if the pass gives it the attribute
+        ``tirx.is_scheduled``. "tile": on kernels whose loops are final. "target": on the finished
+        module, before code generation.
     name : str
-        How the pass is called; the function's or class's name when left out.
+        The name of the pass. The default is the name of the function or class.
     after, before : str
-        Name of a registered pass of the same level to run behind or ahead of. Otherwise the pass
-        runs at the end of its level.
+        Name of a registered pass of the same level that this pass runs right after or before. By
+        default the pass runs at the end of its level.
 
     Returns
     -------
@@ -241,7 +243,8 @@ def register_pass(
         )
     if after and before:
         raise PassError(
-            f"a pass was given after='{after}' and before='{before}'; expected one: drop the other"
+            f"a pass was given after='{after}' and before='{before}'; expected one: leave the "
+            f"other out"
         )
     own_name = name or _name_of(pass_like)
     add(

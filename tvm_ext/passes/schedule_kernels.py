@@ -21,17 +21,18 @@ from tvm_ext.tir_schedules.template import StatedDecisions
 
 @graph_pass
 class ScheduleKernels:
-    """Gives every kernel its final loops: as a tuned record says, else by the first template.
+    """Gives every kernel its final loops, from a tuned record or from the first fitting template.
 
     Before: ``for i, j, k in T.grid(64, 64, 64): ...``, as TVM's legalisation writes it
     After:  tiles, vectors and threads for the current target
 
-    ``decisions`` states decisions of templates by the template's name: tile sizes, stages of a
-    pipeline, layouts. They hold for all kernels that the template takes, over what records say; a
-    kernel for which such a value cannot be gets the template's own, and the log says so.
+    ``decisions`` fixes decisions of templates, such as tile sizes, pipeline stages and layouts, by
+    the name of the template. They hold for every kernel that the template schedules, and override
+    records. A kernel for which a value is not possible gets the template's own value, and the log
+    says so.
 
-    Outside of a compilation of ``tvm_ext.compile`` there are no records, and constants that a
-    kernel wants packed are packed here, as nobody else would.
+    When the pass runs outside of ``tvm_ext.compile``, there are no records, and the pass itself
+    packs the constants that kernels want packed.
 
     Leaves alone: kernels that were scheduled before.
 

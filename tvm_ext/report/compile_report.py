@@ -86,20 +86,20 @@ class RenderedReport(ABC):
 
     @abstractmethod
     def to_html(self) -> str:
-        """Return one self-contained page, which loads nothing from anywhere."""
+        """Return one self-contained HTML page, which loads no other files."""
 
     def __str__(self) -> str:
         """Return what ``to_text`` returns: all fields, as ``repr`` has them, fill many screens."""
         return self.to_text()
 
     def to_text(self, width: int = 100) -> str:
-        """Return the summary that the command line prints, ``width`` characters wide."""
+        """Return the summary that the command line prints, at most ``width`` characters wide."""
         from tvm_ext.report.terminal_tables import plain_text
 
         return plain_text(self.__rich__(), width)
 
     def save_html(self, path: str | Path) -> None:
-        """Write the page; a reader of ``path`` sees the old file or the whole new one.
+        """Write the HTML page to ``path``, which holds the old file until the new one is complete.
 
         Raises
         ------
@@ -121,15 +121,15 @@ SCHEMA = 1
 
 @dataclass
 class CompileReport(RenderedReport):
-    """Everything that one compilation did.
+    """A report of everything that one compilation did.
 
-    ``target`` holds JSON values only. ``inputs`` and ``outputs`` are one line of text a tensor.
-    ``device`` is there for GPUs only, ``host`` for models with steps that the host computes.
-    ``kernels_from_cache`` counts the kernels whose code an earlier compilation left. Phases and
-    passes are in the order in which they ran. ``specialized`` are the reports of the programs for
-    exact sizes, whose phases are among those here. ``nominal`` has figures of a program whose
-    sizes a run decides, ``micro_batch`` says how its batch is cut, if it can be. ``precision`` is
-    there where it was chosen for an error.
+    ``target`` holds JSON values only. ``inputs`` and ``outputs`` hold one line of text for each
+    tensor. ``device`` is set for GPUs only, and ``host`` for models with steps that the host
+    computes. ``kernels_from_cache`` counts the kernels whose code came from an earlier compilation.
+    Phases and passes are in the order in which they ran. ``specialized`` holds the reports of the
+    programs for exact sizes; the phases of these programs are also listed here. If sizes are open
+    until the run, ``nominal`` holds figures at usual sizes, and ``micro_batch`` says how a batch is
+    cut into parts. ``precision`` is set if products were chosen for a ``max_error``.
     """
 
     model: str
@@ -240,7 +240,7 @@ class CompileReport(RenderedReport):
 
     @property
     def kernels_by_cost(self) -> list[KernelRecord]:
-        """The kernels, the one with the largest modelled time of a run first."""
+        """Return the kernels, those with the largest modelled time in a run first."""
         return sorted(
             self.kernels, key=lambda kernel: (-(kernel.seconds_of_run or 0.0), kernel.name)
         )
@@ -317,7 +317,7 @@ class CompileReport(RenderedReport):
         return renderable(self)
 
     def to_html(self) -> str:
-        """Return one self-contained page, which loads nothing from anywhere."""
+        """Return one self-contained HTML page, which loads no other files."""
         from tvm_ext.report.page import render_html
 
         return render_html(self)

@@ -261,26 +261,26 @@ _BEYOND = 1.05
 
 @dataclass(frozen=True)
 class Profile(RenderedReport):
-    """Where the time of a run goes.
+    """The measured time of a run, by kernel and by ONNX node.
 
     Attributes
     ----------
     model, target, opt_level : str
-        What was measured.
+        The name of the model, the target and the optimisation level.
     inputs : tuple[str, ...]
-        One line of text an input, with its sizes in the run.
+        One line of text for each input, with its sizes in the run.
     repeat : int
-        Number of runs that were measured, with the hook and without it.
+        Number of runs with a hook around each kernel. There were as many runs without it.
     run_microseconds : float
-        Median time of a whole run without the hook, host work included.
+        Median time of a whole run without the hook, including work on the host.
     calls : tuple[CallTime, ...]
         Every call of a kernel, in the order of the run.
     traced_microseconds : float
-        Time of the run that stands for all, with the hook.
+        Time with the hook of the run that the trace shows.
     peaks : Peaks or None
-        What rates are compared with; None where nothing is known of the machine.
+        The rates that the machine can reach at most. None if they are not known.
     program : str
-        Which program of a specialised model ran, in words; empty where there is but one.
+        Which program of a specialised model ran, in words. Empty if there is only one program.
     """
 
     model: str

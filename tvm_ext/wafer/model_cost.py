@@ -137,7 +137,7 @@ def mesh_target(target: TargetSource) -> WaferDescription:
     mesh = resolve_target(target)
     if not isinstance(mesh, WaferDescription):
         raise TargetError(
-            f"target '{mesh.name}' is no mesh; expected one of processing elements, such as "
+            f"target '{mesh.name}' is not a mesh; expected a mesh of processing elements, such as "
             "'wse2': see 'tvm-ext targets list'"
         )
     return mesh

@@ -273,6 +273,6 @@ def _check(name: str, pattern: SimulatedPattern, run: PatternRun) -> None:
     if run.group is not None and not pattern.group:
         grouped = ", ".join(other for other, found in PATTERNS.items() if found.group)
         raise InputError(
-            f"--group was given for '{name}', which has none; expected it for {grouped}: leave it "
-            "out"
+            f"--group was given for '{name}', which has no groups; expected it for {grouped}: "
+            "leave it out"
         )

@@ -57,6 +57,6 @@ def test_an_older_gpu(answer):
 
 def test_a_driver_that_fails(answer):
     answer(WorkerDied("the process died of SIGSEGV"))
-    with pytest.raises(TuningError, match=r"cannot be asked what it is \(.*SIGSEGV\)"):
+    with pytest.raises(TuningError, match=r"cannot be queried \(.*SIGSEGV\)"):
         checked_gpu(gpu(), ())
     assert not gpu_presence.has_gpu()

@@ -282,5 +282,5 @@ def test_options_of_the_command_line():
     assert chosen.keywords()["max_error"] == 0.5
     with pytest.raises(InputError, match="without --precision auto"):
         CompileOptions.parsed(max_error=0.5)
-    with pytest.raises(InputError, match="not for this command"):
+    with pytest.raises(InputError, match="cannot be used with this command"):
         chosen.require_stated_precision()

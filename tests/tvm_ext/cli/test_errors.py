@@ -135,7 +135,7 @@ def test_a_dump_folder_that_is_a_file_is_refused(tiny_model_path):
     [
         (("--inputs", "missing.npz"), "no such file"),
         (("--inputs", "{npz}", "--seed", "1"), "drop one"),
-        (("--inputs", "{npz}"), "input 'z' is not one of the model's"),
+        (("--inputs", "{npz}"), "the model has no input 'z'"),
         (("--size", "N"), "is not DIM=N"),
         (("--size", "N=0"), "is not DIM=N"),
         (("--size", "N=2", "--size", "N=3"), "given twice"),

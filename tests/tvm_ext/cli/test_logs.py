@@ -237,7 +237,7 @@ def test_export(folder, tmp_path, name):
 
 
 def test_export_refuses_other_forms(folder, tmp_path):
-    assert "its ending says no form" in refused("export", folder, "-o", tmp_path / "t.xml")
+    assert "its ending names no format" in refused("export", folder, "-o", tmp_path / "t.xml")
     assert "does not exist" in refused("export", folder, "-o", tmp_path / "no" / "t.csv")
 
 

@@ -104,9 +104,9 @@ def test_the_summary_says_how_to_compile(tiny_model_path, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--time-budget", "soon"), "--time-budget 'soon' is no length of time"),
+        (("--time-budget", "soon"), "--time-budget 'soon' is not a length of time"),
         (("--time-budget", "0s"), "expected for example 90s, 30m or 1h30m"),
-        (("--timeout", "-3"), "--timeout '-3' is no length of time"),
+        (("--timeout", "-3"), "--timeout '-3' is not a length of time"),
         (("--rpc-tracker", "127.0.0.1:9190"), "--rpc-tracker and --rpc-key belong together"),
         (("--rpc-key", "mycpu"), "--rpc-tracker and --rpc-key belong together"),
         (("--rpc-tracker", "nowhere", "--rpc-key", "k"), "expected HOST:PORT"),
@@ -165,7 +165,7 @@ def test_lengths_of_time(text, seconds):
     ["", " ", "s", "0", "0h0m", "-1", "1d", "1 h", "1h 30m", "h1", "1e3", "nan", "inf", "٣s"],
 )
 def test_texts_that_are_none(text):
-    with pytest.raises(InputError, match=r"--timeout .* is no length of time"):
+    with pytest.raises(InputError, match=r"--timeout .* is not a length of time"):
         parse_duration("--timeout", text)
 
 

@@ -20,7 +20,9 @@ def test_failures() -> None:
         lines[0],
     )
     assert re.match(r"RunError: the GPU has no memory left .*weights.*buffers.*smaller", lines[1])
-    assert re.match(r"RunError: PyTorch records a CUDA graph.*outside of torch\.cuda", lines[2])
+    assert re.match(
+        r"RunError: PyTorch is recording a CUDA graph.*outside of torch\.cuda", lines[2]
+    )
     assert re.match(
         r"RunError: a kernel of small failed on the GPU \(cudaErrorIllegalAddress\), .*lost",
         lines[3],

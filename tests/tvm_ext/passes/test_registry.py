@@ -160,7 +160,7 @@ def one_line(error: pytest.ExceptionInfo) -> str:
         ({"after": "GemFusion"}, "not registered; nearest known: 'GemmFusion'"),
         ({"before": "Nothing at all"}, "not registered; known: "),
         ({"level": "tile", "after": "GemmFusion"}, "'GemmFusion' of level graph"),
-        ({"after": "GemmFusion", "before": "FuseTIR"}, "expected one: drop the other"),
+        ({"after": "GemmFusion", "before": "FuseTIR"}, "expected one: leave the other out"),
     ],
 )
 def test_wrong_registrations_are_named_and_leave_nothing(arguments, words):
@@ -207,7 +207,7 @@ def test_a_class_that_makes_no_pass_is_named_when_it_is_used(given, words):
 
 def test_options_for_a_pass_without_any_are_refused():
     register_pass(both)
-    with pytest.raises(PassError, match="'both' takes no options, got size, speed: drop them"):
+    with pytest.raises(PassError, match="'both' takes no options, and was given size, speed"):
         registry.get("both").make({"size": 1, "speed": 2})
 
 

@@ -34,7 +34,7 @@ def test_every_kernel_has_its_schedule_and_cost():
 
 
 def test_a_target_that_is_no_mesh_is_refused():
-    with pytest.raises(TargetError, match="'avx2' is no mesh; expected"):
+    with pytest.raises(TargetError, match="'avx2' is not a mesh; expected"):
         model_cost(layers(), "avx2")
 
 

@@ -3,9 +3,7 @@
 from tvm_ext.cli import options
 from tvm_ext.cli.logs import edit_records, inspect_records
 
-app = options.command_group(
-    "Look into folders of tuning records, join them, and keep them in order."
-)
+app = options.command_group("Show, compare, merge, shorten and repair folders of tuning records.")
 
 app.command("show", epilog=inspect_records.SHOW_EXAMPLE)(inspect_records.show_command)
 app.command("best", epilog=inspect_records.BEST_EXAMPLE)(inspect_records.best_command)

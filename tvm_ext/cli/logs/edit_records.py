@@ -18,17 +18,20 @@ MERGE_EXAMPLE = "Example: tvm-ext logs merge monday tuesday --output both"
 
 def merge_command(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER...", help="Folders of records to join.")
+        list[Path], typer.Argument(metavar="FOLDER...", help="Folders of records to merge.")
     ],
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="OUT", help="A new folder, or one of those that are joined."
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="A new folder, or one of the folders that are merged.",
         ),
     ],
     json_output: options.Json = False,
 ) -> None:
-    """Join folders of records: every trial and every record once, equal kernels as one."""
+    """Merge folders of records. Each trial, record and kernel is written once."""
     from tvm_ext.cli import output as out
     from tvm_ext.report.units import format_count
     from tvm_ext.tuning.logs.merge import merge_folders
@@ -71,13 +74,16 @@ PRUNE_EXAMPLE = "Example: tvm-ext logs prune records --keep 3 --drop-failed"
 def prune_command(
     folder: Folder,
     keep: Annotated[
-        int, typer.Option("--keep", min=1, help="Best records of a kernel on a target that stay.")
+        int,
+        typer.Option(
+            "--keep", min=1, help="Number of best records to keep for each kernel on each target."
+        ),
     ] = 1,
     drop_failed: Annotated[
         bool,
         typer.Option(
             "--drop-failed",
-            help="Drop trials that failed; a later session may try those candidates again.",
+            help="Also drop trials that failed. A later session may try those candidates again.",
         ),
     ] = False,
     target: OneTarget = None,
@@ -88,14 +94,15 @@ def prune_command(
             "-o",
             metavar="OUT",
             show_default="FOLDER itself",
-            help="Leave FOLDER as it is, and write what stays to this new folder.",
+            help="Write what is kept to this new folder, and leave FOLDER as it is.",
         ),
     ] = None,
     json_output: options.Json = False,
 ) -> None:
-    """Drop all but the best records, and print what went.
+    """Drop all records but the best, and print what was dropped.
 
-    A session that goes on in FOLDER puts records back that its trials speak for.
+    A later session in FOLDER may restore dropped records from the trials that are
+    still there.
     """
     from tvm_ext.cli import output as out
     from tvm_ext.cli.logs.record_tables import pruned_table
@@ -154,7 +161,8 @@ REPAIR_EXAMPLE = "Example: tvm-ext logs repair records"
 def repair_command(folder: Folder, json_output: options.Json = False) -> None:
     """Move lines that cannot be used to side files (NAME.bad), and print each with its reason.
 
-    Afterwards plain TVM opens the folder. 'tvm-ext tune' does the same when it starts.
+    Plain TVM can then open the folder. 'tvm-ext tune' makes the same repair when
+    it starts.
     """
     from tvm_ext.cli import output as out
     from tvm_ext.report.units import format_count, plain
@@ -199,8 +207,8 @@ def export_command(
             "--output",
             "-o",
             metavar="FILE|FOLDER/",
-            help="A .csv or .json file for all trials; a .jsonl file for the best that beat their "
-            "defaults; a folder for MetaSchedule's two files with the best records.",
+            help="A .csv or .json file gets all trials. A .jsonl file gets the best records that "
+            "beat their defaults. A folder gets the best records in MetaSchedule's two files.",
         ),
     ],
 ) -> None:

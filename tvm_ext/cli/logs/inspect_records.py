@@ -28,15 +28,16 @@ def show_command(
             "--kernel",
             metavar="TEXT",
             show_default="all",
-            help="Only kernels with this in their name, hash or ONNX nodes.",
+            help="Show only kernels with this text in their name, hash or ONNX nodes.",
         ),
     ] = None,
     verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
-    """Show what was reached for each kernel on each target.
+    """Show the best time of each kernel on each target, and how many trials it took.
 
-    Times of a model are marked as modelled, and stand only where nothing was measured.
+    Times from a cost model are marked as modelled. They are shown only where
+    nothing was measured.
     """
     from tvm_ext.cli import output as out
     from tvm_ext.cli.logs.record_tables import names_of, summaries_table
@@ -107,7 +108,7 @@ STATS_EXAMPLE = "Example: tvm-ext logs stats records"
 
 
 def stats_command(folder: Folder, json_output: options.Json = False) -> None:
-    """Print how much was tried, how fast, how it ended, and where it ran."""
+    """Print how many trials there were, how long they took, how they ended and where they ran."""
     from dataclasses import asdict
 
     from rich.text import Text
@@ -133,19 +134,24 @@ DIFF_EXAMPLE = "Example: tvm-ext logs diff last-week today --fail-on-slower"
 
 
 def diff_command(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="Folder of records.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Folder of records.")],
+    before: Annotated[
+        Path, typer.Argument(metavar="BEFORE", help="Folder with the earlier records.")
+    ],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Folder with the later records.")],
     fail_on_slower: Annotated[
         bool,
-        typer.Option("--fail-on-slower", help="Exit with 1 if a kernel is slower beyond noise."),
+        typer.Option(
+            "--fail-on-slower", help="Exit with 1 if a kernel is slower by more than the noise."
+        ),
     ] = False,
     verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
     """Compare the best times of two folders, kernel by kernel and target by target.
 
-    Equal are times that differ by no more than the larger of their two spreads, or 3 %; only -v
-    lists them. Measured times are never compared with those of a model.
+    Times count as equal when they differ by no more than the larger of their two
+    spreads, or by no more than 3 %. Only -v lists equal times. Measured times are
+    never compared with modelled ones.
     """
     from tvm_ext.cli import output as out
     from tvm_ext.cli.logs.record_tables import differences_table, names_of
@@ -182,7 +188,8 @@ def verify_command(
         typer.Option(
             "--target",
             "-t",
-            help="What this machine is: 'cpu', a preset, or a .toml file. Its code runs here.",
+            help="The target that this machine is: 'cpu', a preset, or a .toml file. Code for it "
+            "runs here.",
         ),
     ] = "cpu",
     threads: options.Threads = None,
@@ -191,7 +198,8 @@ def verify_command(
 ) -> None:
     """Build the best records again, check their numbers, and time them beside the defaults.
 
-    The exit code is 1 if a record for this machine does not work, or is slower than the default.
+    The exit code is 1 if a record for this machine does not work, or is slower
+    than the default.
     """
     from tvm_ext.cli import output as out
     from tvm_ext.cli.logs.record_tables import names_of, verified_parts

@@ -3,7 +3,9 @@
 from tvm_ext.cli import options
 from tvm_ext.cli.wafer import csl, explain, predict, simulate
 
-app = options.command_group("Ask the models of wafer-scale processors; no such machine is needed.")
+app = options.command_group(
+    "Model what kernels cost on wafer-scale processors. No such machine is needed."
+)
 
 app.command("predict", epilog=predict.EXAMPLE)(predict.predict_command)
 app.command("explain", epilog=explain.EXAMPLE)(explain.explain_command)

@@ -31,7 +31,7 @@ def csl_command(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Folder of the files; made if needed."
+            "--output", "-o", metavar="FOLDER", help="Folder for the files. It is made if needed."
         ),
     ],
     target: WaferTarget = "wse2",
@@ -51,10 +51,10 @@ def csl_command(
     pipeline: options.OwnPipeline = None,
     json_output: options.Json = False,
 ) -> None:
-    """Write one kernel of an ONNX model as CSL source: the program of a PE, and the layout.
+    """Write one kernel of an ONNX model as CSL source: the program of a PE and the layout.
 
-    A matmul is written as SUMMA, any other kernel as it is scheduled. The code has not
-    been compiled by the vendor's compiler.
+    A matmul is written as SUMMA, and any other kernel as it is scheduled. This
+    code has not been compiled by the vendor's compiler.
     """
     if is_saved_model(model):
         raise InputError(f"{model} is a compiled model; expected an ONNX model")

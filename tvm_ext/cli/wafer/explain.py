@@ -28,7 +28,8 @@ def explain_command(
         typer.Option(
             "--kernel",
             metavar="PATTERN",
-            help="Show only kernels whose name or ONNX node matches (* and ?), step by step.",
+            help="Show only kernels whose name or ONNX node matches a pattern with * and ?, "
+            "and show their steps.",
         ),
     ] = None,
     input_shape: options.InputShapes = None,
@@ -38,14 +39,19 @@ def explain_command(
     pipeline: options.OwnPipeline = None,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE.html", help="Save the report with maps of the grid."),
+        typer.Option(
+            "--html",
+            metavar="FILE.html",
+            help="Save the report to this file, with maps of the grid.",
+        ),
     ] = None,
     verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
     """Say what each kernel of an ONNX model costs on a mesh, and where the time goes.
 
-    Everything is modelled. Exit code 1 means that a kernel breaks a hard limit of the mesh.
+    All times are modelled. Exit code 1 means that a kernel breaks a hard limit of
+    the mesh.
     """
     if is_saved_model(model):
         raise InputError(

@@ -22,9 +22,9 @@ def predict_command(
         Path,
         typer.Argument(
             metavar="FILE.csv",
-            help="Measurements, one a line: id, kernel, unit, and what the kernel needs of arch, "
-            "M, N, K, vector_length, dtype, parameters, grid_rows, grid_cols, value, value_max, "
-            "clock_mhz.",
+            help="A table with one measurement a line. Its columns are id, kernel, unit, and "
+            "those that the kernel needs of arch, M, N, K, vector_length, dtype, "
+            "parameters, grid_rows, grid_cols, value, value_max and clock_mhz.",
         ),
     ],
     json_output: options.Json = False,

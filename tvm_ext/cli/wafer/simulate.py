@@ -24,23 +24,29 @@ def simulate_command(
             "ring, shift, interleaved-shift, halo or transpose.",
         ),
     ],
-    columns: Annotated[int, typer.Option("--columns", min=1, help="PEs of a row.")],
-    words: Annotated[
-        int, typer.Option("--words", min=1, help="32-bit words of one PE's vector or tile.")
+    columns: Annotated[
+        int, typer.Option("--columns", min=1, help="Number of PEs (processing elements) in a row.")
     ],
-    rows: Annotated[int, typer.Option("--rows", min=1, help="Rows of PEs.")] = 1,
+    words: Annotated[
+        int,
+        typer.Option(
+            "--words", min=1, help="Number of 32-bit words in the vector or tile of one PE."
+        ),
+    ],
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Number of rows of PEs.")] = 1,
     group: Annotated[
         int | None,
         typer.Option(
             "--group",
             min=1,
-            help="PEs of a group of two-phase, levels of k-tree, or how many PEs far halo goes.",
+            help="For two-phase: PEs in a group. For k-tree: number of levels. For halo: how "
+            "many PEs far it reaches.",
         ),
     ] = None,
     target: WaferTarget = "wse2",
     json_output: options.Json = False,
 ) -> None:
-    """Simulate a communication pattern wavelet by wavelet, beside its closed form.
+    """Simulate a communication pattern wavelet by wavelet, and print its closed form beside it.
 
     All PEs start in cycle 0, with the data in memory.
     """

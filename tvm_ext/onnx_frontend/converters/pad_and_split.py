@@ -78,7 +78,7 @@ def _padded(
     _require_mode(mode)
     shape = [old + b + a for old, b, a in zip(sizes_of(data), before, after, strict=True)]
     if any(isinstance(size, int) and size < 0 for size in shape):
-        raise FormError("its negative pads take away more than there is")
+        raise FormError("its negative pads remove more elements than there are")
 
     def kernel(data: te.Tensor, fill: te.Tensor, before: list[Any], shape: list[Any]) -> te.Tensor:
         return _pad_compute(data, fill, before, shape, mode)

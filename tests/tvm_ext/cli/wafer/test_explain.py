@@ -96,7 +96,7 @@ def test_sizes_have_to_be_known(tmp_path):
 def test_another_kind_of_target_is_refused(model_path):
     result = invoke(model_path, "--target", "avx2")
     assert result.exit_code == 2
-    assert "target 'avx2' is no mesh" in result.stderr
+    assert "target 'avx2' is not a mesh" in result.stderr
 
 
 def test_a_missing_folder_of_records_is_refused(model_path, tmp_path):

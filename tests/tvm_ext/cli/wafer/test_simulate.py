@@ -65,7 +65,7 @@ def test_the_group_counts():
         (("transpose", "--rows", 30, "--columns", 30, "--words", 5), "colours: 30 routes"),
         (("halo", "--rows", 600, "--columns", 600, "--words", 5), "choose a smaller grid"),
         (("two-phase", "--columns", 4, "--words", 5, "--group", 9), "group is 9"),
-        (("tree", "--columns", 4, "--words", 5, "--target", "avx2"), "is no mesh"),
+        (("tree", "--columns", 4, "--words", 5, "--target", "avx2"), "is not a mesh"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_in_one_line(arguments, message):

@@ -78,7 +78,7 @@ def test_json_says_where_tensors_lie(model, tmp_path):
     [
         (("--kernel", "nothing"), "no kernel matches 'nothing'; expected one of "),
         (("--kernel", "*"), "2 kernels match '*'; expected one of "),
-        (("--kernel", "fused*", "--target", "avx2"), "is no mesh"),
+        (("--kernel", "fused*", "--target", "avx2"), "is not a mesh"),
         (("--kernel", "fused*", "--grid", "2"), "--grid is '2'; expected rows and columns"),
         (("--kernel", "fused*", "--grid", "0x4"), "0x4 PEs was asked for"),
     ],

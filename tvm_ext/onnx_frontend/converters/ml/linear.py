@@ -75,7 +75,10 @@ def _scores(bb: relax.BlockBuilder, x: relax.Expr, attr: dict, targets: int) -> 
     matrix = np.ascontiguousarray(weights.reshape(targets, -1).T)
     columns = sizes_of(x)[1]
     if isinstance(columns, int) and len(matrix) != columns:
-        raise FormError(f"it has {len(matrix)} coefficients a target, its input {columns} columns")
+        raise FormError(
+            f"it has {len(matrix)} coefficients for each target, and its input has "
+            f"{columns} columns"
+        )
     if not isinstance(columns, int):
         x = bb.match_cast(x, relax.TensorType((sizes_of(x)[0], len(matrix)), dtype))
     scores = bb.emit(relax.op.matmul(x, relax.const(matrix, dtype)))

@@ -119,7 +119,7 @@ def _wide(x: te.Tensor, width: int) -> te.Tensor:
 def _require_columns(x: relax.Expr, count: int, name: str) -> None:
     columns = sizes_of(x)[-1]
     if count > 1 and isinstance(columns, int) and count != columns:
-        raise FormError(f"its {name} has {count} values, its input {columns} columns")
+        raise FormError(f"its {name} has {count} values, and its input has {columns} columns")
 
 
 # LabelEncoder, OneHotEncoder and ArrayFeatureExtractor of ai.onnx.ml, for numbers.

@@ -335,4 +335,4 @@ def _product(
 def _require_columns(x: relax.Expr, count: int) -> None:
     columns = sizes_of(x)[1]
     if isinstance(columns, int) and columns != count:
-        raise FormError(f"it expects {count} columns, its input has {columns}")
+        raise FormError(f"it expects {count} columns, and its input has {columns} columns")

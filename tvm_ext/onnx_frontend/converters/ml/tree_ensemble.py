@@ -72,7 +72,9 @@ def _of_two_classes(
     base = _numbers(attr, "base_values")
     first, second = (bool(forest.hit[:, place].any()) for place in (0, 1))
     if second and not forest.hit[:, 1].all():
-        raise FormError("some of its leaves have no weight for the second class; expected all")
+        raise FormError(
+            "some of its leaves have no weight for the second class; expected one for each leaf"
+        )
     alone = first != second
     positive = bool((_numbers(attr, "class_weights") >= 0).all())
     threshold = 0.5 if alone and positive else 0.0

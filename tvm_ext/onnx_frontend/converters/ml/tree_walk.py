@@ -112,7 +112,7 @@ def _walk(x: relax.Expr, forest: Forest, how: str, base: np.ndarray) -> "_TreeWa
     columns = sizes_of(x)[1]
     used = forest.feature[len(forest.weights) :]
     if used.size and (used.min() < 0 or (isinstance(columns, int) and used.max() >= columns)):
-        raise FormError(f"its trees read column {used.max()}, its input has {columns}")
+        raise FormError(f"its trees read column {used.max()}, and its input has {columns} columns")
     return _TreeWalk.of(forest, how, base, str(x.ty.dtype))
 
 

@@ -66,7 +66,7 @@ class Forest:
             height[unknown[found]] = 1 + below[:, found].max(axis=0)
         # A circle that no root leads to does no harm.
         if (height[self.roots] < 0).any():
-            raise FormError("its nodes lead in a circle; expected trees")
+            raise FormError("its nodes form a cycle; expected trees")
         return height[self.roots].astype(np.int32)
 
 

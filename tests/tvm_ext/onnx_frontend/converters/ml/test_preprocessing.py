@@ -64,7 +64,7 @@ def test_feature_vectorizer_and_extractor() -> None:
     ("operator", "attributes", "line"),
     [
         ("LabelEncoder", {"keys_int64s": [1, 2], "values_int64s": [4]}, "2 keys and 1 values"),
-        ("Scaler", {"offset": [1.0, 2.0, 3.0]}, "offset has 3 values, its input 2 columns"),
+        ("Scaler", {"offset": [1.0, 2.0, 3.0]}, "offset has 3 values, and its input has 2 columns"),
         ("Normalizer", {"norm": "L3"}, "norm 'L3' is unknown"),
     ],
 )
