@@ -11,6 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,7 @@ def main() -> int:
         difference = relative(model.run(batch)["scores"], with_ort.run(batch)["scores"])
         worst = max(worst, difference)
         ours, theirs = interleaved_milliseconds(
-            lambda batch=batch: model.run(batch), lambda batch=batch: with_ort.run(batch)
+            partial(model.run, batch), partial(with_ort.run, batch)
         )
         print(
             f"batch of {count}: tvm-ext {ours:.2f} ms, ONNX Runtime {theirs:.2f} ms "

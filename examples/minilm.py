@@ -120,7 +120,7 @@ def build_minilm(weights: Path, path: Path) -> Path:
     encoder.constant("scale", np.array((hidden // HEADS) ** -0.5, "float32"))
     mask = encoder.node("Cast", "attention_mask", to=TensorProto.FLOAT)
     # 0 for tokens, and for padding a number that softmax makes 0 of.
-    one, far = (encoder.constant(f"{value:g}", np.float32(value)) for value in (1.0, -1e9))
+    one, far = (encoder.constant(f"{value:g}", np.array(value, "float32")) for value in (1.0, -1e9))
     hiding = encoder.node("Mul", encoder.node("Sub", one, mask), far)
     hiding = encoder.node("Unsqueeze", hiding, encoder.integers("axes_1_2", 1, 2))
     x = encoder.embeddings()

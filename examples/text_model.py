@@ -10,6 +10,7 @@ Every vector is compared with ONNX Runtime's, for batches of several lengths.
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -111,9 +112,7 @@ def main() -> int:
         difference = float(np.abs(vectors[name] - with_ort.run(inputs)["vector"]).max())
         worst = max(worst, difference)
         ours, theirs = interleaved_milliseconds(
-            lambda inputs=inputs: model.run(inputs),
-            lambda inputs=inputs: with_ort.run(inputs),
-            seconds=1.5,
+            partial(model.run, inputs), partial(with_ort.run, inputs), seconds=1.5
         )
         rows, length = inputs["input_ids"].shape
         print(
