@@ -166,8 +166,8 @@ class CpuDescription(MachineDescription):
         if not self.widens(_NARROW_WEIGHTS):
             raise TargetError(
                 f"precision '{_NARROW_WEIGHTS}' was asked for and target '{self.name}' has no "
-                "instruction that converts it to float32; expected a CPU with the feature f16c: leave "
-                "it out"
+                "instruction that converts it to float32; expected a CPU with the feature f16c: "
+                "leave it out"
             )
         return self.model_copy(update={"stored_weights": _NARROW_WEIGHTS})
 
