@@ -456,7 +456,7 @@ OneTarget = Annotated[
         "--target",
         "-t",
         show_default="all",
-        help="Show only this target: 'cpu' for this machine, a preset, a .toml file, or a "
+        help="Take only records of this target: 'cpu' for this machine, a preset, a .toml file, or a "
         "part of the name that the tables show.",
     ),
 ]

@@ -134,7 +134,7 @@ def test_a_dump_folder_that_is_a_file_is_refused(tiny_model_path):
     ("options", "words"),
     [
         (("--inputs", "missing.npz"), "no such file"),
-        (("--inputs", "{npz}", "--seed", "1"), "drop one"),
+        (("--inputs", "{npz}", "--seed", "1"), "leave one of them out"),
         (("--inputs", "{npz}"), "the model has no input 'z'"),
         (("--size", "N"), "is not DIM=N"),
         (("--size", "N=0"), "is not DIM=N"),

@@ -176,9 +176,9 @@ def test_the_help_of_a_server_warns(command):
     result = invoke(command, "--help")
     assert result.exit_code == 0
     words = " ".join(result.stdout.replace("│", " ").split())
-    assert "RPC executes code that clients send" in words
+    assert "The server executes code that clients send" in words
     assert "without a password" in words
-    assert "Whoever reaches it can run any code here" in words
+    assert "Whoever can reach it can run any code here" in words
 
 
 def test_a_server_says_whom_it_serves(monkeypatch):

@@ -159,8 +159,8 @@ def test_sizes_that_stay_open_keep_their_ranges() -> None:
     [
         ({"M": 2}, "specialize: 'M' is not a dynamic dimension"),
         ({"y": [2, 3]}, "specialize: the model has no input 'y'"),
-        ({"x": [2, 3]}, r"specialize: \[2, 3\] is no shape of x: float32\['N', 6\]"),
-        ({"x": [2, 7]}, r"specialize: \[2, 7\] is no shape of x"),
+        ({"x": [2, 3]}, r"specialize: \[2, 3\] is not a shape of x: float32\['N', 6\]"),
+        ({"x": [2, 7]}, r"specialize: \[2, 7\] is not a shape of x"),
         ({"x": ["N", 6]}, "fixes no dynamic size; expected sizes for N"),
         ({"N": 2, "x": [3, 6]}, "dimension 'N' is 2 and 3"),
         ({"N": 0}, "dimension 'N' cannot have size 0; expected 1"),
@@ -216,7 +216,7 @@ def test_a_model_that_has_changed_gets_no_more_programs(tmp_path: Path) -> None:
     [
         ({"specialize": "often"}, "'often' is not a list of sizes; expected 'auto'"),
         ({"specialize": "auto", "specialize_limit": 0}, "specialize_limit is 0; expected 1"),
-        ({"specialize": "auto", "target": "cuda"}, "no CPU"),
+        ({"specialize": "auto", "target": "cuda"}, "not a CPU"),
     ],
 )
 def test_auto_refuses(arguments: dict[str, object], message: str) -> None:
