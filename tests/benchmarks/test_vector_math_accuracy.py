@@ -11,7 +11,7 @@ from thoroughness import ALL_CASES
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.targets import resolve_target
 
-PAGE = Path(__file__).parents[2] / "docs" / "vector-math.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "vector-math.md"
 ROWS = {
     cells[0]: cells[1:]
     for line in PAGE.read_text(encoding="utf-8").splitlines()

@@ -179,7 +179,7 @@ def test_nothing_changes_where_nobody_asked() -> None:
     [
         ("avx2", "bfloat16", "no instruction for its products"),
         ("avx512-amx", "float8", "'float8' is not known"),
-        ("nvidia-h200", "bfloat16", "none but 'model'"),
+        ("nvidia-h200", "bfloat16", "has only 'model'"),
     ],
 )
 def test_precisions_that_a_target_does_not_have(target, precision, message) -> None:

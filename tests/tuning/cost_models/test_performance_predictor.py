@@ -202,7 +202,7 @@ def test_other_files_are_refused(of_all, tmp_path, damage):
     of_all.save(path)
     path.write_text(damage(path.read_text()))
     predictor = PerformancePredictor()
-    with pytest.raises(RecordsError, match=r"features of another|no file of the"):
+    with pytest.raises(RecordsError, match=r"features of another|not a file of the"):
         predictor.load(path)
     assert predictor.samples == []
 

@@ -20,7 +20,7 @@ from tvm_ext.onnx_frontend.operator_table import (
     operators_page,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "operators.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "operators.md"
 
 
 def test_the_page_is_current():

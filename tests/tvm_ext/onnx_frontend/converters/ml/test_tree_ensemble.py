@@ -231,13 +231,11 @@ def test_trees_that_are_refused() -> None:
         return ml_model("TreeEnsembleRegressor", [x], [TensorProto.FLOAT], **(attributes | changes))
 
     inner = attributes["nodes_modes"].index(attributes["nodes_modes"][0])
-    circle = list(attributes["nodes_truenodeids"])
-    circle[inner] = attributes["nodes_nodeids"][inner]
-    refused(broken(nodes_truenodeids=circle), "node 'node' .*circle")
-    refused(broken(nodes_truenodeids=[77] * len(circle)), "lead outside")
-    refused(
-        broken(nodes_featureids=[9] * len(circle)), "read column 9, and its input has 4 columns"
-    )
+    cycle = list(attributes["nodes_truenodeids"])
+    cycle[inner] = attributes["nodes_nodeids"][inner]
+    refused(broken(nodes_truenodeids=cycle), "node 'node' .*cycle")
+    refused(broken(nodes_truenodeids=[77] * len(cycle)), "lead outside")
+    refused(broken(nodes_featureids=[9] * len(cycle)), "read column 9, and its input has 4 columns")
     refused(broken(target_nodeids=[99] * len(attributes["target_ids"])), "do not exist")
     refused(broken(post_transform="LOGISTIC"), "post_transform LOGISTIC is of one target")
     refused(broken(nodes_values=[1.0]), "tables split do not fit")
