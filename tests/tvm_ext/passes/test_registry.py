@@ -141,7 +141,7 @@ def test_a_pass_with_options_is_made_with_them():
     assert made(module()).attrs["marked"] == 7
     with pytest.raises(ConfigError, match=r"no option 'valu'; nearest known: 'value'"):
         registry.get("Marker").make({"valu": 7})
-    with pytest.raises(ConfigError, match=r"'value' of Marker is '7', expected int"):
+    with pytest.raises(ConfigError, match=r"'value' of Marker is '7'; expected int"):
         registry.get("Marker").make({"value": "7"})
 
 
