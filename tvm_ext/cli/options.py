@@ -456,8 +456,8 @@ OneTarget = Annotated[
         "--target",
         "-t",
         show_default="all",
-        help="Take only records of this target: 'cpu' for this machine, a preset, a .toml file, or "
-        "a part of the name that the tables show.",
+        help="Take only records of this target: 'cpu' for this machine, a preset, a .toml file, "
+        "or a part of the name that the tables show.",
     ),
 ]
 
