@@ -172,8 +172,8 @@ def _samples(samples: SamplesSource, compiled: CompiledModel) -> list[dict[str, 
     found = [samples] if isinstance(samples, Mapping) else samples
     if not isinstance(found, list | tuple) or not all(isinstance(one, Mapping) for one in found):
         raise InputError(
-            f"samples is of type {type(samples).__name__}; expected a mapping of input name to array, "
-            "a list of mappings, or the path of a file: pass one of these"
+            f"samples is of type {type(samples).__name__}; expected a mapping of input name to "
+            "array, a list of mappings, or the path of a file: pass one of these"
         )
     if not found:
         raise InputError(
