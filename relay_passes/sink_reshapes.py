@@ -17,7 +17,8 @@ from tvm_ext.relay_passes.layout_roles import BROADCASTING, CONVOLUTIONS
 # A function whose result is meant to be reshaped carries this attribute, with any text.
 ATTRIBUTE = "tvm_ext.reshaped_result"
 
-_UNARY = frozenset(
+# Elementwise operators of one tensor.
+UNARY = frozenset(
     f"relax.{name}"
     for name in (
         *("abs", "astype", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative"),
@@ -83,7 +84,7 @@ class _Sinker(BindingRewriter):
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
             return None
-        unary = value.op.name in _UNARY
+        unary = value.op.name in UNARY
         if not unary and value.op.name not in BROADCASTING:
             return None
         tensors = value.args[:1] if unary else value.args
