@@ -78,7 +78,7 @@ class AxisFactors:
         if operator_name(call) == "relax.permute_dims":
             return tuple(view[axis] for axis in permutation_of(call))
         shape = call.ty.shape
-        return self._reshaped(view, list(shape)) if isinstance(shape, relax.ShapeExpr) else None
+        return self.reshaped(view, list(shape)) if isinstance(shape, relax.ShapeExpr) else None
 
     def is_in_order(self, view: View) -> bool:
         """Whether a tensor with this view has its elements in the order of the source."""
@@ -119,33 +119,59 @@ class AxisFactors:
             calls.append(lambda x: relax.op.reshape(x, shape))
         return calls
 
+    def shape_of_source(self, shape: Sequence[Any], view: View) -> list[Any] | None:
+        """The shape in which what broadcasts to a reshape with ``view`` does so to the source.
+
+        None where it broadcasts along a part of an axis only.
+        """
+        parts = self._parts(shape, view)
+        if parts is None:
+            return None
+        result = []
+        for axis in range(len(self.shape)):
+            extents = [parts[f.place] for f in _flat(view) if f.place[0] == axis]
+            if ONE in extents and any(extent != ONE for extent in extents):
+                return None
+            result.append(self._product(extents))
+        return result
+
     def constant_of_source(self, array: np.ndarray, view: View) -> np.ndarray | None:
         """``array``, which broadcasts to a tensor with ``view``, as one that does to the source.
 
-        None where it varies along a size that is not known, or has to be spread out for it.
+        It is spread out along axes of the source of which it follows a part. None where it varies
+        along a size that is not known.
         """
-        shape = (1,) * (len(view) - array.ndim) + array.shape
-        extents: dict[tuple[int, ...], int] = {}
-        for axis, size in zip(view, shape, strict=True):
-            varies = size != 1
-            if varies and any(factor.extent.symbols for factor in axis):
-                return None
-            extents.update((f.place, f.extent.number if varies else 1) for f in axis)
-        for number in range(len(self.shape)):
-            # An axis in parts, of which the constant follows some: it would have to be larger.
-            parts = [f for f in _flat(view) if f.place[0] == number]
-            if len({extents[f.place] == 1 for f in parts if f.extent != ONE}) > 1:
-                return None
-        order = [factor.place for factor in _flat(view)]
-        sizes = [extents[place] for place in order]
-        axes = sorted(range(len(order)), key=order.__getitem__)
-        wanted = [
-            prod(extent for place, extent in extents.items() if place[0] == axis)
-            for axis in range(len(self.shape))
-        ]
-        return np.ascontiguousarray(array.reshape(sizes).transpose(axes).reshape(wanted))
+        parts = self._parts(array.shape, view)
+        if parts is None or any(extent.symbols for extent in parts.values()):
+            return None
+        places = [factor.place for factor in _flat(view)]
+        axes = sorted(range(len(places)), key=places.__getitem__)
+        parted = array.reshape([parts[place].number for place in places]).transpose(axes)
+        in_memory = [_flat(view)[axis] for axis in axes]
+        spread, wanted = list(parted.shape), []
+        for axis in range(len(self.shape)):
+            own = [n for n, factor in enumerate(in_memory) if factor.place[0] == axis]
+            if any(spread[n] != 1 for n in own):
+                if any(in_memory[n].extent.symbols for n in own):
+                    return None
+                spread = [
+                    in_memory[n].extent.number if n in own else e for n, e in enumerate(spread)
+                ]
+            wanted.append(prod(spread[n] for n in own))
+        return np.ascontiguousarray(np.broadcast_to(parted, spread).reshape(wanted))
 
-    def _reshaped(self, view: View, shape: Sequence[Any]) -> View | None:
+    def _parts(self, shape: Sequence[Any], view: View) -> dict[tuple[int, ...], Extent] | None:
+        """By place of each factor, its extent in a tensor that broadcasts to ``view``."""
+        extents = [ONE] * (len(view) - len(shape)) + [self._extent(extent) for extent in shape]
+        parts: dict[tuple[int, ...], Extent] = {}
+        for axis, extent in zip(view, extents, strict=True):
+            if extent not in (ONE, _joined(axis)):
+                return None
+            parts.update((f.place, ONE if extent == ONE else f.extent) for f in axis)
+        return parts
+
+    def reshaped(self, view: View, shape: Sequence[Any]) -> View | None:
+        """``view`` behind a reshape to ``shape``; None where it joins parts of several axes."""
         left = _flat(view)
         axes: list[tuple[Factor, ...]] = []
         for wanted in map(self._extent, shape):
@@ -182,10 +208,15 @@ class AxisFactors:
 
     def _product(self, extents: Sequence[Extent]) -> Any:
         product: Any = prod(extent.number for extent in extents)
-        for number in sorted(symbol for extent in extents for symbol in extent.symbols):
+        for number in sorted(number for extent in extents for number in extent.symbols):
             symbol = self._symbols[number]
             product = symbol if isinstance(product, int) and product == 1 else product * symbol
         return product
+
+
+def _joined(axis: Sequence[Factor]) -> Extent:
+    symbols = sorted(symbol for factor in axis for symbol in factor.extent.symbols)
+    return Extent(prod(factor.extent.number for factor in axis), tuple(symbols))
 
 
 def _flat(view: View) -> list[Factor]:
