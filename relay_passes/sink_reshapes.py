@@ -9,7 +9,7 @@ from tvm.ir import GenericConst
 from tvm_ext.relay_passes.axis_factors import AxisFactors, View
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.gemm_epilogue import same_shape
-from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.layout_roles import BROADCASTING, CONVOLUTIONS
 
 # A function whose result is meant to be reshaped carries this attribute, with any text.
@@ -26,9 +26,12 @@ UNARY = frozenset(
 )
 
 
+_KERNELS = frozenset({"relax.call_tir", "relax.matmul", *CONVOLUTIONS})
+
+
 @graph_pass
 class SinkReshapes:
-    """Moves the reshape behind a convolution kernel past the elementwise operators that follow.
+    """Moves the reshape behind a convolution or matmul past the elementwise operators that follow.
 
     y = kernel(x, W); z = reshape(y, [1, 56, 56, 64]); relu(z + b)
     y = kernel(x, W); reshape(relu(y + b'), [1, 56, 56, 64])     y has shape [1, 28, 2, 28, 2, 64]
@@ -36,8 +39,9 @@ class SinkReshapes:
     A reshape is only another view of memory, but operator fusion stops at it. Operands of the same
     shape are reshaped as well, those that broadcast are spread out where they are constant.
 
-    Leaves alone: reshapes behind anything but convolutions and the kernels of ConvTransposeToConv
-    and GroupedConvolution; operands that broadcast along a part of an axis and are not constant.
+    Leaves alone: reshapes behind anything but convolutions, matmuls, kernels that other passes made
+    of these, and elementwise operators that follow them; operands that broadcast along a part of an
+    axis and are not constant; constants along a size that is not known.
 
     Run after: FlattenPointwise, GroupedConvolution, LayoutPlanning. Run before: LegalizeOps.
     """
@@ -88,13 +92,18 @@ class _Sinker(BindingRewriter):
         return source if self.reaches(source) else None
 
     def _is_kernel_result(self, expr: relax.Expr) -> bool:
-        call = self.view.call(expr, "relax.call_tir", *CONVOLUTIONS)
+        """Whether elementwise operators behind ``expr`` are fused into the kernel that makes it."""
+        call = self.view.call(expr, *_KERNELS, *UNARY, *BROADCASTING)
         if call is None or not isinstance(expr, relax.Var):
             return False
-        if call.op.name != "relax.call_tir":
-            return True
-        attrs = self.mod[call.args[0]].attrs
-        return attrs is not None and ATTRIBUTE in attrs
+        if call.op.name == "relax.call_tir":
+            attrs = self.mod[call.args[0]].attrs or {}
+            return ATTRIBUTE in attrs or attrs.get("op_pattern") == OUT_ELEMENTWISE_FUSABLE
+        # What is already behind the kernel is fused into it while nothing else reads in between.
+        behind = [arg for arg in call.args if isinstance(arg, relax.Var)]
+        return call.op.name in _KERNELS or (
+            self.view.uses(behind[0]) == 1 and self._is_kernel_result(behind[0])
+        )
 
     def _has_other_users(self, var: relax.Var) -> bool:
         """Whether what ``var`` reads of a kernel is used elsewhere as well."""
