@@ -21,14 +21,15 @@ _MOST_OPERATORS = 24
 
 @graph_pass
 class SinkTransposes:
-    """Moves elementwise operators in front of a transpose that a later one cancels.
+    """Moves elementwise operators in front of a transpose that a later one cancels or joins.
 
     Before: ``y = permute_dims(conv2d(x, W), [0, 3, 1, 2]); z = reshape(y + b, [n, c, h * w]);
             permute_dims(z, [0, 2, 1])``
     After:  ``reshape(conv2d(x, W) + b', [n, h * w, c])``, where no data is moved and the operators
             become part of the convolution's kernel
 
-    Models that pass between images and sequences are full of these. Sizes may be those of a run.
+    If the transposes do not cancel, one remains behind the operators. Models that pass between images
+    and sequences are full of these. Sizes may be those of a run.
     Both operands of an operator may come from the transposed tensor (an activation in parts),
     others are constants, whose axes are put in the order of the source.
 
@@ -51,6 +52,12 @@ class _Region:
     factors: AxisFactors
     views: dict[relax.Var, View] = field(default_factory=dict)
     uses: Counter[relax.Var] = field(default_factory=Counter)
+    last: View = ()
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the last view has the elements in the order of the source."""
+        return self.factors.is_in_order(self.last)
 
 
 class _Sinker(BindingRewriter):
@@ -62,19 +69,29 @@ class _Sinker(BindingRewriter):
         region = self._region(var, value)
         if region is None:
             return None
-        moved = self._moved(region, value.args[0])
-        result = relax.op.reshape(moved, var.ty.shape)
+        result: relax.Expr = self._moved(region, value.args[0])
+        if region.is_in_order:
+            result = relax.op.reshape(result, var.ty.shape)
+        else:
+            *inner, last = region.factors.one_transpose(region.last, var.ty.shape)
+            for make in inner:
+                result = self.bind(make(result), var)
+            result = last(result)
         return Replacement(result, (), "moved elementwise operators in front of its transposes")
 
     def _region(self, var: relax.Var, value: relax.Call) -> _Region | None:
-        """The largest region that ends in ``var`` with the elements in the source's order."""
+        """The largest region that ends in ``var`` and needs fewer transposes than it has."""
         for source in reversed(list(self._sources(value))):
             region = _Region(source, AxisFactors(list(source.ty.shape)))
             view = self._view(region, value.args[0])
             last = region.factors.moved(view, value) if view is not None else None
-            operators = [v for v in region.views if self._elementwise(v) is not None]
-            closed = all(self.view.uses(v) == region.uses[v] for v in region.views if v != source)
-            if last is not None and operators and closed and region.factors.is_in_order(last):
+            if last is None or any(self.view.uses(v) != region.uses[v] for v in region.views):
+                continue
+            region.last = last
+            inside = Counter(operator_name(self.view.value(v)) for v in (*region.views, var))
+            transposes = inside.pop("relax.permute_dims", 0)
+            operators = set(inside) - MOVEMENTS
+            if operators and (region.is_in_order or (transposes > 1 and _is_transpose(value))):
                 return region
         return None
 
@@ -87,9 +104,8 @@ class _Sinker(BindingRewriter):
             if not tensors:
                 return
             expr = tensors[0]
-            is_transpose = operator_name(call) == "relax.permute_dims"
             known = isinstance(expr, relax.Var) and isinstance(expr.ty.shape, relax.ShapeExpr)
-            if is_transpose and known and self.reaches(expr):
+            if _is_transpose(call) and known and self.reaches(expr):
                 yield expr
 
     def _elementwise(self, expr: relax.Expr) -> relax.Call | None:
@@ -150,6 +166,10 @@ class _Sinker(BindingRewriter):
             array = region.factors.constant_of_source(arg.value.numpy(), view)
             return relax.const(array, str(arg.ty.dtype))
         return made.get(arg, arg) if isinstance(arg, relax.Var) else arg
+
+
+def _is_transpose(value: relax.Expr) -> bool:
+    return operator_name(value) == "relax.permute_dims"
 
 
 def _tensors(call: relax.Call) -> Sequence[relax.Var]:

@@ -105,10 +105,18 @@ def test_an_operand_of_a_run_keeps_the_transposes() -> None:
     assert structural_equal(sink(before), before)
 
 
-def test_another_order_keeps_the_transposes() -> None:
+def test_transposes_to_another_order_become_one() -> None:
     def whole(emit, x):
         y = emit(nn.relu(emit(op.permute_dims(x, [0, 3, 1, 2]))))
         return [op.permute_dims(y, [0, 3, 2, 1])]
+
+    assert operators(check(module(IMAGE, whole))) == ["nn.relu", "permute_dims"]
+
+
+def test_one_transpose_stays_where_it_is() -> None:
+    def whole(emit, x):
+        y = emit(nn.relu(emit(op.permute_dims(x, [0, 3, 1, 2]))))
+        return [op.reshape(y, [2, 120])]
 
     before = module(IMAGE, whole)
     assert structural_equal(sink(before), before)
