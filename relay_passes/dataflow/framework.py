@@ -56,6 +56,16 @@ class ForwardAnalysis(Analysis[Element]):
     def top(self, ty: tvm.ir.Type) -> Element:
         """What holds for every value of a type that is no tuple."""
 
+    def top_of(self, ty: tvm.ir.Type) -> State:
+        """What holds for every value of a type, part by part for a tuple."""
+        if isinstance(ty, relax.TupleType):
+            return tuple(self.top_of(field) for field in ty.fields[:])
+        return self.top(ty)
+
+    def parameter(self, param: relax.Var) -> State:
+        """What holds for a parameter of a function that is called from outside."""
+        return self.top_of(param.ty)
+
     def constant(self, value: relax.Expr) -> Element:
         """What holds for a literal: a constant, a number, a shape."""
         return self.top(value.ty)
@@ -148,11 +158,6 @@ def _alike(state: State, other: State) -> State:
 class _Forward(_Joining[Element]):
     analysis: ForwardAnalysis[Element]
 
-    def top(self, ty: tvm.ir.Type) -> State:
-        if isinstance(ty, relax.TupleType):
-            return tuple(self.top(field) for field in ty.fields[:])
-        return self.analysis.top(ty)
-
     def literal(self, expr: relax.Expr, states: dict[int, State]) -> State:
         if isinstance(expr, relax.Var):
             return states.get(hash(expr))
@@ -186,7 +191,7 @@ class _ForwardSolver(Generic[Element]):
 
     def _call_from_outside(self, name: str) -> None:
         function = self.functions[name]
-        self._enter(name, [self.flow.top(param.ty) for param in function.params[:]])
+        self._enter(name, [self.analysis.parameter(param) for param in function.params[:]])
         if name in self.waiting:
             self._analyse(name)
 
@@ -237,7 +242,7 @@ class _ForwardSolver(Generic[Element]):
             # An analysis may know nothing of the parts of a tuple that it was given as one.
             if isinstance(whole, tuple):
                 return whole[int(value.index)]
-            return None if whole is None else self.flow.top(value.ty)
+            return None if whole is None else self.analysis.top_of(value.ty)
         if isinstance(value, relax.If):
             return self._branches(value)
         if isinstance(value, relax.Function):
@@ -261,7 +266,7 @@ class _ForwardSolver(Generic[Element]):
         if isinstance(callee, tvm.ir.GlobalVar) and str(callee.name_hint) in self.functions:
             return self._call_function(str(callee.name_hint), arguments)
         if not isinstance(callee, tvm.ir.Op):
-            return self.flow.top(call.ty)
+            return self.analysis.top_of(call.ty)
         operands = [self._operand(argument) for argument in arguments]
         if any(map(is_unreached, operands)):
             return None
@@ -298,7 +303,7 @@ class _ForwardSolver(Generic[Element]):
     def _nested(self, function: relax.Function) -> State:
         """A closure, which may be called with anything; calls of it give anything of their type."""
         for param in function.params[:]:
-            self.states[hash(param)] = self.flow.top(param.ty)
+            self.states[hash(param)] = self.analysis.top_of(param.ty)
         self._body(function.body)
         return self.analysis.top(function.ty)
 

@@ -126,14 +126,15 @@ class ElementType:
             fits = found.low >= self.low and found.high <= self.high
             return ValueRange(found.low, found.high, is_integral=True) if fits else self.anything()
         if exact:
-            return found
+            return replace(found, low=float(found.low), high=float(found.high))
         low, high = self._outward(found.low, -1), self._outward(found.high, 1)
         # Kernels may take denormal numbers for zeros.
         low = 0.0 if 0 < low < self.smallest else low
         high = -0.0 if -self.smallest < high < 0 else high
         return replace(found, low=low, high=high)
 
-    def _outward(self, bound: float, sign: int) -> float:
+    def _outward(self, number: float, sign: int) -> float:
+        bound = float(number)
         if bound == 0 or math.isinf(bound):
             return bound
         if not self.low <= bound <= self.high:

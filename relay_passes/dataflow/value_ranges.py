@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import tvm
 from tvm import relax, tirx
-from tvm.sym import Analyzer
 
 from tvm_ext.relay_passes.dataflow import interval
 from tvm_ext.relay_passes.dataflow.framework import ForwardAnalysis, Solution, State, solve_forward
@@ -31,24 +30,34 @@ from tvm_ext.relay_passes.dataflow.sizes import MOST, count_of, extent_bounds
 # Larger constants are looked at for their range; what a product of one can give is not computed.
 _MOST_WEIGHTS = 1 << 22
 
+# Of all integer types together.
+_ENDS_OF_INTEGERS = (-(1 << 63), (1 << 64) - 1)
+
 Rule: TypeAlias = Callable[["Operands"], ValueRange]
 
 
 def value_ranges(
-    mod: tvm.IRModule, sizes: Mapping[str, tuple[int, int]] | None = None
+    mod: tvm.IRModule,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
+    inputs: Mapping[str, tuple[float, float]] | None = None,
 ) -> Solution[ValueRange]:
     """The range of every value of a module.
 
-    ``sizes`` are the least and the largest value of symbolic sizes, by name.
+    ``sizes`` are the least and the largest value of symbolic sizes, by name. ``inputs`` are the
+    least and the largest number in inputs of which that is promised; no NaN is in them either.
     """
-    return solve_forward(mod, ValueRanges(sizes or {}))
+    return solve_forward(mod, ValueRanges(sizes or {}, inputs or {}))
 
 
 class ValueRanges(ForwardAnalysis[ValueRange]):
     """The analysis; a shape has the range of its sizes."""
 
-    def __init__(self, sizes: Mapping[str, tuple[int, int]]) -> None:
-        self.sizes = sizes
+    def __init__(
+        self,
+        sizes: Mapping[str, tuple[int, int]],
+        inputs: Mapping[str, tuple[float, float]] | None = None,
+    ) -> None:
+        self.sizes, self.inputs = sizes, inputs or {}
         self._constants: dict[int, tuple[relax.Expr, ValueRange]] = {}
 
     def join(self, one: ValueRange, other: ValueRange) -> ValueRange:
@@ -56,13 +65,11 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
         return join(one, other)
 
     def widen(self, before: ValueRange, after: ValueRange) -> ValueRange:
-        """Bounds that moved go as far as they can, past zero only if they were there.
-
-        The framework does not know the type; ``cast`` and ``fit`` take infinite bounds of integers
-        for those of their type.
-        """
-        low = before.low if after.low >= before.low else (0 if after.low >= 0 else -math.inf)
-        high = before.high if after.high <= before.high else math.inf
+        """Bounds that moved go to zero, or as far as they can."""
+        is_whole = isinstance(after.low, int) and isinstance(after.high, int)
+        least, most = _ENDS_OF_INTEGERS if is_whole else (-math.inf, math.inf)
+        low = before.low if after.low >= before.low else (0 if after.low >= 0 else least)
+        high = before.high if after.high <= before.high else (0 if after.high <= 0 else most)
         return ValueRange(
             low,
             high,
@@ -80,6 +87,16 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
         if isinstance(ty, tvm.ir.PrimType):
             return element_type(str(ty.dtype)).anything()
         return ValueRange(-math.inf, math.inf, True, True)
+
+    def parameter(self, param: relax.Var) -> State:
+        """What is promised for an input, or all numbers of its type."""
+        promised = self.inputs.get(str(param.name))
+        if promised is None or not isinstance(param.ty, relax.TensorType):
+            return self.top_of(param.ty)
+        kind = element_type(str(param.ty.dtype))
+        if kind.is_float:
+            return ValueRange(*map(float, promised), may_be_negative_zero=promised[0] <= 0)
+        return kind.fit(ValueRange(math.floor(promised[0]), math.ceil(promised[1])))
 
     def constant(self, value: relax.Expr) -> ValueRange:
         """The range of the numbers of a literal."""
@@ -109,18 +126,13 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
             rule: Any = _TUPLE_RULES.get(name)
             fields = call.ty.fields[:]
             if rule is None:
-                return tuple(map(self._top_of, fields))
+                return self.top_of(call.ty)
             found = rule(Operands(self, call, operands, fields[0]))
             return tuple(found) if isinstance(found, list) else (found,) * len(fields)
         rule = RULES.get(name)
         if rule is None:
-            return self._top_of(call.ty)
+            return self.top_of(call.ty)
         return rule(Operands(self, call, operands, call.ty))
-
-    def _top_of(self, ty: tvm.ir.Type) -> State:
-        if isinstance(ty, relax.TupleType):
-            return tuple(map(self._top_of, ty.fields[:]))
-        return self.top(ty)
 
     def _extents(self, extents: Sequence[Any]) -> ValueRange:
         bounds = [extent_bounds(one, self.sizes) for one in extents] or [(0, MOST)]
