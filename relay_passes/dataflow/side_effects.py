@@ -110,11 +110,13 @@ class SideEffects:
                 for inner in _bindings_of_body(side):
                     effect |= self.of(inner)
             return effect
-        if not isinstance(value, relax.Call):
-            return Effect.NONE
-        if isinstance(value.op, tvm.ir.GlobalVar):
-            return self.of_function(value.op)
-        return _of_operator(value) if isinstance(value.op, tvm.ir.Op) else _ANYTHING
+        return self.of_call(value) if isinstance(value, relax.Call) else Effect.NONE
+
+    def of_call(self, call: relax.Call) -> Effect:
+        """What a call of an operator or a function may do."""
+        if isinstance(call.op, tvm.ir.GlobalVar):
+            return self.of_function(call.op)
+        return _of_operator(call) if isinstance(call.op, tvm.ir.Op) else _ANYTHING
 
 
 def _of_operator(call: relax.Call) -> Effect:

@@ -7,6 +7,7 @@ branch may equal one outside of it, and never one of the other branch: that one 
 the first one is.
 """
 
+import math
 from typing import Any
 
 import tvm
@@ -15,6 +16,9 @@ from tvm import relax
 
 from tvm_ext.relay_passes.dataflow.side_effects import is_pure_operator
 from tvm_ext.relay_passes.spans import relax_functions
+
+# Elements of constants that are compared; larger ones are equal where they are one object.
+_MOST_COMPARED = 1024
 
 # Bits are equal in either order, those of a NaN aside.
 COMMUTATIVE = frozenset(
@@ -60,7 +64,6 @@ class _Numberer:
         # By what is computed: the number, and the first variable of it. One table for each branch
         # around, the innermost last.
         self._tables: list[dict[Any, tuple[int, relax.Var]]] = []
-        self._constants: dict[Any, int] = {}
 
     def number_function(self, func: relax.Function) -> None:
         self._tables.append({})
@@ -112,21 +115,35 @@ class _Numberer:
     def _key(self, value: relax.Expr) -> Any:
         """What is the same for values that are equal; None for one that equals no other."""
         if isinstance(value, relax.Var):
-            return self.found.numbers.get(hash(value))
+            return "value", self.found.numbers.get(hash(value), -hash(value))
         if isinstance(value, relax.Tuple):
-            return ("tuple", *map(self._key, value.fields[:]))
+            fields = tuple(map(self._key, value.fields[:]))
+            return None if None in fields else ("tuple", fields)
         if isinstance(value, relax.TupleGetItem):
-            return "field", self._key(value.tuple_value), int(value.index)
+            whole = self._key(value.tuple_value)
+            return None if whole is None else ("field", whole, int(value.index))
         if isinstance(value, relax.Call):
             return self._key_of_call(value)
+        if isinstance(value, tvm.ir.GenericConst):
+            return self._key_of_constant(value)
+        if isinstance(value, tvm.ir.GlobalVar):
+            return "function", str(value.name_hint)
         if isinstance(value, relax.If | relax.Function | relax.SeqExpr):
             return None
         return "literal", tvm_ffi.StructuralKey(value)
+
+    def _key_of_constant(self, value: relax.Expr) -> Any:
+        shape = getattr(value.value, "shape", None)
+        if shape is not None and math.prod(map(int, shape)) <= _MOST_COMPARED:
+            return "literal", tvm_ffi.StructuralKey(value)
+        return "tensor", hash(value.value)
 
     def _key_of_call(self, call: relax.Call) -> Any:
         if not is_pure_operator(call):
             return None
         operands = [self._key(argument) for argument in call.args[:]]
+        if None in operands:
+            return None
         name = str(call.op.name)
         if name in COMMUTATIVE:
             operands.sort(key=hash)
