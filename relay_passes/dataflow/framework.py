@@ -94,6 +94,11 @@ class Solution(Generic[Element]):
         self._states: dict[int, State] = {}
         self._joining = join
 
+    @property
+    def analysis(self) -> Any:
+        """The analysis that was solved."""
+        return self._joining.analysis
+
     def of(self, expr: relax.Expr) -> State:
         """The state of a variable or literal; None for a variable that no run computes."""
         return self._joining.literal(expr, self._states)

@@ -6,6 +6,7 @@ in it at its own peak besides. ``relax.analysis.estimate_memory_usage`` adds up 
 program allocates; here nothing is planned or fused yet, so that this is what a planner starts from.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ class MemoryUsage:
     peak, place : int
         The most, and which binding it is at; 0 and -1 in a function without bindings.
     formula : str
-        The bytes there as a formula of symbolic sizes.
+        The bytes there as a formula of symbolic sizes; a function that is called there stands in
+        it for its own peak.
     is_complete : bool
         False where a tensor has a shape that is not known, or a function calls itself: then more
         may be alive.
@@ -82,7 +84,7 @@ class _Usage:
         starts: list[list[Any]] = [[] for _ in range(len(bindings) + 1)]
         ends: list[list[Any]] = [[] for _ in range(len(bindings) + 1)]
         is_complete = True
-        inside = [0] * len(bindings)
+        inside = [("", 0)] * len(bindings)
         owners = [(hash(param), param.ty) for param in func.params[:]]
         for place, binding in enumerate(bindings):
             if not alias_sources(binding):
@@ -90,7 +92,7 @@ class _Usage:
             callee = getattr(binding.value, "op", None)
             if isinstance(callee, tvm.ir.GlobalVar):
                 called = self.of(str(callee.name_hint))
-                inside[place] = 0 if called is None else called.peak
+                inside[place] = str(callee.name_hint), 0 if called is None else called.peak
                 is_complete &= called is not None and called.is_complete
         for key, ty in owners:
             held = ranges[key]
@@ -102,12 +104,12 @@ class _Usage:
         return self._swept(starts, ends, inside, is_complete)
 
     def _swept(
-        self, starts: list[list[Any]], ends: list[list[Any]], inside: list[int], is_complete: bool
+        self, starts: list[list[Any]], ends: list[list[Any]], inside: list[tuple[str, int]], is_complete: bool
     ) -> MemoryUsage:
         alive: Counter[Any] = Counter()
         total, after = 0, []
         peak, place, at_peak = 0, -1, dict(alive)
-        for position, called in enumerate(inside):
+        for position, (_, called) in enumerate(inside):
             alive.update(starts[position])
             total += sum(self._values[key][1] for key in starts[position])
             after.append(total + called)
@@ -117,13 +119,16 @@ class _Usage:
                 at_peak = {key: count for key, count in alive.items() if count}
             alive.subtract(ends[position])
             total -= sum(self._values[key][1] for key in ends[position])
-        return MemoryUsage(tuple(after), peak, place, self._formula(at_peak), is_complete)
+        callee = inside[place][0] if place >= 0 else ""
+        formula = self._formula(at_peak) + (f" + {callee}" if callee else "")
+        return MemoryUsage(tuple(after), peak, place, formula, is_complete)
 
     def _formula(self, alive: Mapping[Any, int]) -> str:
         whole: Any = tirx.const(0, "int64")
         for key, count in alive.items():
             whole = whole + self._values[key][0] * count
-        return str(Analyzer().canonical_simplify(whole))
+        # TVM prints the type of each number.
+        return re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(Analyzer().canonical_simplify(whole)))
 
     def _bytes(self, ty: tvm.ir.Type) -> tuple[list[Any], bool]:
         """Keys of the sizes of all tensors of a type, and whether all have one."""
