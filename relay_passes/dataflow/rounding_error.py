@@ -190,7 +190,7 @@ def _refined(error: Error, given: _Context) -> Error:
     found = given.result
     absolute, relative = _plain(error.absolute), _plain(error.relative)
     if found.may_be_nan or found.may_be_infinite:
-        return Error(math.inf, relative)
+        return Error(absolute, relative)
     share = relative * EPSILON
     if share < 0.5:
         # The exact value is at most the computed one divided by 1 - share.
@@ -233,15 +233,22 @@ def _extremum(given: _Context) -> Error:
 
 
 def _shrinking(given: _Context) -> Error:
-    """abs, relu, leaky relu up to rounding: never further apart than the operands."""
-    return given.operands[0].error
+    """abs and relu: never further apart than the operands; signs agree where errors are small."""
+    error = given.operands[0].error
+    return Error(error.absolute, error.relative if error.relative * EPSILON < 1 else math.inf)
+
+
+def _view(given: _Context) -> Error:
+    """Elements as they are, if it is sure which ones."""
+    return _moved(0)(given) if all(o.error == EXACT for o in given.operands[1:]) else UNKNOWN
 
 
 def _clipped(given: _Context) -> Error:
     error = given.operands[0].error
     low, high = (one.range.low for one in given.operands[1:3])
     # A number that is moved to a bound keeps its relative error where both signs agree.
-    relative = error.relative if low >= 0 or (low < 0 < high) else math.inf
+    keeps_sign = error.relative * EPSILON < 1 and (low >= 0 or low < 0 < high)
+    relative = error.relative if keeps_sign else math.inf
     return Error(error.absolute, relative)
 
 
@@ -299,20 +306,16 @@ def _square_root(power: float) -> Rule:
     return rule
 
 
-def _function(slope: Callable[[Operand], float], is_near_zero: bool = False) -> Rule:
+def _function(slope: float) -> Rule:
     """Of a function with this largest slope between the exact and the computed operand.
 
-    Kernels compute it to a few units in the last place of the result, or of 1 where a result near
-    zero is the difference of larger numbers.
+    Kernels compute it to a few units in the last place of the result, or of 1 for smaller results.
     """
 
     def rule(given: _Context) -> Error:
-        one = given.operands[0]
-        absolute = _times(one.error.absolute, slope(one))
+        absolute = _times(given.operands[0].error.absolute, slope)
         ulps = 2 * FUNCTION_ULPS * given.unit
-        scale = max(given.result.magnitude, 1.0) if is_near_zero else given.result.magnitude
-        relative = math.inf if is_near_zero or one.error != EXACT else ulps
-        return Error(absolute + _times(ulps, scale), relative)
+        return Error(absolute + ulps * max(given.result.magnitude, 1.0), math.inf)
 
     return rule
 
@@ -444,7 +447,7 @@ _VIEWS = (
 _FLOAT_RULES: Mapping[str, Rule] = {
     "add": _sum_of_two(1),
     "divide": _quotient,
-    "erf": _function(lambda one: 1.13),
+    "erf": _function(1.13),
     "exp": _exponential,
     "log": _logarithm,
     "matmul": _matmul,
@@ -453,15 +456,15 @@ _FLOAT_RULES: Mapping[str, Rule] = {
     "nn.conv1d": _convolution,
     "nn.conv2d": _convolution,
     "nn.conv3d": _convolution,
-    "nn.gelu": _function(lambda one: 1.13, is_near_zero=True),
-    "nn.silu": _function(lambda one: 1.1, is_near_zero=True),
+    "nn.gelu": _function(1.13),
+    "nn.silu": _function(1.1),
     "nn.softmax": _softmax,
     "rsqrt": _square_root(-0.5),
-    "sigmoid": _function(lambda one: 0.25, is_near_zero=True),
+    "sigmoid": _function(0.25),
     "sqrt": _square_root(0.5),
     "subtract": _sum_of_two(-1),
     "sum": _summed,
-    "tanh": _function(lambda one: 1.0, is_near_zero=True),
+    "tanh": _function(1.0),
 }
 _JUMPING = (
     *("argmax", "argmin", "ceil", "equal", "floor", "greater", "greater_equal", "isfinite"),
@@ -482,7 +485,7 @@ _RULES: Mapping[str, Rule] = {
     "nn.max_pool2d": _moved(0),
     "nn.relu": _shrinking,
     "where": _where,
-    **{name: _moved(0) for name in _VIEWS},
+    **{name: _view for name in _VIEWS},
     **{name: _integers(rule) for name, rule in _FLOAT_RULES.items()},
     **{name: _jumping for name in _JUMPING},
 }
