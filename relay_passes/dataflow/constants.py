@@ -87,7 +87,9 @@ class Constants(ForwardAnalysis[Constant]):
             shape = getattr(call.args[0].ty, "shape", None)
             return _sizes(shape.values[:]) if isinstance(shape, relax.ShapeExpr) else UNKNOWN
         function = _FUNCTIONS.get(name)
-        flat = [part for state in operands for part in (state if isinstance(state, tuple) else [state])]
+        flat = [
+            part for state in operands for part in (state if isinstance(state, tuple) else [state])
+        ]
         if function is None or not all(isinstance(state, Known) for state in flat):
             return self.top_of(call.ty)
         arrays = [state.array for state in flat]

@@ -104,7 +104,11 @@ class _Usage:
         return self._swept(starts, ends, inside, is_complete)
 
     def _swept(
-        self, starts: list[list[Any]], ends: list[list[Any]], inside: list[tuple[str, int]], is_complete: bool
+        self,
+        starts: list[list[Any]],
+        ends: list[list[Any]],
+        inside: list[tuple[str, int]],
+        is_complete: bool,
     ) -> MemoryUsage:
         alive: Counter[Any] = Counter()
         total, after = 0, []

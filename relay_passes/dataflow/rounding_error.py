@@ -108,9 +108,7 @@ def rounding_errors(
 class RoundingErrors(ForwardAnalysis[Error]):
     """The analysis, of pairs of bounds; it needs the ranges of all values."""
 
-    def __init__(
-        self, ranges: Solution[ValueRange], sizes: Mapping[str, tuple[int, int]]
-    ) -> None:
+    def __init__(self, ranges: Solution[ValueRange], sizes: Mapping[str, tuple[int, int]]) -> None:
         self._ranges, self._sizes = ranges, sizes
 
     def join(self, one: Error, other: Error) -> Error:
@@ -255,7 +253,11 @@ def _clipped(given: _Context) -> Error:
 def _sum_of_two(sign: int) -> Rule:
     def rule(given: _Context) -> Error:
         one, other = given.operands
-        low, high = (other.range.low, other.range.high) if sign > 0 else (-other.range.high, -other.range.low)
+        low, high = (
+            (other.range.low, other.range.high)
+            if sign > 0
+            else (-other.range.high, -other.range.low)
+        )
         agree = (one.range.low >= 0 and low >= 0) or (one.range.high <= 0 and high <= 0)
         are_exact = one.error == other.error == EXACT
         relative = max(one.error.relative, other.error.relative) if agree or are_exact else math.inf
@@ -284,7 +286,9 @@ def _quotient(given: _Context) -> Error:
     share = other.error.relative * EPSILON
     if share >= 0.5:
         return UNKNOWN
-    return given.rounded(math.inf, _of_factors(one.error.relative, other.error.relative) / (1 - share))
+    return given.rounded(
+        math.inf, _of_factors(one.error.relative, other.error.relative) / (1 - share)
+    )
 
 
 def _negated(given: _Context) -> Error:

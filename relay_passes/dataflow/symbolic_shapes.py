@@ -171,28 +171,26 @@ class _Differing:
 _DIFFERING = _Differing()
 
 
-def _equate_parameters(
-    found: SymbolicShapes, functions: Mapping[str, relax.Function]
-) -> None:
+def _equate_parameters(found: SymbolicShapes, functions: Mapping[str, relax.Function]) -> None:
     """Joins a function's symbols with the sizes of all its calls, where those agree.
 
     Functions of a loop pass a size on to each other and to themselves, so that it is agreed on in
     rounds: a symbol without a size yet stands for any.
     """
     calls = list(_calls(functions))
+    symbols = {hash(own): own for own, _ in calls}
     values: dict[int, Any] = {}
-    symbols: dict[int, tirx.Var] = {}
-    for _ in range(len(functions) + 2):
-        before = dict(values)
+    changed = True
+    while changed:
+        changed = False
         for own, given in calls:
-            symbols[hash(own)] = own
-            value = _valued(given, values, symbols)
-            if value is not None:
-                values[hash(own)] = _joined(values.get(hash(own)), value)
-        if all(before.get(key) is value for key, value in values.items()):
-            break
-    else:
-        return
+            key, value = hash(own), _valued(given, values, symbols)
+            if value is None or values.get(key) is _DIFFERING:
+                continue
+            # Each symbol changes twice at most: to a size, and to none.
+            if key not in values or not _is_same(values[key], value):
+                values[key] = _DIFFERING if key in values else value
+                changed = True
     for key, value in values.items():
         if value is not _DIFFERING:
             found.equate(value, symbols[key])
@@ -225,9 +223,5 @@ def _valued(size: Any, values: Mapping[int, Any], known: Mapping[int, tirx.Var])
     return structural_map(size, (tirx.Var, lambda one: values.get(hash(one), one)))
 
 
-def _joined(before: Any, value: Any) -> Any:
-    if before is None or before is _DIFFERING:
-        return value if before is None else _DIFFERING
-    if value is _DIFFERING or not tvm_ffi.structural_equal(before, value):
-        return _DIFFERING
-    return before
+def _is_same(one: Any, other: Any) -> bool:
+    return other is not _DIFFERING and bool(tvm_ffi.structural_equal(one, other))

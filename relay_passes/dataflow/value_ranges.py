@@ -207,7 +207,9 @@ def _rounding(function: Callable[[float], float]) -> Rule:
     def rule(given: Operands) -> ValueRange:
         one = given[0]
         found = interval.monotone(one, whole, is_integral=True)
-        zero = one.may_be_negative_zero or (one.low < 0 and found.has_zero() and not one.is_integral)
+        zero = one.may_be_negative_zero or (
+            one.low < 0 and found.has_zero() and not one.is_integral
+        )
         return given.fit(_with_zero(found, zero), exact=True)
 
     return rule
@@ -447,7 +449,9 @@ def _pad(given: Operands) -> ValueRange:
     if str(given.attrs.pad_mode) != "constant":
         return _moved(given)
     number = float(given.attrs.pad_value)
-    return given.fit(join(given[0], ValueRange(number, number, False, False, number == int(number))))
+    return given.fit(
+        join(given[0], ValueRange(number, number, False, False, number == int(number)))
+    )
 
 
 def _split(given: Operands) -> ValueRange:
@@ -515,7 +519,9 @@ def _sum(given: Operands) -> ValueRange:
 def _cumulated(given: Operands) -> ValueRange:
     axis = given.attrs.axis
     _, most = given.count(0, None if axis is None else [int(axis)])
-    found = interval.total(given[0], 0 if bool(given.attrs.exclusive) else 1, most, given.type.epsilon)
+    found = interval.total(
+        given[0], 0 if bool(given.attrs.exclusive) else 1, most, given.type.epsilon
+    )
     return given.fit(_overflowing(found, given.type))
 
 
