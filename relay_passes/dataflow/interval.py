@@ -166,22 +166,29 @@ def element_type(dtype: str) -> ElementType:
     return ElementType(dtype, *map(float, numbers))
 
 
+# Of larger arrays it is not asked whether a zero has a sign.
+_MOST_SIGNS = 1 << 16
+
+
 def of_array(array: np.ndarray) -> ValueRange | None:
     """The range of the elements of an array; None where it has none that are numbers."""
     if array.size == 0 or array.dtype.kind not in "biufV":
         return None
     if array.dtype.kind in "biu":
         return ValueRange(int(array.min()), int(array.max()), is_integral=True)
-    wide = array.astype(np.float64) if array.dtype != np.float64 else array
-    low, high = float(np.min(wide)), float(np.max(wide))
+    plain = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+    low, high = float(plain.min()), float(plain.max())
     may_be_nan = math.isnan(low)
     if may_be_nan:
-        wide = wide[~np.isnan(wide)]
-        if wide.size == 0:
+        plain = plain[~np.isnan(plain)]
+        if plain.size == 0:
             return None
-        low, high = float(wide.min()), float(wide.max())
-    zeros = low <= 0 <= high and bool(np.signbit(wide[wide == 0]).any())
-    is_integral = float(low).is_integer() and bool(np.all(np.trunc(wide) == wide))
+        low, high = float(plain.min()), float(plain.max())
+    zeros = low <= 0 <= high and (
+        plain.size > _MOST_SIGNS or bool(np.signbit(plain[plain == 0]).any())
+    )
+    # Nearly all weights have a fraction among the first ones.
+    is_integral = all(bool(np.all(np.trunc(part) == part)) for part in (plain.flat[:16], plain))
     return ValueRange(low, high, may_be_nan, zeros, is_integral)
 
 

@@ -115,21 +115,20 @@ def used_variables(value: relax.Expr) -> Iterator[relax.Var]:
     """The variables that an expression names itself; of a sequence, those of its result."""
     if isinstance(value, relax.Var):
         yield value
-    elif isinstance(value, relax.Call):
-        for argument in value.args[:]:
-            yield from used_variables(argument)
-        if isinstance(value.op, relax.Var):
-            yield value.op
-    elif isinstance(value, relax.Tuple):
-        for field in value.fields[:]:
-            yield from used_variables(field)
-    elif isinstance(value, relax.TupleGetItem):
-        yield from used_variables(value.tuple_value)
-    elif isinstance(value, relax.If):
-        # What the branches use inside, their own bindings say.
-        for part in (value.cond, value.true_branch, value.false_branch):
-            yield from used_variables(part)
-    elif isinstance(value, relax.SeqExpr):
-        yield from used_variables(value.body)
     elif isinstance(value, relax.Function):
         yield from relax.analysis.free_vars(value)
+    for part in _parts(value):
+        yield from used_variables(part)
+
+
+def _parts(value: relax.Expr) -> Sequence[relax.Expr]:
+    if isinstance(value, relax.Call):
+        return (*value.args[:], *([value.op] if isinstance(value.op, relax.Var) else []))
+    if isinstance(value, relax.Tuple):
+        return list(value.fields[:])
+    if isinstance(value, relax.TupleGetItem):
+        return [value.tuple_value]
+    if isinstance(value, relax.If):
+        # What the branches use inside, their own bindings say.
+        return [value.cond, value.true_branch, value.false_branch]
+    return [value.body] if isinstance(value, relax.SeqExpr) else []

@@ -24,6 +24,7 @@ from tvm_ext.relay_passes.dataflow.interval import (
     element_type,
     gamma,
     join_all,
+    negative,
 )
 from tvm_ext.relay_passes.dataflow.sizes import count_of
 from tvm_ext.relay_passes.dataflow.value_ranges import value_ranges

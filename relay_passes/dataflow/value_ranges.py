@@ -1,7 +1,7 @@
 """Value ranges: between which numbers all elements of a tensor lie, and whether one may be NaN.
 
-LLVM's ``LazyValueInfo`` and MLIR's ``IntegerRangeAnalysis``, for tensors and floating point. What is
-found is sound: an operator that has no rule here may give anything, and every rounding is taken
+LLVM's ``LazyValueInfo`` and MLIR's ``IntegerRangeAnalysis``, for tensors and floating point. What
+is found is sound: an operator that has no rule here may give anything, and every rounding is taken
 outward. Ranges hold for what kernels compute, not for the real numbers.
 """
 
@@ -58,7 +58,9 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
         inputs: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         self.sizes, self.inputs = sizes, inputs or {}
+        # By hash, with the constant, which is the same as long as it is kept.
         self._constants: dict[int, tuple[relax.Expr, ValueRange]] = {}
+        self._sums: dict[tuple[int, tuple[int, ...]], tuple[np.ndarray, np.ndarray]] = {}
 
     def join(self, one: ValueRange, other: ValueRange) -> ValueRange:
         """The least range of both."""
@@ -114,6 +116,22 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
             known = value, found if found is not None else self.top(value.ty)
             self._constants[hash(value)] = known
         return known[1]
+
+    def weight_sums(
+        self, weights: relax.Expr, axes: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """As ``Operands.weights``; each constant is looked at once."""
+        if not isinstance(weights, tvm.ir.GenericConst) or not self.constant(weights).is_number:
+            return None
+        key = hash(weights), axes
+        if key not in self._sums:
+            array = weights.value.numpy()
+            if array.size == 0 or array.size > _MOST_WEIGHTS:
+                return None
+            wide = array.astype(np.float64)
+            above = np.maximum(wide, 0).sum(axis=axes)
+            self._sums[key] = above, wide.sum(axis=axes) - above
+        return self._sums[key]
 
     def taken(self, condition: ValueRange) -> bool | None:
         """Known where a condition has one value."""
@@ -181,6 +199,10 @@ class Operands:
     def bounds(self, extent: Any) -> tuple[int, int]:
         """The least and the largest value of a size."""
         return extent_bounds(extent, self._analysis.sizes)
+
+    def weights(self, place: int, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Of finite constants, not too many, the sums along axes of those above and below zero."""
+        return self._analysis.weight_sums(self.call.args[place], axes)
 
     def count(self, place: int, axes: Sequence[int] | None) -> tuple[int, int]:
         """The fewest and the most elements along axes of an operand; all axes for None."""
@@ -449,9 +471,7 @@ def _pad(given: Operands) -> ValueRange:
     if str(given.attrs.pad_mode) != "constant":
         return _moved(given)
     number = float(given.attrs.pad_value)
-    return given.fit(
-        join(given[0], ValueRange(number, number, False, False, number == int(number)))
-    )
+    return given.fit(join(given[0], ValueRange(number, number, False, False, number.is_integer())))
 
 
 def _split(given: Operands) -> ValueRange:
@@ -570,10 +590,9 @@ def _matmul(given: Operands) -> ValueRange:
     if rank < 1:
         return _top(given)
     _, most = given.count(0, [rank - 1])
-    weights = _weights(given.call.args[1])
-    if weights is not None and weights.ndim >= 2:
-        return _weighted(given, weights, (weights.ndim - 2,), most)
-    return _products(given, most)
+    others = given.call.args[1].ty.ndim
+    weights = given.weights(1, (others - 2,)) if others >= 2 else None
+    return _products(given, most) if weights is None else _weighted(given, weights, most)
 
 
 def _convolution(given: Operands) -> ValueRange:
@@ -583,38 +602,24 @@ def _convolution(given: Operands) -> ValueRange:
         return _top(given)
     axes = [axis for axis, letter in enumerate(kernel) if letter != "O"]
     _, most = given.count(1, axes)
-    weights = _weights(given.call.args[1])
-    if weights is not None:
-        return _weighted(given, weights, tuple(axes), most)
-    return _products(given, most)
+    weights = given.weights(1, tuple(axes))
+    return _products(given, most) if weights is None else _weighted(given, weights, most)
 
 
-def _weights(weights: relax.Expr) -> np.ndarray | None:
-    """Finite constants, not too many."""
-    if not isinstance(weights, tvm.ir.GenericConst):
-        return None
-    array = weights.value.numpy()
-    if array.size == 0 or array.size > _MOST_WEIGHTS:
-        return None
-    array = array.astype(np.float64)
-    return array if bool(np.isfinite(array).all()) else None
-
-
-def _weighted(
-    given: Operands, weights: np.ndarray, axes: tuple[int, ...], count: int
-) -> ValueRange:
+def _weighted(given: Operands, weights: tuple[np.ndarray, np.ndarray], count: int) -> ValueRange:
+    """Sums of constants times data: ``weights`` are the sums of those above and below zero."""
     data = join(given[0], ValueRange(0, 0, is_integral=True))
     if data.may_be_infinite or data.may_be_nan or data.magnitude > 1e200:
         return _products(given, count)
-    ends = weights * data.low, weights * data.high
-    low = float(np.minimum(*ends).sum(axis=axes).min())
-    high = float(np.maximum(*ends).sum(axis=axes).max())
+    above, below = weights
+    low = float((above * data.low + below * data.high).min())
+    high = float((above * data.high + below * data.low).max())
     if not given.type.is_float:
         # Sums in float64 are exact below this.
         exact = max(abs(low), abs(high)) < 2**52
         return given.fit(ValueRange(math.floor(low), math.ceil(high))) if exact else _top(given)
-    # Each product is rounded, then their sums; ``most`` bounds what cancels between them.
-    most = float(np.maximum(*map(np.abs, ends)).sum(axis=axes).max())
+    # Each product is rounded, then their sums; this bounds what cancels between them.
+    most = float((above - below).max()) * data.magnitude
     off = most * gamma(count + 1, given.type.epsilon)
     return given.fit(_overflowing(ValueRange(low - off, high + off, False, True), given.type))
 
