@@ -1,4 +1,4 @@
-"""Removes what the ranges of values make superfluous: relu of what is never negative, and the like."""
+"""Removes what the ranges of values make superfluous, such as relu of what is never negative."""
 
 import math
 from collections.abc import Callable

@@ -24,7 +24,6 @@ from tvm_ext.relay_passes.dataflow.interval import (
     element_type,
     gamma,
     join_all,
-    negative,
 )
 from tvm_ext.relay_passes.dataflow.sizes import count_of
 from tvm_ext.relay_passes.dataflow.value_ranges import value_ranges
@@ -157,8 +156,8 @@ class RoundingErrors(ForwardAnalysis[Error]):
         return _refined(rule(context), context)
 
     def _joined(self, state: State) -> Error:
-        if not isinstance(state, tuple):
-            return state  # type: ignore[no-any-return]
+        if isinstance(state, Error):
+            return state
         errors = list(map(self._joined, state))
         return Error(
             max((one.absolute for one in errors), default=0.0),
@@ -380,7 +379,7 @@ def _matmul(given: _Context) -> Error:
 def _convolution(given: _Context) -> Error:
     letters = str(given.call.attrs.kernel_layout)
     axes = [axis for axis, letter in enumerate(letters) if letter != "O"]
-    return _of_products(given, *given.operands, given.count(1, axes))
+    return _of_products(given, given.operands[0], given.operands[1], given.count(1, axes))
 
 
 def _of_products(given: _Context, one: Operand, other: Operand, count: int) -> Error:
