@@ -164,11 +164,14 @@ class _Forward(_Joining[Element]):
     analysis: ForwardAnalysis[Element]
 
     def literal(self, expr: relax.Expr, states: dict[int, State]) -> State:
-        if isinstance(expr, relax.Var):
-            return states.get(hash(expr))
         if isinstance(expr, relax.Tuple):
             return tuple(self.literal(field, states) for field in expr.fields[:])
-        return self.analysis.constant(expr)
+        if not isinstance(expr, relax.Var):
+            return self.analysis.constant(expr)
+        # A symbolic size is a variable too, which nothing binds.
+        if isinstance(expr.ty, tvm.ir.PrimType) and hash(expr) not in states:
+            return self.analysis.constant(expr)
+        return states.get(hash(expr))
 
 
 class _ForwardSolver(Generic[Element]):

@@ -100,6 +100,8 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
             number = value.value
             found = interval.of_array(np.asarray(number))
             return found if found is not None else self.top(value.ty)
+        if isinstance(value, tirx.Var) and isinstance(value.ty, tvm.ir.PrimType):
+            return self.extents([value])
         if not isinstance(value, tvm.ir.GenericConst):
             return self.top(value.ty)
         known = self._constants.get(hash(value))
