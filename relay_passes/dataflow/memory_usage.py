@@ -6,6 +6,8 @@ in it at its own peak besides. ``relax.analysis.estimate_memory_usage`` adds up 
 program allocates; here nothing is planned or fused yet, so that this is what a planner starts from.
 """
 
+import functools
+import operator
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -143,11 +145,16 @@ class _Usage:
             return [], True
         if not isinstance(ty.shape, relax.ShapeExpr) or ty.dtype is None:
             return [], False
-        size: Any = tirx.const(element_bytes(str(ty.dtype)), "int64")
+        number, symbols = element_bytes(str(ty.dtype)), []
         for extent in ty.shape.values[:]:
-            size = size * extent
+            if isinstance(extent, tirx.IntImm):
+                number *= int(extent)
+            else:
+                symbols.append(extent)
+        # Numbers first, so that sizes that are alike look alike.
+        size: Any = functools.reduce(operator.mul, symbols, tirx.const(number, "int64"))
         key = int(size.value) if isinstance(size, tirx.IntImm) else tvm_ffi.StructuralKey(size)
         if key not in self._values:
-            number = key if isinstance(key, int) else value_for(size, self._sizes)
-            self._values[key] = size, max(number or 0, 0)
+            found = key if isinstance(key, int) else value_for(size, self._sizes)
+            self._values[key] = size, max(found or 0, 0)
         return [key], True

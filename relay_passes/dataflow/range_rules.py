@@ -221,11 +221,13 @@ def _equal(negated: bool) -> Rule:
 
 
 def _logical_and(given: Operands) -> ValueRange:
-    return ValueRange(min(given[0].low, given[1].low), min(given[0].high, given[1].high), False)
+    low, high = min(given[0].low, given[1].low), min(given[0].high, given[1].high)
+    return ValueRange(low, high, is_integral=True)
 
 
 def _logical_or(given: Operands) -> ValueRange:
-    return ValueRange(max(given[0].low, given[1].low), max(given[0].high, given[1].high), False)
+    low, high = max(given[0].low, given[1].low), max(given[0].high, given[1].high)
+    return ValueRange(low, high, is_integral=True)
 
 
 def _logical_not(given: Operands) -> ValueRange:

@@ -82,7 +82,8 @@ def _parts(found: "ModelAnalysis", verbose: bool) -> "list[RenderableType]":
             if analysis == "memory":
                 parts.append(Text(plain(_peak_line(function))))
         if hidden:
-            parts.append(Text(f"{format_count(hidden, 'other value')} without a finding"))
+            rest = "without effects" if analysis == "effects" else "without a finding"
+            parts.append(Text(f"{format_count(hidden, 'other value')} {rest}"))
     return parts
 
 
