@@ -24,17 +24,14 @@ def if_model(first: str, second: str, size: int | str = 3) -> onnx.ModelProto:
     return model(nodes, [value("x", [size]), value("c", [], BOOL)], [value("y", [size])])
 
 
-def loop_model(nodes: Sequence[onnx.NodeProto], body_only: bool = False):
+def loop_model(nodes: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
     """A Loop over ``a``, which starts as ``x``; ``nodes`` compute ``b``, its next value."""
-    inner = list(nodes) or [node("Identity", ["a"], ["b"])]
     body = helper.make_graph(
-        [*inner, node("Identity", ["going"], ["go_on"]), node("Identity", ["b"], ["scan"])],
+        [*nodes, node("Identity", ["going"], ["go_on"]), node("Identity", ["b"], ["scan"])],
         "body",
         [value("i", [], INT64), value("going", [], BOOL), value("a", [2])],
         [value("go_on", [], BOOL), value("b", [2]), value("scan", [2])],
     )
-    if body_only:
-        return body
     outer = [node("Loop", ["n", "", "x"], ["y", "ys"], name="loop", body=body)]
     return model(
         outer, [value("x", [2]), value("n", [], INT64)], [value("y", [2]), value("ys", [None, 2])]
