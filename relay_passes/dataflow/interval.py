@@ -131,7 +131,8 @@ class ElementType:
         # Kernels may take denormal numbers for zeros.
         low = 0.0 if 0 < low < self.smallest else low
         high = -0.0 if -self.smallest < high < 0 else high
-        return replace(found, low=low, high=high)
+        signs = found.may_be_negative_zero or low < 0 <= high
+        return replace(found, low=low, high=high, may_be_negative_zero=signs)
 
     def _outward(self, number: float, sign: int) -> float:
         bound = float(number)

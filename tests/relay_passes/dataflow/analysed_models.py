@@ -44,7 +44,7 @@ _UNARY = (
     *("Relu", "Sigmoid", "Tanh", "Exp", "Abs", "Neg", "Sqrt", "Log", "Erf", "Softplus"),
     *("Floor", "Ceil", "Round", "Sign", "Transpose", "Softmax", "Reciprocal"),
 )
-_SMOOTH = ("Relu", "Sigmoid", "Tanh", "Exp", "Abs", "Neg", "Transpose", "Softmax", "Erf")
+_SMOOTH = ("Relu", "Sigmoid", "Tanh", "Exp", "Abs", "Neg", "Transpose", "Softmax")
 _BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "MatMul")
 _SMOOTH_BINARY = ("Add", "Sub", "Mul", "Max", "Min", "MatMul")
 
@@ -53,11 +53,12 @@ _SMOOTH_BINARY = ("Add", "Sub", "Mul", "Max", "Min", "MatMul")
 def graphs(draw, is_smooth: bool = False) -> onnx.ModelProto:
     """A model whose nodes are all outputs, named like them."""
     unary, binary = (_SMOOTH, _SMOOTH_BINARY) if is_smooth else (_UNARY, _BINARY)
-    names, nodes = ["x", "w"], []
+    # What follows from constants alone would be folded, and count as exact.
+    names, nodes = ["x"], []
     for place in range(draw(st.integers(2, 7))):
         name = f"v{place}"
         kind = draw(st.sampled_from(["unary", "binary", "reduce", "clip"]))
-        first, second = draw(st.sampled_from(names)), draw(st.sampled_from(names))
+        first, second = draw(st.sampled_from(names)), draw(st.sampled_from([*names, "w"]))
         if kind == "unary":
             nodes.append(node(draw(st.sampled_from(unary)), [first], [name], name=name))
         elif kind == "binary":
@@ -74,7 +75,7 @@ def graphs(draw, is_smooth: bool = False) -> onnx.ModelProto:
     return model(
         nodes,
         [value("x", [3, 3])],
-        [value(name, [3, 3]) for name in names[2:]],
+        [value(name, [3, 3]) for name in names[1:]],
         least=np.float32(-1),
         most=np.float32(2.5),
         **stored,
