@@ -41,7 +41,6 @@ def test_a_branch_that_no_run_takes_decides_nothing():
         def choose(c: R.Tensor((), "bool"), x: R.Tensor((2,), "float32")) -> R.Tensor(
             (2,), "float32"
         ):
-            cls = Module
             if c:
                 y = R.nn.relu(x)
                 z = y

@@ -43,7 +43,7 @@ class Diamond:
         r = R.multiply(p, q)
         t = cls.both(r)
         u = t[0]
-        unused = R.negative(u)
+        unused = R.negative(u)  # noqa: F841
         return u
 
 

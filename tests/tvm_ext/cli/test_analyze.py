@@ -5,7 +5,7 @@ import pytest
 from commands import as_json, refused, succeed
 from small_models import mlp
 
-ALL = "ranges constants equal shapes precision liveness memory effects".split()
+ALL = ["ranges", "constants", "equal", "shapes", "precision", "liveness", "memory", "effects"]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_tables_fit_a_hundred_columns(path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--analysis", "rangs"], "did you mean 'ranges'"),
+        (["--analysis", "rangs"], "nearest known: 'ranges'"),
         (["--input-range", "x"], "expected NAME=LOW:HIGH"),
         (["--input-range", "x=0:1", "--input-range", "x=0:2"], "once for each input"),
         (["--input-range", "x=1:0"], "expected the lower"),
