@@ -170,6 +170,6 @@ class _IntegerSums(BindingRewriter):
             self._analysed, self._ranges = self.mod, value_ranges(self.mod)
         found = self._ranges.of(operand)
         kind = element_type(str(operand.ty.dtype))
-        if not isinstance(found, ValueRange) or found.within(kind.low + 1, kind.high - 1) is False:
+        if not isinstance(found, ValueRange) or not found.within(kind.low + 1, kind.high - 1):
             return None
         return found.magnitude

@@ -287,6 +287,26 @@ def _split(given: Operands) -> ValueRange:
     return given.fit(given[0], exact=True)
 
 
+def _batch_norm(given: Operands) -> list[ValueRange]:
+    """``(x - mean) / sqrt(var + epsilon) * gamma + beta``, in any order of the operations."""
+    others = [given.anything()] * (len(given.call.ty.fields) - 1)
+    attrs, one, beta, mean = given.attrs, given[0], given[2], given[3]
+    low, high = (float(bound) + float(attrs.epsilon) for bound in (given[4].low, given[4].high))
+    if bool(attrs.training) or given[4].may_be_nan or not 0 < low <= high < math.inf:
+        return [given.anything(), *others]
+    gamma = given[1] if bool(attrs.scale) else ValueRange(1.0, 1.0)
+    factor = interval.divide(gamma, ValueRange(math.sqrt(low), math.sqrt(high)))
+    found = interval.add(interval.multiply(interval.subtract(one, mean), factor), beta)
+    largest = factor.magnitude * (one.magnitude + mean.magnitude) + beta.magnitude
+    off = FUNCTION_ULPS * given.type.epsilon * largest
+    if not math.isfinite(off):
+        return [given.anything(), *others]
+    return [
+        given.fit(ValueRange(found.low - off, found.high + off, found.may_be_nan, True)),
+        *others,
+    ]
+
+
 def _top_k(given: Operands) -> list[ValueRange]:
     if str(given.attrs.ret_type) != "both":
         return [given.anything()] * len(given.call.ty.fields)
@@ -409,4 +429,4 @@ RULES: Mapping[str, Rule] = {
 }
 
 # Of operators that give a tuple: a range for each field, or one for all.
-TUPLE_RULES: Mapping[str, Any] = {"split": _split, "topk": _top_k}
+TUPLE_RULES: Mapping[str, Any] = {"nn.batch_norm": _batch_norm, "split": _split, "topk": _top_k}

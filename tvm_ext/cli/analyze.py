@@ -93,7 +93,7 @@ def _is_shown(value: "ValueAnalysis", analysis: str, verbose: bool) -> bool:
         return fact is not None
     if analysis == "effects":
         return bool(fact["effects"])
-    # Parts of tuples and other names add nothing to the call that they are of.
+    # Another name for a value adds nothing to what is said of the value.
     return bool(value.operator)
 
 

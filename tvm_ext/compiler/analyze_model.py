@@ -57,7 +57,8 @@ class ValueAnalysis:
     node : str
         The ONNX nodes that it computes, or the variable's name.
     operator : str
-        Operator of Relax, or the function that is called.
+        Operator of Relax, the function that is called, or the number of the field of a tuple;
+        empty for other names of a value.
     facts : mapping of str to mapping
         By analysis, in values that JSON has; an infinite number is the text "inf" or "-inf".
     """
@@ -255,6 +256,8 @@ def _of_function(
 
 def _operator(binding: relax.Binding) -> str:
     value = binding.value
+    if isinstance(value, relax.TupleGetItem):
+        return f"field {int(value.index)}"
     name = operator_name(value).removeprefix("relax.")
     if name or not isinstance(value, relax.Call):
         return name or ("match_cast" if isinstance(binding, relax.MatchCast) else "")

@@ -121,3 +121,14 @@ def test_weights_bound_a_convolution():
     (found,) = outputs(import_model(proto).mod, inputs={"x": (0.0, 1.0)})
     assert 4.5 <= found.high < 4.6
     assert -0.1 < found.low <= 0
+
+
+def test_a_batch_normalisation_keeps_bounds():
+    draw = np.random.default_rng(0)
+    statistics = {name: draw.uniform(0.5, 2, 2).astype("float32") for name in "gbmv"}
+    nodes = [node("BatchNormalization", ["x", *"gbmv"], ["y"], name="y")]
+    shape = [1, 2, 3, 3]
+    proto = model(nodes, [value("x", shape)], [value("y", shape)], **statistics)
+    found = outputs(import_model(proto).mod, inputs={"x": (-2.0, 3.0)})
+    assert found[0].is_number
+    assert_inside(proto, draw.uniform(-2, 3, shape).astype("float32"), found)
