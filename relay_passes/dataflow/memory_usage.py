@@ -155,6 +155,6 @@ class _Usage:
         size: Any = functools.reduce(operator.mul, symbols, tirx.const(number, "int64"))
         key = int(size.value) if isinstance(size, tirx.IntImm) else tvm_ffi.StructuralKey(size)
         if key not in self._values:
-            found = key if isinstance(key, int) else value_for(size, self._sizes)
-            self._values[key] = size, max(found or 0, 0)
+            value = key if isinstance(key, int) else value_for(size, self._sizes)
+            self._values[key] = size, max(value or 0, 0)
         return [key], True

@@ -141,7 +141,7 @@ def analyze_model(
         if name not in ANALYSES:
             raise InputError(f"analysis '{name}' is unknown; {nearest_hint(name, ANALYSES)}")
     with BUILDER_LOCK:
-        imported = import_model(model, input_shapes)  # type: ignore[arg-type]
+        imported = import_model(model, input_shapes)
     _check_ranges(imported, input_ranges or {})
     folded = _folded(imported.mod)
     facts = _Facts(folded, imported, input_ranges or {})
@@ -242,6 +242,7 @@ def _of_function(
     for place, binding in enumerate(bindings):
         value = ValueAnalysis(describe_origin(binding.var), _operator(binding))
         for analysis in chosen:
+            found: dict[str, Any] | None
             if analysis == "liveness":
                 found = _liveness(binding, facts, spans, bindings)
             elif analysis == "memory":
