@@ -95,7 +95,8 @@ def _matmul(given: Operands) -> ValueRange:
         return anything(given)
     _, most = given.count(0, [rank - 1])
     others = given.call.args[1].ty.ndim
-    weights = given.weights(1, (others - 2,)) if others >= 2 else None
+    # Sums of weights take long, and say nothing of data without bounds.
+    weights = given.weights(1, (others - 2,)) if others >= 2 and given[0].is_number else None
     return _products(given, most) if weights is None else _weighted(given, weights, most)
 
 
@@ -106,7 +107,7 @@ def _convolution(given: Operands) -> ValueRange:
         return anything(given)
     axes = [axis for axis, letter in enumerate(kernel) if letter != "O"]
     _, most = given.count(1, axes)
-    weights = given.weights(1, tuple(axes))
+    weights = given.weights(1, tuple(axes)) if given[0].is_number else None
     return _products(given, most) if weights is None else _weighted(given, weights, most)
 
 

@@ -106,7 +106,7 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
             return self.top(value.ty)
         known = self._constants.get(hash(value))
         if known is None:
-            found = interval.of_array(value.value.numpy())
+            found = interval.of_array(_array(value))
             known = value, found if found is not None else self.top(value.ty)
             self._constants[hash(value)] = known
         return known[1]
@@ -119,7 +119,7 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
             return None
         key = hash(weights), axes
         if key not in self._sums:
-            array = weights.value.numpy()
+            array = _array(weights)
             if array.size == 0 or array.size > _MOST_WEIGHTS:
                 return None
             wide = array.astype(np.float64)
@@ -152,3 +152,12 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
         return ValueRange(
             min(low for low, _ in bounds), max(high for _, high in bounds), is_integral=True
         )
+
+
+def _array(constant: relax.Expr) -> np.ndarray:
+    """The numbers of a constant, which are only read: a copy of all weights would take long."""
+    try:
+        return np.from_dlpack(constant.value)
+    except RuntimeError:
+        # NumPy has no bfloat16 of its own, nor types of less than a byte.
+        return constant.value.numpy()
