@@ -14,6 +14,7 @@ from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.compress_weights import CompressWeights
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
 from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv
+from tvm_ext.relay_passes.correlated_value_propagation import CorrelatedValuePropagation
 from tvm_ext.relay_passes.drop_padded_taps import DropPaddedTaps
 from tvm_ext.relay_passes.empty_constants import EmptyConstants
 from tvm_ext.relay_passes.fake_quantization_to_integer import FakeQuantizationToInteger
@@ -47,6 +48,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     FoldConstantCalls,
     AccumulateInFloat32,
     ConvBnReluFold,
+    CorrelatedValuePropagation,
     DropPaddedTaps,
     ConvTransposeToConv,
     PointwiseBeforeResize,

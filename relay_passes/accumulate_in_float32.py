@@ -9,6 +9,9 @@ from tvm import relax
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.hardware.cuda.description import current_gpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.dataflow.framework import Solution
+from tvm_ext.relay_passes.dataflow.interval import ValueRange, element_type
+from tvm_ext.relay_passes.dataflow.value_ranges import value_ranges
 from tvm_ext.relay_passes.expressions import (
     constant_value,
     convolution_like,
@@ -19,7 +22,7 @@ from tvm_ext.relay_passes.expressions import (
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import fits_dot_products
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
-from tvm_ext.relay_passes.zero_point_compensation import EXACT_IN_FLOAT32, centred_integers
+from tvm_ext.relay_passes.zero_point_compensation import EXACT_IN_FLOAT32
 
 _NARROW = ("float16", "bfloat16")
 
@@ -38,7 +41,7 @@ class AccumulateInFloat32:
     more than before. A constant of float32 whose numbers all are float16 (or bfloat16) counts as a
     cast one: weights that were cast when the model was read.
 
-    On a CPU, of 8-bit numbers less their zero points, in int16:
+    On a CPU, of numbers in int16 whose ranges are known, as 8-bit ones less their zero points:
 
     Before: ``matmul(a, b, out_dtype="int32")``
     After:  ``astype(matmul(astype(a, float32), astype(b, float32)), int32)``
@@ -116,6 +119,8 @@ class _IntegerSums(BindingRewriter):
 
     def __init__(self, cpu: CpuDescription) -> None:
         self.cpu = cpu
+        self._analysed: tvm.IRModule | None = None
+        self._ranges: Solution[ValueRange]
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
@@ -159,14 +164,12 @@ class _IntegerSums(BindingRewriter):
         letters = str(call.attrs.kernel_layout)
         return tuple(axis for axis in range(rank) if letters[axis] != "O")
 
-    def _largest(self, operand: relax.Expr) -> int | None:
-        """Above the magnitude of numbers of 8 bits less a zero point of the same type."""
-        integers = centred_integers(self.view, operand)
-        if integers is None:
+    def _largest(self, operand: relax.Expr) -> float | None:
+        """Above the magnitude of all numbers; None where they may be any of their type."""
+        if self._analysed is None or not self._analysed.same_as(self.mod):
+            self._analysed, self._ranges = self.mod, value_ranges(self.mod)
+        found = self._ranges.of(operand)
+        kind = element_type(str(operand.ty.dtype))
+        if not isinstance(found, ValueRange) or not found.within(kind.low + 1, kind.high - 1):
             return None
-        low, high = (-128, 127) if integers.is_signed else (0, 255)
-        if integers.zero_point is None:
-            return max(-low, high)
-        zero = constant_value(self.view, integers.zero_point)
-        first, last = (low, high) if zero is None else (int(zero.min()), int(zero.max()))
-        return max(high - first, last - low)
+        return found.magnitude

@@ -176,6 +176,9 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
         build([16, 64], cast_product, "float16"),
         build([16, 64], integer_scores),
     ],
+    "CorrelatedValuePropagation": lambda: [
+        build([4, 6], lambda emit, x: [emit(nn.relu(emit(nn.softmax(x, -1))))])
+    ],
     "DropPaddedTaps": lambda: [build([1, 3, 6, 6], spread_window)],
     "PointwiseBeforeResize": lambda: [build([1, 3, 7, 9], enlarged)],
     "FuseCastIntoSoftmax": lambda: [build([6, 40], cast_softmax, "float16")],

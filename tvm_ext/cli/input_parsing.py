@@ -1,5 +1,6 @@
 """Parses option values, such as ``name=value``, and reads or makes up the inputs of a run."""
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,31 @@ def parse_input_shapes(texts: Iterable[str]) -> dict[str, tuple[int | str, ...]]
             )
         shapes[name] = _parse_sizes(text, sizes)
     return shapes
+
+
+def parse_input_ranges(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """``["x=-1:1"]`` to ``{"x": (-1.0, 1.0)}``.
+
+    Raises
+    ------
+    InputError
+        A text has another form, or a name comes twice.
+    """
+    ranges: dict[str, tuple[float, float]] = {}
+    for text in texts:
+        name, _, bounds = text.rpartition("=")
+        low, _, high = bounds.partition(":")
+        try:
+            found = float(low), float(high)
+        except ValueError:
+            found = (math.nan, math.nan)
+        if not name or name in ranges or any(map(math.isnan, found)):
+            raise InputError(
+                f"--input-range {text!r} is not the one range of an input; expected NAME=LOW:HIGH "
+                "such as x=0:1, once for each input: use that form"
+            )
+        ranges[name] = found
+    return ranges
 
 
 def _parse_sizes(text: str, sizes: str) -> tuple[int | str, ...]:

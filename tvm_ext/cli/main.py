@@ -26,6 +26,7 @@ from tvm_ext.cli import (
     INTERNAL_ERROR,
     INTERRUPTED,
     READER_GONE,
+    analyze,
     bench,
     cache,
     check,
@@ -260,6 +261,7 @@ app.command("compile", epilog=compile.EXAMPLE)(compile.compile_command)
 app.command("export", epilog=export.EXAMPLE)(export.export_command)
 app.command("run", epilog=run.EXAMPLE)(run.run_command)
 app.command("check", epilog=check.EXAMPLE)(check.check_command)
+app.command("analyze", epilog=analyze.EXAMPLE)(analyze.analyze_command)
 app.command("bench", epilog=bench.EXAMPLE)(bench.bench_command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.profile_command)
 app.command("tune", epilog=tune.EXAMPLE)(tune.tune_command)
