@@ -12,6 +12,7 @@ import numpy as np
 from tvm_ext.relay_passes.expressions import numpy_dtype
 from tvm_ext.relay_passes.rewrite_rules.expression import (
     OPERATORS,
+    Apply,
     Constant,
     Expression,
     Variable,
@@ -142,7 +143,7 @@ POWERS = (
     Rule("(x * x) ** 0.5 -> abs(x)", (x * x) ** 0.5, absolute(x), FLOATS, FINITE, ulps=2),
     Rule("sqrt(x * x) -> abs(x)", sqrt(x * x), absolute(x), FLOATS, FINITE, ulps=2),
     Rule("square(abs(x)) -> square(x)", op["square"](absolute(x)), op["square"](x), FLOATS),
-    Rule("exp(log(x)) -> x", exp(log(x)), x, FLOATS, FINITE, ulps=512, of_largest=True),
+    Rule("exp(log(x)) -> x", exp(log(x)), x, FLOATS, FINITE, ulps=1024),
     Rule("log(exp(x)) -> x", log(exp(x)), x, FLOATS, FINITE, ulps=2, of_largest=True),
 )
 
@@ -188,9 +189,9 @@ REPEATED = (
 EXTREMES = (
     Rule("maximum(x, x) -> x", maximum(x, x), x),
     Rule("minimum(x, x) -> x", minimum(x, x), x),
-    Rule("no lower bound", maximum(a, x), x, condition=_no_lower_bound),
-    Rule("no upper bound", minimum(b, x), x, condition=_no_upper_bound),
-    Rule("no bounds", clip(x, a, b), x, condition=_no_bounds),
+    Rule("no lower bound", maximum(a, x), x, condition=_no_lower_bound, implied=a <= x),
+    Rule("no upper bound", minimum(b, x), x, condition=_no_upper_bound, implied=x <= b),
+    Rule("no bounds", clip(x, a, b), x, condition=_no_bounds, implied=(a <= x) & (x <= b)),
     Rule("maximum of maximum", maximum(c, maximum(a, x)), maximum(maximum(c, a), x)),
     Rule("minimum of minimum", minimum(d, minimum(b, x)), minimum(minimum(d, b), x)),
     Rule(
@@ -229,17 +230,16 @@ EXTREMES = (
 
 
 def _collected(
-    name: str, pattern: Expression, result: Expression, same_sign: Expression
+    name: str, pattern: Apply, result: Apply, same_sign: Expression
 ) -> tuple[Rule, Rule]:
     """The rule for integers, which wrap around alike, and for floating-point numbers.
 
     Of constants with other signs the inner sum may round digits away on purpose: adding 1.5 * 2^23
     and taking it off again rounds a float32 to integers.
     """
-    given, largest = same_sign, True
     return (
-        Rule(name, pattern, result, INTEGERS),  # type: ignore[arg-type]
-        Rule(name, pattern, result, FLOATS, ROUNDING, given, None, 2, largest),  # type: ignore[arg-type]
+        Rule(name, pattern, result, INTEGERS),
+        Rule(name, pattern, result, FLOATS, ROUNDING, same_sign, ulps=2, of_largest=True),
     )
 
 

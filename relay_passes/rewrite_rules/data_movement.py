@@ -127,8 +127,8 @@ def _is_scalar(match: Match) -> bool:
     return match.extents("c") == ()
 
 
-def _has_same_view(match: Match) -> bool:
-    return same_shape(match.shape("x"), match.shape("y"))
+def _is_own_shape(match: Match) -> bool:
+    return same_shape(match.shape("x"), match.result.shape)
 
 
 def same_shape(first: Sequence[Any], second: Sequence[Any]) -> bool:
@@ -148,7 +148,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 VIEWS = (
-    Rule("view of its own shape", reshape(x, shape="s"), x, ANY),
+    Rule("view of its own shape", reshape(x, shape="s"), x, ANY, condition=_is_own_shape),
     Rule(
         "view of a view",
         reshape(reshape(x, shape="s"), shape="t"),
@@ -167,7 +167,6 @@ VIEWS = (
             reshape(op[n](reshape(x, shape="s"), reshape(y, shape="r")), shape="t"),
             op[n](x, y),
             FLOATS,
-            condition=_has_same_view,
         )
         for n in BINARY
     ),
@@ -336,7 +335,7 @@ REPETITIONS = (
         ANY,
         condition=lambda match: match["repeats"] == 1,
     ),
-    Rule("broadcast to its own shape", broadcast_to(x, shape="s"), x, ANY),
+    Rule("broadcast to its own shape", broadcast_to(x, shape="s"), x, ANY, condition=_is_own_shape),
     Rule(
         "broadcast of a broadcast",
         broadcast_to(broadcast_to(x, shape="s"), shape="t"),

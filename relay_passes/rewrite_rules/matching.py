@@ -1,5 +1,6 @@
 """Finds the rules of a table in the bindings of a function, and builds their results as Relax."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -69,10 +70,15 @@ class RuleTable:
                 root = rule.pattern.operator.name
                 self._rules[root].append((_wanted(rule.pattern), rule))
         self.names = frozenset(name for name, own in NAMES.items() if own in self._rules)
+        self._candidates: dict[tuple[str, frozenset[str]], list[Rule]] = {}
 
     def candidates(self, operator: str, operands: frozenset[str]) -> list[Rule]:
         """Those that may fit a call of ``operator`` with operands of these kinds."""
-        return [rule for wanted, rule in self._rules[operator] if wanted <= operands]
+        key = operator, operands
+        if key not in self._candidates:
+            found = [rule for wanted, rule in self._rules[operator] if wanted <= operands]
+            self._candidates[key] = found
+        return self._candidates[key]
 
 
 def _wanted(pattern: Apply) -> frozenset[str]:
@@ -105,6 +111,7 @@ class RuleMatcher:
         # By hash, which is that of the node: TVM takes long to find two variables equal.
         self._values = {hash(binding.var): binding.value for binding in self._bindings}
         self._read: dict[int, Operation | None] = {}
+        self._numbers: dict[int, np.ndarray | None] = {}
 
     def rewrites(self) -> dict[int, Rewrite]:
         """By hash of the variable: the first rule that fits its binding, for all that have one."""
@@ -166,6 +173,18 @@ class RuleMatcher:
         if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op):
             return None
         return read_part(item, call) if call.op.name == "relax.split" else None
+
+    def is_number(self, expr: relax.Expr, wanted: int | float | bool) -> bool:
+        """Whether all elements of a constant are this number, with its sign if it is a zero."""
+        key = hash(expr)
+        if key not in self._numbers:
+            self._numbers[key] = None if isinstance(expr, relax.Var) else _one_number(expr)
+        found = self._numbers[key]
+        if found is None or isinstance(wanted, bool) is not (found.dtype == bool):
+            return False
+        if found != wanted or (found.dtype.kind in "iub"):
+            return bool(found == wanted)
+        return wanted != 0 or bool(np.signbit(found)) is (math.copysign(1, wanted) < 0)
 
     def _operand_kind(self, expr: relax.Expr) -> str:
         expr = self.resolve(expr)
@@ -273,7 +292,7 @@ class _Attempt:
             self.inner.append((expr, pattern.operator.cost))
             return True
         if isinstance(pattern, Number):
-            return _is_number(expr, pattern.value)
+            return self.matcher.is_number(expr, pattern.value)
         if not isinstance(pattern, Variable):
             return False
         if isinstance(pattern, Constant):
@@ -309,17 +328,18 @@ def _kind(expr: Any) -> TensorKind:
     return kind_of(expr.ty)
 
 
-def _is_number(expr: relax.Expr, wanted: int | float | bool) -> bool:
-    """Whether all elements of a constant are this number, with its sign if it is a zero."""
-    if not _is_tensor(expr) or isinstance(wanted, bool) is not (str(expr.ty.dtype) == "bool"):
-        return False
-    array = _array(expr)
+def _one_number(expr: relax.Expr) -> np.ndarray | None:
+    """The number that all elements of a constant are, with its sign if it is a zero."""
+    array = _array(expr) if _is_tensor(expr) else np.empty(0)
     if not array.size:
-        return False
-    value = np.asarray(wanted).astype(array.dtype)
-    if array.flat[0] != value or not bool(np.all(array == value)):
-        return False
-    return str(expr.ty.dtype) not in FLOATS or bool(np.all(np.signbit(array) == np.signbit(value)))
+        return None
+    first = array.flat[0]
+    if array.size > 1:
+        if not bool(np.all(array == first)):
+            return None
+        if first == 0 and bool(np.any(np.signbit(array) != np.signbit(first))):
+            return None
+    return np.asarray(first)
 
 
 def _same_kind(one: TensorKind, other: TensorKind) -> bool:
@@ -395,7 +415,7 @@ class _WithRelax:
         """A constant, if all operands are, or a call."""
         is_known = all(isinstance(one, _Known) for one in operands)
         if is_known and operator.name != "full":
-            return _Known(_computed(operator, [one.array for one in operands], attributes))
+            return _Known(computed_constant(operator, [one.array for one in operands], attributes))
         built = [_as_built(one) for one in operands]
         call = build_call(operator.name, [one.expr for one in built], attributes)
         typed = build_call(operator.name, [one.stand_in for one in built], attributes)
@@ -407,7 +427,7 @@ def _value_dtype(value: Any) -> str:
     return value.dtype if isinstance(value, _Known) else value.kind.dtype
 
 
-def _computed(
+def computed_constant(
     operator: Operator, arrays: list[np.ndarray], attributes: dict[str, Any]
 ) -> np.ndarray:
     """Raises NotApplicable where the result overflows, or is too small to have all its digits."""

@@ -32,8 +32,8 @@ class Equality(Enum):
 
     EXACT: the same bits for all values; any NaN is as good as another. ROUNDING: equal over the
     real numbers, and in floating point up to a stated number of units in the last place. FINITE:
-    the same for values and intermediate values without NaN, infinities and negative zeros, so the
-    rule is applied only with ``fast_math``.
+    the same where no value and no intermediate value is NaN, an infinity or a negative zero, or
+    underflows, so the rule is applied only with ``fast_math``.
     """
 
     EXACT = "exact"
@@ -120,8 +120,10 @@ class Rule:
     given : Expression, optional
         What has to hold for all elements of the constants; proofs assume it.
     condition : callable, optional
-        What has to hold of types, attributes and constants besides; proofs do without it. Raises
-        NotApplicable, as ``Match`` does, where it cannot say.
+        What has to hold of types, attributes and constants besides. Raises NotApplicable, as
+        ``Match`` does, where it cannot say.
+    implied : Expression, optional
+        What ``condition`` says of the variables; proofs assume that and nothing else of it.
     ulps : float
         For ROUNDING and FINITE: the largest difference, in units in the last place of the result.
     of_largest : bool
@@ -136,6 +138,7 @@ class Rule:
     equality: Equality = EXACT
     given: Expression | None = None
     condition: Callable[[Match], bool] | None = None
+    implied: Expression | None = None
     ulps: float = 0
     of_largest: bool = False
 
