@@ -54,7 +54,9 @@ def _moves_nothing(name: str) -> Callable[[Match], bool]:
 
 
 def _cancel(match: Match) -> bool:
-    return list(_composed(match)) == list(range(len(match["p"])))
+    # The outer one has more axes where the inner one's result is broadcast in between.
+    same_rank = len(match["p"]) == len(match["q"])
+    return same_rank and list(_composed(match)) == list(range(len(match["p"])))
 
 
 def _cancel_beside_constant(match: Match) -> bool:
@@ -127,6 +129,11 @@ def _is_scalar(match: Match) -> bool:
     return match.extents("c") == ()
 
 
+def _have_same_shape(match: Match) -> bool:
+    """Whether nothing is broadcast: views of one size that are broadcast have another one."""
+    return same_shape(match.shape("x"), match.shape("y"))
+
+
 def _is_own_shape(match: Match) -> bool:
     return same_shape(match.shape("x"), match.result.shape)
 
@@ -167,6 +174,7 @@ VIEWS = (
             reshape(op[n](reshape(x, shape="s"), reshape(y, shape="r")), shape="t"),
             op[n](x, y),
             FLOATS,
+            condition=_have_same_shape,
         )
         for n in BINARY
     ),

@@ -237,6 +237,8 @@ def _split(x: np.ndarray, parts: Any, axis: int, index: int) -> np.ndarray:
 
 
 def _pad(x: np.ndarray, widths: Any, mode: str, value: Any) -> np.ndarray:
+    if not widths:
+        return x
     pairs = list(zip(widths[0::2], widths[1::2], strict=True))
     grown = [(max(before, 0), max(after, 0)) for before, after in pairs]
     cut = tuple(

@@ -32,8 +32,8 @@ class Equality(Enum):
 
     EXACT: the same bits for all values; any NaN is as good as another. ROUNDING: equal over the
     real numbers, and in floating point up to a stated number of units in the last place. FINITE:
-    the same where no value and no intermediate value is NaN, an infinity or a negative zero, or
-    underflows, so the rule is applied only with ``fast_math``.
+    the same number where no value and no intermediate value is NaN, an infinity or a negative zero,
+    or underflows, so the rule is applied only with ``fast_math``.
     """
 
     EXACT = "exact"

@@ -229,7 +229,7 @@ def counterexamples(rule: Rule) -> list[str]:
 
 def _kinds_of_terms(rule: Rule) -> Iterator[tuple[Terms, Terms]]:
     """For the pattern and for the result, by the kinds of numbers of the rule."""
-    others = [one for one in variables_of(rule.pattern) if one.name not in _masks(rule)]
+    others = [one for one in variables_of(rule.pattern) if one.name not in masks_of(rule)]
     if rule.dtypes & FLOATS or (rule.dtypes == BOOLEANS and others):
         yield _Reals(), _Reals()
     if rule.dtypes & SIGNED:
@@ -240,7 +240,7 @@ def _kinds_of_terms(rule: Rule) -> Iterator[tuple[Terms, Terms]]:
         yield _Booleans(), _Booleans()
 
 
-def _masks(rule: Rule) -> set[str]:
+def masks_of(rule: Rule) -> set[str]:
     """Names of the variables that have to be booleans."""
     found = set()
     for one in subexpressions(rule.pattern):
@@ -253,7 +253,7 @@ def _masks(rule: Rule) -> set[str]:
 
 
 def _refuted(rule: Rule, before: Terms, after: Terms) -> str:
-    masks = _masks(rule)
+    masks = masks_of(rule)
     values = {
         one.name: z3.Bool(one.name) if one.name in masks else before.variable(one.name)
         for one in variables_of(rule.pattern)
