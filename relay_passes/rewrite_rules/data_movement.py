@@ -30,6 +30,7 @@ from tvm_ext.relay_passes.rewrite_rules.rule import (
 )
 
 x, y, c = Variable("x"), Variable("y"), Constant("c")
+mask = Variable("mask")
 op = OPERATORS
 transpose, reshape, concat, split = (
     op[name] for name in ("transpose", "reshape", "concat", "split")
@@ -361,20 +362,20 @@ REPETITIONS = (
     ),
     Rule(
         "broadcast mask of where",
-        op["where"](broadcast_to(x, shape="s"), y, Variable("z")),
-        op["where"](x, y, Variable("z")),
+        op["where"](broadcast_to(mask, shape="s"), x, y),
+        op["where"](mask, x, y),
         BOOLEANS,
     ),
     Rule(
         "broadcast choice of where",
-        op["where"](y, broadcast_to(x, shape="s"), Variable("z")),
-        op["where"](y, x, Variable("z")),
+        op["where"](mask, broadcast_to(x, shape="s"), y),
+        op["where"](mask, x, y),
         ANY,
     ),
     Rule(
         "broadcast other choice of where",
-        op["where"](y, Variable("z"), broadcast_to(x, shape="s")),
-        op["where"](y, Variable("z"), x),
+        op["where"](mask, y, broadcast_to(x, shape="s")),
+        op["where"](mask, y, x),
         ANY,
     ),
 )

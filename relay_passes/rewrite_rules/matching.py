@@ -419,8 +419,13 @@ class _WithRelax:
         built = [_as_built(one) for one in operands]
         call = build_call(operator.name, [one.expr for one in built], attributes)
         typed = build_call(operator.name, [one.stand_in for one in built], attributes)
-        ty = self._builder.normalize(typed).ty
+        ty = self._type_of(typed)
         return BuiltExpression(call, kind_of(ty), relax.Var("stand_in", ty))
+
+    def _type_of(self, expr: relax.Expr) -> Any:
+        if isinstance(expr, relax.TupleGetItem):
+            return self._type_of(expr.tuple_value).fields[expr.index]
+        return self._builder.normalize(expr).ty
 
 
 def _value_dtype(value: Any) -> str:

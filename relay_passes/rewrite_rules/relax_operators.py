@@ -77,10 +77,10 @@ NAMES: dict[str, str] = {
 def read_call(call: relax.Call, ty: Any) -> Operation | None:
     """What ``call``, of a result of this type, is in the language; None where it has no such form.
 
-    A part of a split is read with ``read_part``.
+    A part of a split into several is read with ``read_part``.
     """
     name = NAMES.get(str(call.op.name)) if isinstance(call.op, tvm.ir.Op) else None
-    if name is None or name == "split":
+    if name is None:
         return None
     read = _READERS.get(name)
     try:
@@ -91,11 +91,18 @@ def read_call(call: relax.Call, ty: Any) -> Operation | None:
 
 def read_part(item: relax.TupleGetItem, call: relax.Call) -> Operation | None:
     """A part of the result of relax.split, as an operator of its own."""
+    return Operation("split", (call.args[0],), {**_split_of(call), "index": int(item.index)})
+
+
+def _split_of(call: relax.Call) -> dict[str, Any]:
     parts = call.attrs.indices_or_sections
     own = int(parts) if isinstance(parts, int | tirx.IntImm) else tuple(map(int, parts))
-    axis = int(call.attrs.axis) % _rank(call.args[0])
-    attributes = {"parts": own, "axis": axis, "index": int(item.index)}
-    return Operation("split", (call.args[0],), attributes)
+    return {"parts": own, "axis": int(call.attrs.axis) % _rank(call.args[0])}
+
+
+def _read_split(name: str, call: relax.Call, ty: Any) -> Operation:
+    kind_of(ty)  # That of a tensor: of a split into one, Relax makes no tuple.
+    return Operation(name, (call.args[0],), {**_split_of(call), "index": 0})
 
 
 def _rank(expr: relax.Expr) -> int:
@@ -174,6 +181,7 @@ _READERS: dict[str, Callable[[str, relax.Call, Any], Operation]] = {
     "transpose": _read_transpose,
     "strided_slice": _read_slice,
     "concat": _read_concat,
+    "split": _read_split,
     "pad": _read_pad,
     "tile": _read_tile,
     "repeat": _read_repeat,
@@ -202,7 +210,8 @@ def _slice(x: relax.Expr, axes: Any, begin: Any, end: Any, strides: Any) -> rela
 
 def _split(x: relax.Expr, parts: Any, axis: int, index: int) -> relax.Expr:
     own = parts if isinstance(parts, int) else list(parts)
-    return relax.TupleGetItem(relax.BlockBuilder().normalize(_op.split(x, own, axis)), index)
+    call = _op.split(x, own, axis)
+    return call if own in (1, []) else relax.TupleGetItem(call, index)
 
 
 def _reduction(name: str) -> Callable[..., relax.Expr]:

@@ -118,7 +118,8 @@ class _Walk:
             return
         for shape in self._shapes:
             numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape) + 100 * len(values) + 1
-            array = numbers % 3 == 0 if variable.name == "mask" else numbers.astype(self._dtype)
+            array = numbers % 3 == 0 if variable.name == "mask" else numbers
+            array = np.asarray(array, bool if variable.name == "mask" else self._dtype)
             yield {**values, variable.name: array}, attributes, array
 
     def _of_operator(self, pattern: Apply, values: Any, attributes: Any) -> Iterator[Found]:
@@ -197,9 +198,7 @@ _CHOICES: dict[str, Any] = {
         for widths in itertools.product((0, 1, -1), repeat=2 * x.ndim)
         if x.ndim < 3
     ),
-    "tile": lambda x: (
-        {"repeats": r} for r in itertools.product((1, 2), repeat=max(x.ndim, 1))
-    ),
+    "tile": lambda x: ({"repeats": r} for r in itertools.product((1, 2), repeat=max(x.ndim, 1))),
     "repeat": lambda x: (
         {"repeats": n, "axis": axis} for n in (1, 2) for axis in (None, *range(x.ndim))
     ),

@@ -111,9 +111,9 @@ class _Following(WithNumpy):
             return
         least = float(ml_dtypes.finfo(found.dtype).smallest_normal)
         is_zero = np.logical_or.reduce(np.broadcast_arrays(*[one == 0 for one in operands]))
-        self.is_ordinary = self.is_ordinary & ((np.abs(found.astype(np.longdouble)) >= least) | (
-            is_zero & (operator.name != "exp")
-        ))
+        self.is_ordinary = self.is_ordinary & (
+            (np.abs(found.astype(np.longdouble)) >= least) | (is_zero & (operator.name != "exp"))
+        )
 
 
 def differences(rule: Rule, dtype: str, most: int = 60) -> tuple[int, list[str]]:
@@ -197,5 +197,7 @@ def _is_right(rule: Rule, pattern: Any, result: Any, largest: Any) -> Any:
     one, other = (np.where(np.isinf(v), np.copysign(beyond, v), v) for v in (one, other))
     scale = np.maximum(np.abs(one), largest) if rule.of_largest else np.abs(one)
     _, exponent = np.frexp(np.where(np.isfinite(scale), scale, 0))
-    unit = np.exp2(np.maximum(exponent - 1 - info.nmant, info.minexp - info.nmant).astype(np.longdouble))
+    unit = np.exp2(
+        np.maximum(exponent - 1 - info.nmant, info.minexp - info.nmant).astype(np.longdouble)
+    )
     return same | (np.abs(one - other) <= rule.ulps * unit)
