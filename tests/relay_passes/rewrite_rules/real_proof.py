@@ -27,7 +27,7 @@ _LOGIC = {"logical_not", "logical_and", "logical_or", "logical_xor"}
 
 
 class Terms:
-    """Expressions as terms of z3. ``facts`` defines what is in them, ``defined`` is their domain."""
+    """Expressions as terms of z3; ``facts`` says what is in them, ``defined`` is their domain."""
 
     def __init__(self) -> None:
         self.facts: list[z3.BoolRef] = []

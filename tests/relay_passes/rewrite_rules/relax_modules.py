@@ -64,4 +64,4 @@ def operators_of(mod: tvm.IRModule) -> list[str]:
 
 def arrays_of(mod: tvm.IRModule, values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """The arguments of the function main, by the names of its parameters."""
-    return [np.ascontiguousarray(values[str(one.name)]) for one in mod["main"].params]
+    return [np.array(values[str(one.name)]) for one in mod["main"].params]

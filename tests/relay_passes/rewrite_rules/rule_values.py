@@ -7,6 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from real_proof import masks_of
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.relay_passes.expressions import numpy_dtype
@@ -132,6 +133,13 @@ def differences(rule: Rule, dtype: str, most: int = 60) -> tuple[int, list[str]]
 
 def _cases(rule: Rule, dtype: str) -> Iterator[tuple[dict[str, np.ndarray], Match]]:
     variables = variables_of(rule.pattern)
+    for match in matches_of(rule, dtype):
+        yield {**_spread(rule, variables, dtype), **match.constants}, match
+
+
+def matches_of(rule: Rule, dtype: str) -> Iterator[Match]:
+    """The rule's constants, for all that are tried of a type and that it holds for."""
+    variables = variables_of(rule.pattern)
     constants = [one.name for one in variables if isinstance(one, Constant)]
     result = TensorKind((1,), dtype)
     for chosen in itertools.product(constants_of(dtype), repeat=len(constants)):
@@ -139,13 +147,11 @@ def _cases(rule: Rule, dtype: str) -> Iterator[tuple[dict[str, np.ndarray], Matc
         kinds = {one.name: TensorKind((), dtype) for one in variables}
         match = Match(result, kinds, known)
         if rule.holds(match):
-            yield {**_spread(rule, variables, dtype), **known}, match
+            yield match
 
 
 def _spread(rule: Rule, variables: list[Variable], dtype: str) -> dict[str, np.ndarray]:
     """Values for each variable, on an axis of its own: all of one meet all of the others."""
-    from real_proof import masks_of
-
     free = [one.name for one in variables if not isinstance(one, Constant)]
     masks, arrays = masks_of(rule), []
     for number, name in enumerate(free):
