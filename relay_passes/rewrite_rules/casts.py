@@ -49,14 +49,15 @@ def _is_own_type_again(match: Match) -> bool:
 def _first_cast_is_needless(match: Match) -> bool:
     """Whether the last cast gives the same of what the first one is given.
 
-    What a cast of a number with digits after the point gives where it is out of range of the
-    integers depends on the types, so that such a chain stays.
+    Floating-point numbers out of range of an integer type are cast to whatever the processor gives,
+    which differs from the bits that a cast of integers keeps. A chain that may do so stays.
     """
     own, by, to = match.dtype("x"), match["by"], match["to"]
     if {own, by, to} <= INTEGERS:
         # Bits are cut off or wrapped around, once or twice.
         return keeps_all_values(own, by) or bits_of(to) <= bits_of(by)
-    return keeps_all_values(own, by) and not (own in FLOATS and to in INTEGERS)
+    may_be_out_of_range = by in FLOATS and to in INTEGERS and not keeps_all_values(own, to)
+    return keeps_all_values(own, by) and not may_be_out_of_range
 
 
 RULES = (

@@ -23,7 +23,7 @@ from tvm_ext.relay_passes.rewrite_rules.expression import (
 )
 from tvm_ext.relay_passes.rewrite_rules.rule import Match, Rule, TensorKind
 
-_SHAPES = [(), (1,), (2,), (3,), (1, 2), (2, 1), (2, 3), (2, 2), (1, 2, 3), (2, 1, 2)]
+_SHAPES = [(), (1,), (2,), (3,), (1, 2), (2, 1), (2, 3), (2, 2), (1, 2, 3), (2, 1, 2), (2, 2, 2)]
 # Enough for several slices side by side.
 _LONG_SHAPES = [(4,), (4, 2)]
 _VIEWS = [*_SHAPES, (6,), (4,), (3, 2), (1, 1), (1, 1, 2), (2, 3, 1), (1, 6)]
