@@ -1,4 +1,4 @@
-"""Rules of casts for all triples of types: on all values of narrow types, on the ends of wide ones."""
+"""Casts for all triples of types: on all values of narrow types, on the ends of wide ones."""
 
 import itertools
 
