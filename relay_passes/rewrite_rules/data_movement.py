@@ -27,6 +27,7 @@ from tvm_ext.relay_passes.rewrite_rules.rule import (
     Match,
     Rule,
     output_shape,
+    same_shape,
 )
 
 x, y, c = Variable("x"), Variable("y"), Constant("c")
@@ -137,22 +138,6 @@ def _have_same_shape(match: Match) -> bool:
 
 def _is_own_shape(match: Match) -> bool:
     return same_shape(match.shape("x"), match.result.shape)
-
-
-def same_shape(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    """Whether two shapes are the same for all sizes that a run may decide."""
-    return len(first) == len(second) and all(
-        one == other if isinstance(one, int) and isinstance(other, int) else _equal(one, other)
-        for one, other in zip(first, second, strict=True)
-    )
-
-
-def _equal(one: Any, other: Any) -> bool:
-    import tvm_ffi
-
-    if isinstance(one, int) or isinstance(other, int):
-        return False
-    return bool(tvm_ffi.structural_equal(one, other))
 
 
 VIEWS = (

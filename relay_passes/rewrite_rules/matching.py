@@ -16,7 +16,6 @@ from tvm.ir import GenericConst
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.relay_passes.expressions import numpy_dtype
-from tvm_ext.relay_passes.rewrite_rules.data_movement import same_shape
 from tvm_ext.relay_passes.rewrite_rules.expression import (
     Apply,
     Constant,
@@ -45,6 +44,7 @@ from tvm_ext.relay_passes.rewrite_rules.rule import (
     Rule,
     TensorKind,
     cost_of,
+    same_shape,
 )
 from tvm_ext.relay_passes.spans import bindings_of
 
@@ -111,6 +111,7 @@ class RuleMatcher:
         # By hash, which is that of the node: TVM takes long to find two variables equal.
         self._values = {hash(binding.var): binding.value for binding in self._bindings}
         self._read: dict[int, Operation | None] = {}
+        self._kinds: dict[int, TensorKind] = {}
         self._numbers: dict[int, np.ndarray | None] = {}
 
     def rewrites(self) -> dict[int, Rewrite]:
@@ -174,6 +175,15 @@ class RuleMatcher:
             return None
         return read_part(item, call) if call.op.name == "relax.split" else None
 
+    def kind(self, expr: Any) -> TensorKind:
+        """The type of an operand, an array or an expression; raises NotApplicable without one."""
+        if isinstance(expr, np.ndarray):
+            return TensorKind(expr.shape, str(expr.dtype))
+        key = hash(expr)
+        if key not in self._kinds:
+            self._kinds[key] = kind_of(expr.ty)
+        return self._kinds[key]
+
     def is_number(self, expr: relax.Expr, wanted: int | float | bool) -> bool:
         """Whether all elements of a constant are this number, with its sign if it is a zero."""
         key = hash(expr)
@@ -234,12 +244,12 @@ class _Attempt:
         """The rewrite, or None where the rule does not fit; raises NotApplicable likewise."""
         if not self._fits(self.rule.pattern, operation):
             return None
-        result = kind_of(self.var.ty)
+        result = self.matcher.kind(self.var)
         kinds, constants = {}, {}
         for variable in variables_of(self.rule.pattern):
             expr = self.operands[variable.name]
             value = expr if isinstance(expr, np.ndarray) else None
-            kinds[variable.name] = _kind(expr)
+            kinds[variable.name] = self.matcher.kind(expr)
             if isinstance(variable, Constant):
                 constants[variable.name] = _array(expr) if value is None else value
         match = Match(result, kinds, constants, self.attributes)
@@ -296,7 +306,11 @@ class _Attempt:
         if not isinstance(pattern, Variable):
             return False
         if isinstance(pattern, Constant):
-            value = scalar_of(expr, _dtype(self.var)) if not isinstance(expr, relax.Var) else None
+            value = (
+                scalar_of(expr, self.matcher.kind(self.var).dtype)
+                if not isinstance(expr, relax.Var)
+                else None
+            )
             if value is None and not _is_tensor(expr):
                 return False
             expr = expr if value is None else value
@@ -308,10 +322,6 @@ def _is_tensor(expr: relax.Expr) -> bool:
     return isinstance(expr, GenericConst) and isinstance(expr.ty, relax.TensorType)
 
 
-def _dtype(expr: relax.Expr) -> str:
-    return kind_of(expr.ty).dtype
-
-
 def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return False
@@ -320,12 +330,6 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _array(expr: relax.Expr) -> np.ndarray:
     return expr.value.numpy()
-
-
-def _kind(expr: Any) -> TensorKind:
-    if isinstance(expr, np.ndarray):
-        return TensorKind(expr.shape, str(expr.dtype))
-    return kind_of(expr.ty)
 
 
 def _one_number(expr: relax.Expr) -> np.ndarray | None:

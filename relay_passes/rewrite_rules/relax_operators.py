@@ -11,7 +11,7 @@ from tvm import relax, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.relay_passes.expressions import numpy_dtype
 from tvm_ext.relay_passes.layout_roles import permutation_of
-from tvm_ext.relay_passes.rewrite_rules.rule import TensorKind
+from tvm_ext.relay_passes.rewrite_rules.rule import TensorKind, same_shape
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,28 @@ def _clip(x: relax.Expr, low: Any, high: Any) -> relax.Expr:
     return _op.clip(x, *bounds)
 
 
+def _view(x: relax.Expr, shape: Sequence[Any]) -> relax.Expr:
+    """A reshape, or an expand_dims where that is one: operators are fused across it."""
+    own = kind_of(x.ty).extents if isinstance(x, relax.Var) else None
+    added = None if own is None else _added_axes(own, shape)
+    if added:
+        return _op.expand_dims(x, added)
+    return _op.reshape(x, relax.ShapeExpr(list(shape)))
+
+
+def _added_axes(own: Sequence[Any], wanted: Sequence[Any]) -> list[int] | None:
+    """Where ``wanted`` has a 1 that ``own`` has not; None where they differ in something else."""
+    left, added = list(own), []
+    for axis, extent in enumerate(wanted):
+        if left and same_shape(left[:1], [extent]):
+            left.pop(0)
+        elif isinstance(extent, int) and extent == 1:
+            added.append(axis)
+        else:
+            return None
+    return None if left else added
+
+
 def _slice(x: relax.Expr, axes: Any, begin: Any, end: Any, strides: Any) -> relax.Expr:
     return _op.strided_slice(x, list(axes), list(begin), list(end), list(strides))
 
@@ -227,7 +249,7 @@ _BUILDERS: dict[str, Callable[..., relax.Expr]] = {
     "cast": lambda x, dtype: _op.astype(x, dtype),
     "full": lambda value, shape: _op.full(relax.ShapeExpr(list(shape)), value),
     "transpose": lambda x, axes: _op.permute_dims(x, list(axes)),
-    "reshape": lambda x, shape: _op.reshape(x, relax.ShapeExpr(list(shape))),
+    "reshape": _view,
     "broadcast_to": lambda x, shape: _op.broadcast_to(x, relax.ShapeExpr(list(shape))),
     "strided_slice": _slice,
     "concat": lambda *xs, axis: _op.concat(list(xs), axis),
