@@ -258,7 +258,7 @@ def _reduction(ufunc: Callable[..., Any]) -> Callable[..., Any]:
 
 def _sum(x: np.ndarray, axis: Any, keepdims: bool) -> np.ndarray:
     # From the zero that kernels begin a sum with: it hides the sign of a negative zero.
-    return np.add.reduce(x, axis=axis, keepdims=keepdims, initial=x.dtype.type(0))
+    return np.asarray(np.sum(x, axis=axis, keepdims=keepdims, initial=x.dtype.type(0)))
 
 
 OPERATORS: dict[str, Operator] = {
