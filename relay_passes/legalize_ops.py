@@ -38,8 +38,8 @@ def legalize_ops() -> tvm.transform.Pass:
 
     TVM raises an error for ``full`` of infinity or of no number, which is a sum here, and prints a
     warning for each power above the second, which is a product. It raises one for a division by a
-    stored zero too, which is a product with infinity. The product with a stored zero, which TVM takes
-    for zero, is a quotient by infinity: of NaN and infinities it is NaN.
+    stored zero too, which is a product with infinity. A product with a stored zero is a quotient by
+    infinity, as TVM takes it for zero where the other factor is NaN or an infinity.
     """
     return relax.transform.LegalizeOps(_rules())
 

@@ -204,7 +204,8 @@ def _joint_ranges(match: Match) -> list[range]:
 
 
 def _is_forward(match: Match) -> bool:
-    return bool(_joint_ranges(match)) or True
+    """Whether both go forward; raises NotApplicable otherwise."""
+    return len(_joint_ranges(match)) == len(match.extents("x"))
 
 
 _JOINT: dict[str, Callable[[Match], Any]] = {

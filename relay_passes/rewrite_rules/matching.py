@@ -192,9 +192,10 @@ class RuleMatcher:
         found = self._numbers[key]
         if found is None or isinstance(wanted, bool) is not (found.dtype == bool):
             return False
-        if found != wanted or (found.dtype.kind in "iub"):
-            return bool(found == wanted)
-        return wanted != 0 or bool(np.signbit(found)) is (math.copysign(1, wanted) < 0)
+        # Integers have one zero, floating-point numbers two.
+        is_signed_zero = wanted == 0 and found.dtype.kind not in "iub"
+        is_alike = not is_signed_zero or bool(np.signbit(found)) is (math.copysign(1, wanted) < 0)
+        return bool(found == wanted) and is_alike
 
     def _operand_kind(self, expr: relax.Expr) -> str:
         expr = self.resolve(expr)
@@ -258,7 +259,7 @@ class _Attempt:
             return None
         if not self._pays() or self._is_seen_by_steps():
             return None
-        built = build_result(self.rule, match, self.operands)
+        built = build_relax(self.rule.result, match, self.operands)
         if not _same_kind(built.kind, result):
             return None
         return Rewrite(self.rule, built.expr, tuple(var for var, _ in self.inner))
@@ -363,13 +364,11 @@ class BuiltExpression:
     stand_in: relax.Expr
 
 
-def build_result(rule: Rule, match: Match, operands: dict[str, Any]) -> BuiltExpression:
-    """The result of ``rule``; raises NotApplicable where a constant in it cannot be computed."""
-    return build_relax(rule.result, match, operands)
-
-
 def build_relax(expression: Expression, match: Match, operands: dict[str, Any]) -> BuiltExpression:
-    """``expression`` over these operands, arrays or expressions of Relax, with calls nested."""
+    """``expression`` over these operands, arrays or expressions of Relax, with calls nested.
+
+    Raises NotApplicable where a constant in it cannot be computed.
+    """
     meaning = _WithRelax(match.result.dtype)
     values: dict[str, Any] = {
         name: value if isinstance(value, np.ndarray) else _leaf(value)

@@ -28,8 +28,9 @@ def all_values(dtype: str) -> np.ndarray:
 def same(one: np.ndarray, other: np.ndarray) -> bool:
     if str(one.dtype) not in FLOATS:
         return np.array_equal(one, other)
-    both = (one == other) & (np.signbit(one) == np.signbit(other))
-    return bool(np.all(both | (np.isnan(one) & np.isnan(other))))
+    with np.errstate(all="ignore"):
+        both = (one == other) & (np.signbit(one) == np.signbit(other))
+        return bool(np.all(both | (np.isnan(one) & np.isnan(other))))
 
 
 def cast(array: np.ndarray, *dtypes: str) -> np.ndarray:
