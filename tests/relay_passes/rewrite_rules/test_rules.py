@@ -73,12 +73,10 @@ def test_rule_holds_for_all_small_shapes(rule: Rule) -> None:
 @every(RULES)
 def test_rule_is_found_and_keeps_the_type(rule: Rule) -> None:
     mod = module_of(rule.pattern, fitting(rule))
-    text = mod.script(show_meta=True)
 
     with recording() as log:
         new = apply_rules(mod, RuleTable([rule], with_finite=True))
 
-    assert mod.script(show_meta=True) == text
     assert [entry.reason for entry in log] == [rule.name]
     relax.analysis.well_formed(new)
     tvm.ir.assert_structural_equal(new["main"].ret_ty, mod["main"].ret_ty)
