@@ -211,22 +211,42 @@ class RuleMatcher:
 
     @cached_property
     def _before_steps(self) -> set[int]:
-        """The variables that an operator with steps reads, by hash."""
-        found = set()
-        for binding in self._bindings:
+        """The variables that an operator with steps depends on by elementwise ones, by hash."""
+        found: set[int] = set()
+        for binding in reversed(self._bindings):
             call = binding.value
-            if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op):
+            if isinstance(call, relax.TupleGetItem | relax.Var):
+                operands = [getattr(call, "tuple_value", call)]
+                is_on_the_way = hash(binding.var) in found
+            elif isinstance(call, relax.Call) and isinstance(call.op, tvm.ir.Op):
+                operands = _tensors_of(call)
+                is_read = hash(binding.var) in found and call.op.name in NAMES
+                is_on_the_way = is_read or _has_steps(call, binding.var)
+            else:
                 continue
-            to_integers = call.op.name == "relax.astype" and str(binding.var.ty.dtype) not in FLOATS
-            if to_integers or call.op.name in _STEPS:
-                found |= {
-                    hash(self.resolve(one)) for one in call.args if isinstance(one, relax.Var)
-                }
+            if is_on_the_way:
+                found |= {hash(self.resolve(one)) for one in operands}
         return found
 
     def meets_steps(self, var: relax.Var) -> bool:
-        """Whether an operator with steps reads ``var``."""
+        """Whether an operator with steps depends on ``var`` by elementwise operators."""
         return hash(var) in self._before_steps
+
+
+def _tensors_of(call: relax.Call) -> list[relax.Expr]:
+    """The operands of a call, those in tuples among them."""
+    operands: list[relax.Expr] = []
+    for argument in call.args:
+        operands += argument.fields if isinstance(argument, relax.Tuple) else [argument]
+    return operands
+
+
+def _has_steps(call: relax.Call, var: relax.Var) -> bool:
+    """Whether it is an operator with steps, or a kernel, of which nothing is known."""
+    name = str(call.op.name)
+    if name == "relax.astype":
+        return str(var.ty.dtype) not in FLOATS
+    return name in _STEPS or name.startswith("relax.call_")
 
 
 class _Attempt:

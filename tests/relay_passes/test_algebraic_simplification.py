@@ -95,6 +95,16 @@ def test_rounding_stays_in_front_of_steps(step: Callable[[relax.Expr], relax.Exp
     assert "divide" in simplified(build(body, [4]))
 
 
+def test_rounding_stays_in_front_of_what_leads_to_steps() -> None:
+    """A step size that the run decides, as DynamicQuantizeLinear has."""
+
+    def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
+        step = emit(op.divide(emit(op.max(x)), number(255)))
+        return [emit(op.round(emit(op.divide(x, step)))), emit(op.divide(x, number(255)))]
+
+    assert sorted(simplified(build(body, [4]))) == ["divide", "divide", "max", "multiply", "round"]
+
+
 def test_division_by_a_power_of_two_is_exact_there_too() -> None:
     def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
         return [emit(op.round(emit(op.divide(x, number(0.25)))))]
