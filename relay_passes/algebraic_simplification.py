@@ -23,8 +23,8 @@ class AlgebraicSimplification:
     that hold only without NaN, infinities and negative zeros, such as ``x + 0.0``.
 
     Leaves alone: a rewrite that would change the type of a result, or that saves no work as other
-    operators read the inner values; one that rounds differently where an operator with steps depends on
-    it, such as round, or a cast to integers.
+    operators read the inner values; one that rounds differently where an operator with steps, such
+    as round or a cast to integers, depends on it.
 
     Run after: FoldConstantCalls. Run before: passes that look for operators side by side.
     """
