@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm_ext.relay_passes.accumulate_in_float32 import AccumulateInFloat32
 from tvm_ext.relay_passes.activation_lookup_tables import ActivationLookupTables
+from tvm_ext.relay_passes.algebraic_simplification import AlgebraicSimplification
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.compress_weights import CompressWeights
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
@@ -46,6 +47,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     FakeQuantizationToInteger,
     FuseDequantizeMatmul,
     FoldConstantCalls,
+    AlgebraicSimplification,
     AccumulateInFloat32,
     ConvBnReluFold,
     CorrelatedValuePropagation,

@@ -117,6 +117,13 @@ class BindingRewriter(ABC):
         """Takes up ``func``, whose bindings are given to ``replace`` next; sets ``view``."""
         self.view = GraphView(func)
 
+    def has_work(self, func: relax.Function) -> bool:
+        """Whether the walk over ``func``, which takes longer than a look at it, is worth its time.
+
+        Called ahead of ``start_function``; a function without work is not touched.
+        """
+        return True
+
     @abstractmethod
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         """The replacement for the binding ``var = value`` (old graph), or None to leave it."""
@@ -157,6 +164,8 @@ class BindingRewriter(ABC):
         self.mod = mod
         walker = self._walker = _Walker(self, mod)
         for global_var, func in relax_functions(mod).items():
+            if not self.has_work(func):
+                continue
             self.start_function(func)
             replaced_before = walker.replaced
             new_func = walker.visit_expr(func)

@@ -38,7 +38,8 @@ def legalize_ops() -> tvm.transform.Pass:
 
     TVM raises an error for ``full`` of infinity or of no number, which is a sum here, and prints a
     warning for each power above the second, which is a product. It raises one for a division by a
-    stored zero too, which is a product with infinity.
+    stored zero too, which is a product with infinity. A product with a stored zero is a quotient by
+    infinity, as TVM takes it for zero where the other factor is NaN or an infinity.
     """
     return relax.transform.LegalizeOps(_rules())
 
@@ -49,6 +50,7 @@ def _rules() -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
     known = [name for name in names if tvm.ir.Op.get(name).get_attr("FLegalize") is not None]
     ours = {
         "relax.divide": _quotient,
+        "relax.multiply": _product,
         "relax.reshape": _view,
         "relax.flatten": _view,
         "relax.full": _full,
@@ -89,6 +91,18 @@ def _quotient(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     # Zero has a sign, which the quotients have too; zero over zero is no number either way.
     endless = relax.const(np.copysign(np.ones_like(zero) * np.inf, zero), str(call.ty.dtype))
     return _with_own_sizes(builder, builder.normalize(relax.op.multiply(dividend, endless)))
+
+
+def _product(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    for zero, other in zip(call.args, reversed(call.args), strict=True):
+        if not isinstance(zero, GenericConst) or "float" not in str(call.ty.dtype):
+            continue
+        values = zero.value.numpy()
+        if values.size == 1 and values.item() == 0:
+            endless = np.copysign(np.ones_like(values) * np.inf, values)
+            inverse = relax.const(endless, str(call.ty.dtype))
+            return _with_own_sizes(builder, builder.normalize(relax.op.divide(other, inverse)))
+    return _with_own_sizes(builder, call)
 
 
 def _power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

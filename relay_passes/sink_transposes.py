@@ -28,10 +28,10 @@ class SinkTransposes:
     After:  ``reshape(conv2d(x, W) + b', [n, h * w, c])``, where no data is moved and the operators
             become part of the convolution's kernel
 
-    If the transposes do not cancel, one remains behind the operators. Models that pass between images
-    and sequences are full of these. Sizes may be those of a run.
-    Both operands of an operator may come from the transposed tensor (an activation in parts),
-    others are constants, whose axes are put in the order of the source.
+    If the transposes do not cancel, one remains behind the operators. Models that pass between
+    images and sequences are full of these. Sizes may be those of a run. Both operands of an
+    operator may come from the transposed tensor (an activation in parts), others are constants,
+    whose axes are put in the order of the source.
 
     Leaves alone: values between the transposes that are used elsewhere as well; operands that are
     neither constant nor computed from the transposed tensor.

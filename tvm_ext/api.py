@@ -56,7 +56,7 @@ from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import with_host_steps
 from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
 from tvm_ext.onnx_frontend.host.partition import partition_graph
-from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
+from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline, with_fast_math
 from tvm_ext.passes.results_to_out_params import out_params
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.relay_passes.fresh_outputs import shared_outputs, writes_to_inputs
@@ -91,6 +91,7 @@ def compile(
     records: RecordsSource = (),
     require_records: bool = False,
     tf32: bool = False,
+    fast_math: bool = False,
     precision: str = MODEL_PRECISION,
     max_error: float | None = None,
     samples: SamplesSource = None,
@@ -131,6 +132,10 @@ def compile(
     tf32 : bool
         For a GPU: whether tensor cores multiply float32 values with 10 bits of mantissa instead
         of 23, as ``allow_tf32`` of PyTorch does. The sums stay float32.
+    fast_math : bool
+        Whether rewrites are allowed that hold only without NaN, infinities and negative zeros, such
+        as 0 for ``x * 0``. It is short for the option ``fast_math`` of the pass
+        ``AlgebraicSimplification``.
     precision : str
         How products of float32 are computed.
         "model": in float32, as the model has them.
@@ -176,6 +181,7 @@ def compile(
         The model cannot be compiled. The subclass says why: ModelError, UnsupportedOperatorError,
         InputError, TargetError, ConfigError, PassError, BuildError, RecordsError or PrecisionError.
     """
+    pass_config = with_fast_math(pass_config) if fast_math else pass_config
     if precision == AUTOMATIC_PRECISION:
         arguments = dict(locals())
         from tvm_ext.check.automatic_mixed_precision import compile_within_error

@@ -170,6 +170,10 @@ def half_with_origins() -> tvm.IRModule:
     return write_origins(mod, {bindings_of(mod["main"])[0].var: ("Exp_0",)})
 
 
+def neutral_factor(emit, x):
+    return [emit(op.tanh(emit(op.multiply(x, relax.const(np.float32(1))))))]
+
+
 H, W = (tvm.tirx.Var(name, "int64") for name in "hw")
 MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
     "AccumulateInFloat32": lambda: [
@@ -179,6 +183,7 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
     "CorrelatedValuePropagation": lambda: [
         build([4, 6], lambda emit, x: [emit(nn.relu(emit(nn.softmax(x, -1))))])
     ],
+    "AlgebraicSimplification": lambda: [build([4, 6], neutral_factor)],
     "DropPaddedTaps": lambda: [build([1, 3, 6, 6], spread_window)],
     "PointwiseBeforeResize": lambda: [build([1, 3, 7, 9], enlarged)],
     "FuseCastIntoSoftmax": lambda: [build([6, 40], cast_softmax, "float16")],

@@ -39,13 +39,17 @@ def test_the_mean_of_no_elements_is_zero(rows: int) -> None:
 
 
 @pytest.mark.parametrize("zero", [np.float32(0), np.float32(-0.0), np.array([0], np.float16)])
-def test_a_division_by_a_stored_zero(zero: np.ndarray) -> None:
+@pytest.mark.parametrize("operator", ["Div", "Mul"])
+def test_a_division_and_a_product_of_a_stored_zero(zero: np.ndarray, operator: str) -> None:
     kind = helper.np_dtype_to_tensor_dtype(np.asarray(zero).dtype)
     x = np.array([2, -3, 0, np.nan, np.inf], np.asarray(zero).dtype)
     proto = model(
-        [node("Div", ["x", "zero"], ["y"])], [value("x", [5], kind)], [value("y", None, kind)]
+        [node(operator, ["x", "zero"], ["y"])], [value("x", [5], kind)], [value("y", None, kind)]
     )
     proto.graph.initializer.append(numpy_helper.from_array(np.asarray(zero), "zero"))
     with np.errstate(all="ignore"):
-        wanted = x / zero
-    np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({"x": x})["y"], wanted)
+        wanted = x / zero if operator == "Div" else x * zero
+    found = tvm_ext.compile(proto, HOST).run({"x": x})["y"]
+    np.testing.assert_array_equal(found, wanted)
+    numbers = ~np.isnan(wanted)
+    np.testing.assert_array_equal(np.signbit(found[numbers]), np.signbit(wanted[numbers]))

@@ -10,9 +10,11 @@ from small_models import model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
+from tvm_ext.cli.options import CompileOptions
 from tvm_ext.compiled_model import CompiledModel
-from tvm_ext.errors import ConfigError, PassError, TvmExtError
-from tvm_ext.passes.pipeline import STAGES, load_pipelines
+from tvm_ext.compiler.program_cache import program_key
+from tvm_ext.errors import ConfigError, InputError, PassError, TvmExtError
+from tvm_ext.passes.pipeline import STAGES, build_pipeline, load_pipelines, with_fast_math
 
 DOCS = Path(__file__).parents[2] / "docs/reference/passes.md"
 O3 = {stage: getattr(load_pipelines()["O3"], stage) for stage in STAGES}
@@ -163,3 +165,38 @@ def test_the_report_counts_after_each_pass(usual):
     assert (after["GemmFusion"].operators, after["GemmFusion"].kernels) == (3, 0)
     assert after["ScheduleKernels"].kernels == len(report.kernels)
     assert after["LegalizeOps"].intermediate_bytes > after["FuseTIR"].intermediate_bytes > 0
+
+
+def times_zero() -> onnx.ModelProto:
+    nodes = [node("Mul", ["x", "zero"], ["a"]), node("Add", ["a", "x"], ["y"])]
+    return model(nodes, [value("x", [4])], [value("y", [4])], zero=np.zeros((), np.float32))
+
+
+def test_fast_math_is_an_option_of_the_pass_that_pass_config_can_take_back():
+    x = {"x": np.array([1, -2, np.inf, np.nan], np.float32)}
+    exact, fast = (tvm_ext.compile(times_zero(), HOST, fast_math=on) for on in (False, True))
+    assert decisions(exact, "AlgebraicSimplification") == []
+    assert decisions(fast, "AlgebraicSimplification") == ["x * 0.0 -> 0.0"]
+    np.testing.assert_array_equal(exact.run(x)["y"], [1, -2, np.nan, np.nan])
+    np.testing.assert_array_equal(fast.run(x)["y"], [1, -2, np.inf, np.nan])
+
+    off = {"AlgebraicSimplification": {"fast_math": False}}
+    again = tvm_ext.compile(times_zero(), HOST, fast_math=True, pass_config=off)
+    assert decisions(again, "AlgebraicSimplification") == []
+
+
+def test_fast_math_is_part_of_the_key_of_the_cache():
+    keys = {
+        program_key(times_zero(), HOST, build_pipeline(pass_config=config), None, ())
+        for config in (None, with_fast_math(None))
+    }
+    assert None not in keys
+    assert len(keys) == 2
+
+
+def test_the_command_line_hands_fast_math_on():
+    chosen = CompileOptions.parsed(fast_math=True)
+    assert chosen.keywords()["pass_config"] == with_fast_math(None)
+    assert CompileOptions.parsed().keywords()["pass_config"] is None
+    with pytest.raises(InputError, match="--fast-math given for"):
+        chosen.require_none(Path("model.tvmx"))

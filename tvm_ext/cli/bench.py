@@ -80,6 +80,7 @@ def bench_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    fast_math: options.FastMath = False,
     max_error: options.MaxError = None,
     samples: options.Samples = None,
     records: options.Records = None,
@@ -100,6 +101,7 @@ def bench_command(
         pipeline=pipeline,
         specialize=specialize,
         precision=precision,
+        fast_math=fast_math,
         max_error=max_error,
         samples=samples,
     )

@@ -81,6 +81,7 @@ def check_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    fast_math: options.FastMath = False,
     max_error: options.MaxError = None,
     samples: options.Samples = None,
     json_output: options.Json = False,
@@ -96,6 +97,7 @@ def check_command(
         threads,
         pipeline=pipeline,
         precision=precision,
+        fast_math=fast_math,
         max_error=max_error,
         samples=samples,
     )

@@ -32,6 +32,7 @@ def compile_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    fast_math: options.FastMath = False,
     max_error: options.MaxError = None,
     samples: options.Samples = None,
     records: options.Records = None,
@@ -71,6 +72,7 @@ def compile_command(
         pipeline,
         specialize,
         precision=precision,
+        fast_math=fast_math,
         max_error=max_error,
         samples=samples,
     )

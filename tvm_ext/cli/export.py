@@ -37,6 +37,7 @@ def export_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    fast_math: options.FastMath = False,
     max_error: options.MaxError = None,
     samples: options.Samples = None,
     records: options.Records = None,
@@ -55,6 +56,7 @@ def export_command(
         require_records=require_records,
         pipeline=pipeline,
         precision=precision,
+        fast_math=fast_math,
         max_error=max_error,
         samples=samples,
     )

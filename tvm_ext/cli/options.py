@@ -137,6 +137,14 @@ Precision = Annotated[
         "matmuls that are stored as float16, on CPUs.",
     ),
 ]
+FastMath = Annotated[
+    bool,
+    typer.Option(
+        "--fast-math",
+        rich_help_panel=_COMPILE,
+        help="Allow rewrites that hold only without NaN, infinities and negative zeros.",
+    ),
+]
 MaxError = Annotated[
     float | None,
     typer.Option(
@@ -240,7 +248,7 @@ class CompileOptions:
         As for ``tvm_ext.compile``.
     threads : int, optional
         Threads to compile for and run with, instead of one for each core of the target.
-    records, require_records, tf32, pipeline, specialize, precision, max_error, samples
+    records, require_records, tf32, pipeline, specialize, precision, fast_math, max_error, samples
         As for ``tvm_ext.compile``.
     """
 
@@ -257,6 +265,7 @@ class CompileOptions:
     pipeline: Path | None = None
     specialize: tuple[Mapping[str, int], ...] = ()
     precision: str | None = None
+    fast_math: bool = False
     max_error: float | None = None
     samples: Path | None = None
 
@@ -276,6 +285,7 @@ class CompileOptions:
         pipeline: Path | None = None,
         specialize: Sequence[str] | None = None,
         precision: str | None = None,
+        fast_math: bool = False,
         max_error: float | None = None,
         samples: Path | None = None,
     ) -> "CompileOptions":
@@ -299,6 +309,7 @@ class CompileOptions:
             pipeline=pipeline,
             specialize=parse_specializations(specialize or ()),
             precision=precision,
+            fast_math=fast_math,
             max_error=max_error,
             samples=samples,
         )
@@ -331,11 +342,14 @@ class CompileOptions:
 
     def keywords(self) -> dict[str, Any]:
         """What ``compile``, ``check_model`` and ``tune`` take, besides the model and the target."""
+        from tvm_ext.passes.pipeline import with_fast_math
+
+        own = with_fast_math(self.pass_config) if self.fast_math else self.pass_config
         return {
             "input_shapes": self.input_shapes or None,
             "opt_level": self.opt_level if self.opt_level is not None else "O3",
             "disabled_passes": self.disabled_passes,
-            "pass_config": self.pass_config or None,
+            "pass_config": own or None,
             "pipeline": self.pipeline,
             **self._automatic(),
         }
@@ -393,6 +407,7 @@ class CompileOptions:
             "--pipeline": self.pipeline is not None,
             "--specialize": self.specialize,
             "--precision": self.precision is not None,
+            "--fast-math": self.fast_math,
             "--max-error": self.max_error is not None,
             "--samples": self.samples is not None,
         }

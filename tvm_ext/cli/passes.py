@@ -66,6 +66,7 @@ def explain_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    fast_math: options.FastMath = False,
     max_error: options.MaxError = None,
     samples: options.Samples = None,
     verbose: options.Verbose = False,
@@ -85,6 +86,7 @@ def explain_command(
         threads,
         pipeline=pipeline,
         precision=precision,
+        fast_math=fast_math,
         max_error=max_error,
         samples=samples,
     )

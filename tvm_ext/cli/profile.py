@@ -54,6 +54,7 @@ def profile_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    fast_math: options.FastMath = False,
     max_error: options.MaxError = None,
     samples: options.Samples = None,
     records: options.Records = None,
@@ -75,6 +76,7 @@ def profile_command(
         pipeline=pipeline,
         specialize=specialize,
         precision=precision,
+        fast_math=fast_math,
         max_error=max_error,
         samples=samples,
     )

@@ -198,6 +198,7 @@ def tune_command(
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     precision: options.Precision = None,
+    fast_math: options.FastMath = False,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -233,6 +234,7 @@ def tune_command(
         threads,
         pipeline=pipeline,
         precision=precision,
+        fast_math=fast_math,
     )
     chosen.require_stated_precision()
     folder = output if output is not None else Path(f"{model.stem}.records")

@@ -238,6 +238,18 @@ def build_pipeline(
     return Pipeline(name, **steps)
 
 
+def with_fast_math(
+    pass_config: Mapping[str, Mapping[str, Any]] | None,
+) -> dict[str, dict[str, Any]]:
+    """``pass_config`` with the rules that hold for finite numbers alone turned on.
+
+    Raises ConfigError where it has not the form of options by pass.
+    """
+    options = _plain_options(pass_config or {})
+    name = "AlgebraicSimplification"
+    return {**options, name: {"fast_math": True, **options.get(name, {})}}
+
+
 def _check_rules(listed: Mapping[str, Sequence[str]]) -> None:
     """Raises PassError for the first rule that a user's pipeline breaks."""
     for stage, names in listed.items():
