@@ -25,11 +25,11 @@ from tvm_ext.relay_passes.fuse_dequantize_matmul import FuseDequantizeMatmul
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
-from tvm_ext.relay_passes.layer_norm_fusion import LayerNormFusion
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.min_max_fusion import MinMaxFusion
 from tvm_ext.relay_passes.mixed_precision import MixedPrecision
 from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
+from tvm_ext.relay_passes.normalization_fusion import NormalizationFusion
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
 from tvm_ext.relay_passes.pad_output_width import PadOutputWidth
 from tvm_ext.relay_passes.pointwise_before_resize import PointwiseBeforeResize
@@ -52,7 +52,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     LayoutPlanning,
     CancelTransposes,
     ActivationLookupTables,
-    LayerNormFusion,
+    NormalizationFusion,
     FuseCastIntoSoftmax,
     MinMaxFusion,
     GroupedConvolution,

@@ -1,4 +1,4 @@
-"""Before and after IR, equal numbers, and refusals of LayerNormFusion."""
+"""Before and after IR, equal numbers, and refusals of NormalizationFusion."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.relay_passes.graph_pass import recording
-from tvm_ext.relay_passes.layer_norm_fusion import LayerNormFusion
+from tvm_ext.relay_passes.normalization_fusion import NormalizationFusion
 
 op = relax.op
 EPS = 1e-5
@@ -51,7 +51,7 @@ def spelled_out(shape, axes, square="power", quotient="divide", **kwargs):
 
 
 def fused(mod):
-    return tvm.transform.Sequential([LayerNormFusion()])(mod)
+    return tvm.transform.Sequential([NormalizationFusion()])(mod)
 
 
 def expected(x, axes):
