@@ -57,7 +57,8 @@ class Normalization:
     """``x``, less its mean where ``is_centred``, over ``divisor``; both over ``axes``.
 
     ``multiplies`` says that the model multiplies by the inverse of the divisor. The result has the
-    type ``dtype``; numbers of 16 bits are computed with as float32.
+    type ``dtype``; numbers of 16 bits are computed with as float32. With ``groups`` the first of
+    the axes is that many groups of channels, each normalised for itself.
     """
 
     x: relax.Expr
@@ -66,10 +67,13 @@ class Normalization:
     divisor: Divisor
     dtype: str
     multiplies: bool = False
+    groups: int = 1
 
     @property
     def name(self) -> str:
         """The name of the kernel, which is that of the best known of its kind."""
+        if self.groups > 1:
+            return "group_norm"
         if self.is_centred:
             return "layer_norm"
         return "rms_norm" if self.divisor.is_mean else "l2_norm"
@@ -77,11 +81,11 @@ class Normalization:
     def compute(self, x: te.Tensor) -> te.Tensor:
         """The tensor expression: one reduction or two, and what follows from them.
 
-        Deviations from the mean wait for their second use where it is known how many they are.
+        Deviations from the mean wait for their second use where it is known how many they are, and
+        where the rows that they make are rows of the whole tensor.
         """
         wide = "float32" if str(x.dtype) in NARROW_TYPES else str(x.dtype)
-        sizes = [x.shape[axis] for axis in self.axes]
-        count = tirx.Cast(wide, reduce(lambda a, b: a * b, sizes))
+        count = tirx.Cast(wide, reduce(lambda a, b: a * b, self._extents(x)))
         source: Any = lambda *i: x(*i).astype(wide)  # noqa: E731
         if self.is_centred:
             source = self._deviations(x, source, count)
@@ -91,32 +95,56 @@ class Normalization:
         )
         return te.compute(
             x.shape,
-            lambda *i: self._quotient(source(*i), divisor(*self._kept(i))).astype(self.dtype),
+            lambda *i: self._quotient(source(*i), divisor(*self._kept(x, i))).astype(self.dtype),
             "normalised",
         )
 
     def _deviations(self, x: te.Tensor, source: Any, count: Any) -> Any:
         total = self._sum(x, source, "total")
         mean = te.compute(total.shape, lambda *i: total(*i) / count, "mean")
-        deviation: Any = lambda *i: source(*i) - mean(*self._kept(i))  # noqa: E731
-        known = all(isinstance(x.shape[axis], tirx.IntImm) for axis in self.axes)
-        return te.compute(x.shape, deviation, "centred") if known else deviation
+        deviation: Any = lambda *i: source(*i) - mean(*self._kept(x, i))  # noqa: E731
+        known = all(isinstance(extent, tirx.IntImm) for extent in self._extents(x))
+        waits = known and self.groups == 1
+        return te.compute(x.shape, deviation, "centred") if waits else deviation
 
     def _quotient(self, value: Any, divisor: Any) -> Any:
         if self.multiplies:
             return value * (tirx.const(1.0, str(value.ty)) / divisor)
         return value / divisor
 
+    def _extents(self, x: te.Tensor) -> list[Any]:
+        """How many elements are reduced along each of the axes."""
+        sizes = [x.shape[axis] for axis in self.axes]
+        return [sizes[0] // self.groups, *sizes[1:]] if self.groups > 1 else sizes
+
     def _sum(self, x: te.Tensor, element: Any, name: str) -> te.Tensor:
-        shape = [n for axis, n in enumerate(x.shape) if axis not in self.axes] or [1]
-        reduced = [te.reduce_axis((0, x.shape[axis]), name=f"k{axis}") for axis in self.axes]
+        kept = [self.groups if self._is_grouped(a) else n for a, n in enumerate(x.shape)]
+        shape = [n for a, n in enumerate(kept) if a not in self.axes or self._is_grouped(a)] or [1]
+        extents = self._extents(x)
+        reduced = [
+            te.reduce_axis((0, extent), name=f"k{axis}")
+            for axis, extent in zip(self.axes, extents, strict=True)
+        ]
 
         def total(*kept: tirx.Var) -> te.Tensor:
             along, across = iter(reduced), iter(kept)
-            index = [next(along if a in self.axes else across) for a in range(len(x.shape))]
+            index = []
+            for axis in range(len(x.shape)):
+                if self._is_grouped(axis):
+                    index.append(next(across) * extents[0] + next(along))
+                else:
+                    index.append(next(along if axis in self.axes else across))
             return te.sum(element(*index), axis=reduced)
 
         return te.compute(shape, total, name)
 
-    def _kept(self, index: Sequence[tirx.Var]) -> Sequence[Any]:
-        return [i for axis, i in enumerate(index) if axis not in self.axes] or [0]
+    def _is_grouped(self, axis: int) -> bool:
+        return self.groups > 1 and axis == self.axes[0]
+
+    def _kept(self, x: te.Tensor, index: Sequence[tirx.Var]) -> Sequence[Any]:
+        """Where the reduced values of the row are that ``index`` lies in."""
+        size = self._extents(x)[0]
+        kept = [i // size if self._is_grouped(axis) else i for axis, i in enumerate(index)]
+        return [
+            i for axis, i in enumerate(kept) if axis not in self.axes or self._is_grouped(axis)
+        ] or [0]

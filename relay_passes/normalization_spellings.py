@@ -2,7 +2,7 @@
 
 The divisor is a root of a sum of squares: ``sqrt``, ``power(., 0.5)``, or an inverse that is
 multiplied with, ``rsqrt``, ``power(., -0.5)``, ``1 / sqrt``. The sum is ``mean``, ``sum``,
-``variance``, or one of them times a number; the squares are ``power(., 2)``, ``square`` or a product.
+``variance``, or one of them times a number. The squares are ``power(., 2)``, ``square``, products.
 """
 
 from collections import Counter
@@ -278,4 +278,4 @@ def _inner(view: GraphView, value: relax.Expr, x: relax.Expr) -> tuple[relax.Var
         raise NotApplicable(
             "a value inside of it, such as the deviation, is used elsewhere as well"
         )
-    return tuple(reads)
+    return tuple(reversed(reads))
