@@ -11,6 +11,7 @@ from typing import Any
 from tvm_ext.relay_passes.accumulate_in_float32 import AccumulateInFloat32
 from tvm_ext.relay_passes.activation_lookup_tables import ActivationLookupTables
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
+from tvm_ext.relay_passes.combine_parallel_matmul import CombineParallelMatmul
 from tvm_ext.relay_passes.compress_weights import CompressWeights
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
 from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv
@@ -49,6 +50,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     ConvTransposeToConv,
     PointwiseBeforeResize,
     GemmFusion,
+    CombineParallelMatmul,
     LayoutPlanning,
     CancelTransposes,
     ActivationLookupTables,

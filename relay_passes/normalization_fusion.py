@@ -31,9 +31,9 @@ class NormalizationFusion:
 
     ``Guard`` has the ways in which ``eps`` may stand, ``normalization_spellings`` the operators.
     Also for ``layer_norm``, ``rms_norm``, ``group_norm`` and ``instance_norm`` of ``relax.nn``. TVM
-    computes some of them from the mean of the squares, which loses all digits when the mean is much larger than
-    the deviations. Here deviations are squared. Sizes may be symbolic. Numbers of 16 bits are
-    computed with as float32.
+    computes some of them from the mean of the squares, which loses all digits when the mean is
+    much larger than the deviations. Here deviations are squared. Sizes may be symbolic. Numbers of
+    16 bits are computed with as float32.
 
     Leaves alone: a variance that is written as ``mean(x * x) - mean(x) * mean(x)``; values inside
     that are used elsewhere as well; unknown shapes; scales of ``layer_norm`` and ``rms_norm`` that
