@@ -109,7 +109,9 @@ class _HeadRewriter(BindingRewriter):
 
     def _heads(self, var: relax.Var, value: relax.Expr) -> tuple[relax.Var, _Heads] | None:
         """What ``var`` has the heads of, if it is a transpose of a reshape that makes heads."""
-        transpose = self.view.call(value, "relax.permute_dims")
+        # Another name of a transpose is none.
+        is_call = isinstance(value, relax.Call)
+        transpose = self.view.call(value, "relax.permute_dims") if is_call else None
         if transpose is None or not isinstance(transpose.args[0], relax.Var):
             return None
         reshape = self.view.call(transpose.args[0], "relax.reshape")

@@ -76,7 +76,8 @@ class Normalization:
             return "group_norm"
         if self.is_centred:
             return "layer_norm"
-        return "rms_norm" if self.divisor.is_mean else "l2_norm"
+        is_mean = self.divisor.is_mean or self.divisor.factor != 1.0
+        return "rms_norm" if is_mean else "l2_norm"
 
     def compute(self, x: te.Tensor) -> te.Tensor:
         """The tensor expression: one reduction or two, and what follows from them.

@@ -69,6 +69,8 @@ class _GroupFuser(_NormalizationRewriter):
     """
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        if not isinstance(value, relax.Call):
+            return None
         if (call := self.view.call(value, "relax.nn.group_norm")) is not None:
             return self._operator(var, call)
         back = self.view.call(value, "relax.reshape")
@@ -132,6 +134,8 @@ class _Fuser(_NormalizationRewriter):
     """All others."""
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        if not isinstance(value, relax.Call):
+            return None
         try:
             if (call := self.view.call(value, *_OPERATORS)) is not None:
                 return self._operator(var, call)
