@@ -36,6 +36,7 @@ from tvm_ext.relay_passes.pad_output_width import PadOutputWidth
 from tvm_ext.relay_passes.pointwise_before_resize import PointwiseBeforeResize
 from tvm_ext.relay_passes.propagate_spans import PropagateSpans
 from tvm_ext.relay_passes.sink_reshapes import SinkReshapes
+from tvm_ext.relay_passes.softmax_fusion import SoftmaxFusion
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
 from tvm_ext.relay_passes.zero_point_compensation import ZeroPointCompensation
 
@@ -49,6 +50,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     DropPaddedTaps,
     ConvTransposeToConv,
     PointwiseBeforeResize,
+    SoftmaxFusion,
     GemmFusion,
     CombineParallelMatmul,
     LayoutPlanning,

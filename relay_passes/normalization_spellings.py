@@ -179,7 +179,7 @@ def _squares(view: GraphView, expr: relax.Expr) -> _Squares | None:
     call = view.call(expr, "relax.mean", "relax.sum", "relax.variance")
     if call is None:
         return _difference_of_means(view, expr)
-    axes = _kept_axes(call)
+    axes = kept_axes(call)
     if axes is None:
         return None
     if call.op.name == "relax.variance":
@@ -212,7 +212,7 @@ def _difference_of_means(view: GraphView, expr: relax.Expr) -> None:
         raise NotApplicable("its variance is a difference of two means, which has other digits")
 
 
-def _kept_axes(call: relax.Call) -> tuple[int, ...] | None:
+def kept_axes(call: relax.Call) -> tuple[int, ...] | None:
     """The axes of a reduction that leaves them with an extent of 1; None for another one."""
     attrs: Any = call.attrs
     rank = call.args[0].ty.ndim
@@ -226,7 +226,7 @@ def _less_its_mean(view: GraphView, expr: relax.Expr, axes: tuple[int, ...]) -> 
     """``x`` where ``expr`` is ``x`` less its mean over ``axes``."""
     call = view.call(expr, "relax.subtract")
     mean = None if call is None else view.call(call.args[1], "relax.mean")
-    if call is None or mean is None or _kept_axes(mean) != axes:
+    if call is None or mean is None or kept_axes(mean) != axes:
         return None
     x = call.args[0]
     return x if _same(view, mean.args[0], x) else None
