@@ -143,8 +143,9 @@ def _with_number(view: GraphView, expr: relax.Expr, *names: str) -> tuple[relax.
         return None
     if call.op.name == "relax.clip":
         low, high = (getattr(limit, "value", None) for limit in call.args[1:3])
-        has_one = isinstance(low, int | float) and isinstance(high, int | float)
-        return (call.args[0], float(low)) if has_one and high >= _NO_LIMIT else None
+        if not isinstance(low, int | float) or not isinstance(high, int | float):
+            return None
+        return (call.args[0], float(low)) if high >= _NO_LIMIT else None
     for value, other in (call.args, reversed(call.args)):
         number = scalar_value(other, value)
         if number is not None:
@@ -178,7 +179,8 @@ def _squares(view: GraphView, expr: relax.Expr) -> _Squares | None:
         return _scaled_squares(view, expr)
     call = view.call(expr, "relax.mean", "relax.sum", "relax.variance")
     if call is None:
-        return _difference_of_means(view, expr)
+        _refuse_difference_of_means(view, expr)
+        return None
     axes = kept_axes(call)
     if axes is None:
         return None
@@ -199,16 +201,14 @@ def _scaled_squares(view: GraphView, expr: relax.Expr) -> _Squares | None:
     return replace(found, factor=found.factor * with_number[1])
 
 
-def _difference_of_means(view: GraphView, expr: relax.Expr) -> None:
-    """Raises for ``mean(x * x) - mean(x) * mean(x)``, which has other digits; returns None."""
+def _refuse_difference_of_means(view: GraphView, expr: relax.Expr) -> None:
+    """Raises for ``mean(x * x) - mean(x) * mean(x)``, which has other digits."""
     difference = view.call(expr, "relax.subtract")
-    if difference is None:
+    mean = None if difference is None else view.call(difference.args[0], "relax.mean")
+    if difference is None or mean is None:
         return
-    mean = view.call(difference.args[0], "relax.mean")
-    if mean is not None and None not in (
-        _square_root(view, mean.args[0]),
-        _square_root(view, difference.args[1]),
-    ):
+    squares = mean.args[0], difference.args[1]
+    if all(_square_root(view, part) is not None for part in squares):
         raise NotApplicable("its variance is a difference of two means, which has other digits")
 
 
