@@ -44,7 +44,8 @@ class _SoftmaxNamer(BindingRewriter):
     pass_name = "SoftmaxFusion"
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        if not isinstance(value, relax.Call) or str(var.ty.dtype) not in FLOAT_TYPES:
+        is_tensor = isinstance(value, relax.Call) and isinstance(var.ty, relax.TensorType)
+        if not is_tensor or str(var.ty.dtype) not in FLOAT_TYPES:
             return None
         if self.view.call(value, "relax.divide") is not None:
             return self._softmax(var, value)
