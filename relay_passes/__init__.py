@@ -36,7 +36,9 @@ from tvm_ext.relay_passes.pad_output_width import PadOutputWidth
 from tvm_ext.relay_passes.pointwise_before_resize import PointwiseBeforeResize
 from tvm_ext.relay_passes.propagate_spans import PropagateSpans
 from tvm_ext.relay_passes.sink_reshapes import SinkReshapes
+from tvm_ext.relay_passes.sink_transposes import SinkTransposes
 from tvm_ext.relay_passes.softmax_fusion import SoftmaxFusion
+from tvm_ext.relay_passes.split_to_slices import SplitToSlices
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
 from tvm_ext.relay_passes.zero_point_compensation import ZeroPointCompensation
 
@@ -54,6 +56,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     GemmFusion,
     CombineParallelMatmul,
     LayoutPlanning,
+    SinkTransposes,
     CancelTransposes,
     ActivationLookupTables,
     NormalizationFusion,
@@ -63,6 +66,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     ZeroPointCompensation,
     FlattenPointwise,
     SinkReshapes,
+    SplitToSlices,
     MixedPrecision,
     CompressWeights,
     WinogradConvolution,
