@@ -7,6 +7,7 @@ records and saved reports. What is written has the new names.
 PASSES = {
     "DelayReshapes": "SinkReshapes",
     "InheritOrigins": "PropagateSpans",
+    "LayerNormFusion": "NormalizationFusion",
     "PadOutputColumns": "PadOutputWidth",
     "ProductsInOwnType": "AccumulateInFloat32",
     "SoftmaxOfNarrow": "FuseCastIntoSoftmax",

@@ -12,6 +12,7 @@ from tvm_ext.relay_passes.accumulate_in_float32 import AccumulateInFloat32
 from tvm_ext.relay_passes.activation_lookup_tables import ActivationLookupTables
 from tvm_ext.relay_passes.algebraic_simplification import AlgebraicSimplification
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
+from tvm_ext.relay_passes.combine_parallel_matmul import CombineParallelMatmul
 from tvm_ext.relay_passes.compress_weights import CompressWeights
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
 from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv
@@ -27,17 +28,18 @@ from tvm_ext.relay_passes.fuse_dequantize_matmul import FuseDequantizeMatmul
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
-from tvm_ext.relay_passes.layer_norm_fusion import LayerNormFusion
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.min_max_fusion import MinMaxFusion
 from tvm_ext.relay_passes.mixed_precision import MixedPrecision
 from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
+from tvm_ext.relay_passes.normalization_fusion import NormalizationFusion
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
 from tvm_ext.relay_passes.pad_output_width import PadOutputWidth
 from tvm_ext.relay_passes.pointwise_before_resize import PointwiseBeforeResize
 from tvm_ext.relay_passes.propagate_spans import PropagateSpans
 from tvm_ext.relay_passes.sink_reshapes import SinkReshapes
 from tvm_ext.relay_passes.sink_transposes import SinkTransposes
+from tvm_ext.relay_passes.softmax_fusion import SoftmaxFusion
 from tvm_ext.relay_passes.split_to_slices import SplitToSlices
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
 from tvm_ext.relay_passes.zero_point_compensation import ZeroPointCompensation
@@ -54,12 +56,14 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     DropPaddedTaps,
     ConvTransposeToConv,
     PointwiseBeforeResize,
+    SoftmaxFusion,
     GemmFusion,
+    CombineParallelMatmul,
     LayoutPlanning,
     SinkTransposes,
     CancelTransposes,
     ActivationLookupTables,
-    LayerNormFusion,
+    NormalizationFusion,
     FuseCastIntoSoftmax,
     MinMaxFusion,
     GroupedConvolution,

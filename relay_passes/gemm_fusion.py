@@ -6,7 +6,7 @@ below what is computed together with it.
 
 from collections.abc import Callable
 from functools import partial
-from math import isclose, sqrt
+from math import isclose, pi, sqrt
 
 import numpy as np
 import tvm
@@ -26,6 +26,7 @@ from tvm_ext.relay_passes.gemm_epilogue import (
     Surroundings,
     folded_constant,
     same_shape,
+    scalar_value,
 )
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 
@@ -43,8 +44,9 @@ class _MatmulRewriter(BindingRewriter):
 class ActivationNamer(_MatmulRewriter):
     """Names activations that several operators spell out, x being from a matmul.
 
-    0.5 * x * (1 + erf(x / sqrt(2)))  ->  gelu(x)
-    x * sigmoid(x)                    ->  silu(x)
+    0.5 * x * (1 + erf(x / sqrt(2)))                              ->  gelu(x)
+    0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))  ->  gelu_tanh(x)
+    x * sigmoid(x)                                                ->  silu(x)
     """
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
@@ -61,6 +63,51 @@ class ActivationNamer(_MatmulRewriter):
             passed = self._erf_gate(gate, x, factor)
             if passed is not None:
                 return Replacement(relax.op.nn.gelu(x), (*inner, *passed), "gelu named")
+            passed = self._tanh_gate(gate, x) if factor == 0.5 else None
+            if passed is not None:
+                return Replacement(relax.op.nn.gelu_tanh(x), (*inner, *passed), "gelu_tanh named")
+        return None
+
+    def _tanh_gate(self, gate: relax.Expr, x: relax.Expr) -> tuple[relax.Var, ...] | None:
+        """The variables of ``gate`` when it is one plus the tangent of tanh-GELU."""
+        tanh_var = self._around.plus_one(gate)
+        tanh = None if tanh_var is None else self.view.call(tanh_var, "relax.tanh")
+        polynomial = None if tanh is None else self._polynomial(tanh.args[0], x)
+        if tanh is None or polynomial is None:
+            return None
+        passed = (*polynomial, tanh.args[0], tanh_var, gate)
+        return passed if all(self.view.uses(var) == 1 for var in passed) else None
+
+    def _polynomial(self, expr: relax.Expr, x: relax.Expr) -> tuple[relax.Var, ...] | None:
+        """Variables below ``expr``, if it is ``sqrt(2 / pi) * (x + 0.044715 * x ** 3)``."""
+        step = self._around.scaled(expr)
+        total = None if step is None else self.view.call(step[0], "relax.add")
+        if step is None or total is None or not isclose(step[1], sqrt(2 / pi), rel_tol=5e-3):
+            return None
+        for linear, cubic in (total.args, reversed(total.args)):
+            cube = self._around.scaled(cubic)
+            if (
+                cube is None
+                or not linear.same_as(x)
+                or not isclose(cube[1], 0.044715, rel_tol=5e-3)
+            ):
+                continue
+            inner = self._cube(cube[0], x)
+            if inner is not None:
+                return (*inner, cube[0], cubic, step[0])
+        return None
+
+    def _cube(self, expr: relax.Expr, x: relax.Expr) -> tuple[relax.Var, ...] | None:
+        """Variables below ``expr``, if it is ``x`` to the third power or a product of three."""
+        power = self.view.call(expr, "relax.power")
+        if power is not None:
+            is_cube = power.args[0].same_as(x) and scalar_value(power.args[1], x) == 3.0
+            return () if is_cube else None
+        product = self.view.call(expr, "relax.multiply")
+        for factor, square in () if product is None else (product.args, reversed(product.args)):
+            inner = self.view.call(square, "relax.multiply")
+            if inner is not None and all(arg.same_as(x) for arg in (factor, *inner.args)):
+                return (square,)
         return None
 
     def _is_sigmoid(self, gate: relax.Expr, x: relax.Expr) -> bool:
@@ -183,9 +230,10 @@ class GemmFusion:
     Constants take up scales and transposes at compile time. A call of a TensorIR function is made
     only where a run-time transpose would need a kernel of its own; it takes in the scale, one
     addend and one activation that follow. Else operators stay operators: operator fusion joins
-    them, and later graph passes can read them. Before that, gelu and silu that are spelled out get
-    their names, and reshapes move behind activations and addends. Multiplications change order,
-    so results may differ by rounding. Symbolic dimensions, the summed one as well, stay symbolic.
+    them, and later graph passes can read them. Before that, gelu, gelu_tanh and silu that are
+    spelled out get their names, and reshapes move behind activations and addends. Multiplications
+    change order, so results may differ by rounding. Symbolic dimensions, the summed one as well,
+    stay symbolic.
 
     Leaves alone: a prepared operand or an inner result with another user; permute_dims of other
     axes than the last two (heads of attention); integer types; operands of different types; scales

@@ -19,6 +19,7 @@ from tvm_ext.configs.errors import ConfigError, nearest_hint
 # TVM's numbers, a kernel's attribute ``op_pattern``: it may follow others, elementwise operators
 # may follow it, and neither. (Where it is 0, for elementwise ones, TVM finds another for itself.)
 BROADCAST = 1
+INJECTIVE = 2
 OUT_ELEMENTWISE_FUSABLE = 4
 OPAQUE = 8
 

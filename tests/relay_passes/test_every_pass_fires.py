@@ -96,6 +96,11 @@ def cast_softmax(emit, x):
     return [emit(nn.softmax(emit(op.astype(x, "float32")), -1))]
 
 
+def softmax_in_parts(emit, x):
+    exponential = emit(op.exp(emit(op.subtract(x, emit(op.max(x, -1, keepdims=True))))))
+    return [emit(op.divide(exponential, emit(op.sum(exponential, -1, keepdims=True))))]
+
+
 def channels_last(emit, x):
     weight = const(3, 3, 64, 64)
     return [emit(nn.conv2d(x, weight, padding=1, data_layout="NHWC", kernel_layout="HWIO"))]
@@ -187,6 +192,7 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
     "DropPaddedTaps": lambda: [build([1, 3, 6, 6], spread_window)],
     "PointwiseBeforeResize": lambda: [build([1, 3, 7, 9], enlarged)],
     "FuseCastIntoSoftmax": lambda: [build([6, 40], cast_softmax, "float16")],
+    "SoftmaxFusion": lambda: [build([6, 40], softmax_in_parts)],
     "WinogradConvolution": lambda: [build([1, 56, 56, 64], channels_last)],
     "LayoutPlanning": lambda: [
         build([1, 64, 56, 56], large_convolution),

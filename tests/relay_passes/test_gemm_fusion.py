@@ -133,6 +133,38 @@ def test_spelled_out_gelu_behind_reshaped_product_is_one_kernel(half_first):
     assert operators_of(new) == ["relax.matmul", "relax.add", "relax.nn.gelu"]
 
 
+def _tanh_gelu(v, cube, factor=0.044715):
+    third = {
+        "power": lambda: relax.op.power(v, relax.const(3.0, "float32")),
+        "product": lambda: relax.op.multiply(v, relax.op.multiply(v, v)),
+    }[cube]()
+    polynomial = relax.op.add(v, relax.op.multiply(third, relax.const(factor, "float32")))
+    inner = relax.op.multiply(relax.const((2 / np.pi) ** 0.5, "float32"), polynomial)
+    gate = relax.op.add(relax.op.tanh(inner), relax.const(1.0, "float32"))
+    return relax.op.multiply(half(v), gate)
+
+
+@pytest.mark.parametrize("cube", ["power", "product"])
+def test_spelled_out_gelu_with_tanh_behind_reshaped_product_is_one_kernel(cube):
+    """GPT-2, which multiplies rows of all batches and reshapes the result."""
+    w, c = constant(3, 8), constant(8)
+    steps = [
+        lambda x: relax.op.matmul(x, w),
+        lambda x, m: relax.op.add(m, c),
+        lambda *v: relax.op.reshape(v[-1], (2, 3, 8)),
+        lambda *v: _tanh_gelu(v[-1], cube),
+        lambda *v: relax.op.reshape(v[-1], (6, 8)),
+    ]
+    new = check_one_kernel(module([tensor("x", (6, 3))], steps))
+    assert operators_of(new) == ["relax.matmul", "relax.add", "relax.nn.gelu_tanh"]
+
+
+def test_gelu_with_another_cubic_factor_is_left():
+    w = constant(3, 8)
+    steps = [lambda x: relax.op.matmul(x, w), lambda x, m: _tanh_gelu(m, "power", 0.05)]
+    assert "relax.tanh" in operators_of(apply_pass(module([tensor("x", (6, 3))], steps))[0])
+
+
 def test_spelled_out_silu_is_named():
     w = constant(3, 8)
     steps = [

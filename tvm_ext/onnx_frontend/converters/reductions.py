@@ -36,6 +36,7 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
 from tvm_ext.onnx_frontend.converters.shape_constraints import broadcast_to, equal_sizes
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_input
 from tvm_ext.relay_passes.expressions import numpy_dtype
+from tvm_ext.relay_passes.softmax_fusion import REDUCTION, reduction_attribute
 
 _Unary = Callable[[relax.Expr], relax.Expr]
 
@@ -206,7 +207,8 @@ def _total(
 
         return te.compute(shape, value, name=combine)
 
-    return bb.emit_te(kernel, x, primfunc_name_hint=combine)
+    attributes = {REDUCTION: reduction_attribute(combine, axes, keepdims)}
+    return bb.emit_te(kernel, x, primfunc_name_hint=combine, primfunc_attrs=attributes)
 
 
 def _of_empty_set(

@@ -1,0 +1,288 @@
+"""CombineParallelMatmul: query, key and value of attention as one product."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+from tvm.ir import GenericConst
+from tvm_ffi import structural_equal
+
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.gemm_epilogue import Surroundings
+from tvm_ext.relay_passes.graph_pass import INJECTIVE, graph_pass
+from tvm_ext.relay_passes.spans import bindings_of
+
+
+@graph_pass
+class CombineParallelMatmul:
+    """Computes products of one input with several constant weights as one product.
+
+    Before: ``q = matmul(x, Wq) + bq``, ``k = matmul(x, Wk) + bk``, each reshaped and transposed
+            into heads; or both of them fields of one ``split``
+    After:  ``qk = matmul(x, concat(Wq, Wk)) + concat(bq, bk)``; a kernel for each of ``q`` and
+            ``k`` reads its columns of ``qk`` as heads, in place of the transpose
+
+    The input is read once, and one large product has fewer tiles at its edges than several small
+    ones. The heads are copied anyway, so that no further kernel takes the result apart. That is
+    what TVM's pass of this name would need, which does not look at what reads the products.
+
+    Leaves alone: products whose result is read otherwise, as another kernel would have to take the
+    combined result apart; weights that are not constants, such as quantised ones, or that other
+    products use as well; biases that are not constants; heads of symbolic number or size.
+
+    Run after: GemmFusion, AttentionFusion. Run before: LegalizeOps.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """The rewritten module; ``mod`` itself when nothing matches."""
+        return _SplitReader().run(_Combiner().run(mod))
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """How heads lie in the columns of a tensor, which has ``lead`` in front of them.
+
+    ``number`` heads of ``size`` columns each begin at column ``first``; ``axes`` is the order in
+    which the result has the axes ``(*lead, number, size)``.
+    """
+
+    lead: tuple[Any, ...]
+    number: int
+    size: int
+    axes: tuple[int, ...]
+    first: int = 0
+
+    @property
+    def columns(self) -> int:
+        """All columns of these heads."""
+        return self.number * self.size
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        """The tensor expression, which copies the heads out of ``x``."""
+        extents = [*x.shape[:-1], self.number, self.size]
+
+        def element(*index: tirx.Var) -> Any:
+            *lead, head, column = [index[self.axes.index(axis)] for axis in range(len(extents))]
+            return x(*lead, head * self.size + column + self.first)
+
+        return te.compute([extents[axis] for axis in self.axes], element, "heads")
+
+
+@dataclass(frozen=True)
+class _Product:
+    """One product with what follows it, up to ``end``, the transpose into heads.
+
+    ``passed`` are the variables from the product to the one before ``end``.
+    """
+
+    end: relax.Var
+    passed: tuple[relax.Var, ...]
+    x: relax.Var
+    weight: GenericConst
+    bias: GenericConst | None
+    dtype: str
+    heads: _Heads
+
+    def is_parallel(self, other: "_Product") -> bool:
+        """Whether both can be computed as one."""
+        return (
+            self.x.same_as(other.x)
+            and self.dtype == other.dtype
+            and str(self.weight.ty.dtype) == str(other.weight.ty.dtype)
+            and _same_extents(self.heads.lead, other.heads.lead)
+            and str(self.passed[0].ty.dtype) == str(other.passed[0].ty.dtype)
+        )
+
+
+def _same_extents(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return bool(structural_equal(relax.ShapeExpr(list(one)), relax.ShapeExpr(list(other))))
+
+
+class _HeadRewriter(BindingRewriter):
+    """Reads transposes into heads."""
+
+    pass_name = "CombineParallelMatmul"
+
+    def _heads(self, var: relax.Var, value: relax.Expr) -> tuple[relax.Var, _Heads] | None:
+        """What ``var`` has the heads of, if it is a transpose of a reshape that makes heads."""
+        # Another name of a transpose is none.
+        is_call = isinstance(value, relax.Call)
+        transpose = self.view.call(value, "relax.permute_dims") if is_call else None
+        if transpose is None or not isinstance(transpose.args[0], relax.Var):
+            return None
+        reshape = self.view.call(transpose.args[0], "relax.reshape")
+        if reshape is None or self.view.uses(transpose.args[0]) > 1:
+            return None
+        extents, source = transpose.args[0].ty.shape, reshape.args[0]
+        if not isinstance(extents, relax.ShapeExpr) or len(extents) < 3:
+            return None
+        *lead, number, size = extents
+        columns = _last_extent(source)
+        if not all(isinstance(n, tirx.IntImm) for n in (number, size)):
+            return None
+        if columns != int(number) * int(size) or self.view.uses(source) > 1:
+            return None
+        axes = transpose.attrs.axes
+        rank = len(extents)
+        order = reversed(range(rank)) if axes is None else [int(axis) % rank for axis in axes]
+        return source, _Heads(tuple(lead), int(number), int(size), tuple(order))
+
+    def _copied(self, heads: _Heads, source: relax.Var) -> relax.Call:
+        return self.builder.call_te(
+            heads.compute,
+            source,
+            primfunc_name_hint="heads",
+            primfunc_attrs={"op_pattern": INJECTIVE},
+        )
+
+
+def _last_extent(expr: relax.Expr) -> int | None:
+    shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr) or not len(shape):
+        return None
+    return int(shape[-1]) if isinstance(shape[-1], tirx.IntImm) else None
+
+
+class _Combiner(_HeadRewriter):
+    """Several products of one input."""
+
+    def start_function(self, func: relax.Function) -> None:
+        super().start_function(func)
+        self._around = Surroundings(self.view, self.refuse)
+        found = [self._product(one.var, one.value) for one in bindings_of(func)]
+        self._groups = _groups([product for product in found if product is not None])
+        self._combined: dict[int, relax.Var] = {}
+
+    def _product(self, end: relax.Var, value: relax.Expr) -> _Product | None:
+        read = self._heads(end, value)
+        if read is None:
+            return None
+        expr, heads = read
+        passed = [expr]
+        cast = self.view.call(expr, "relax.astype")
+        if cast is not None:
+            passed.insert(0, cast.args[0])
+        bias, added = None, self.view.call(passed[0], "relax.add")
+        if added is not None:
+            pair = _value_and_row(added, heads.columns)
+            if pair is None:
+                return None
+            bias = pair[1]
+            passed.insert(0, pair[0])
+        call = self.view.call(passed[0], "relax.matmul")
+        if call is None or any(self.view.uses(var) > 1 for var in passed):
+            return None
+        x, weight = call.args
+        is_weight = isinstance(weight, GenericConst) and weight.ty.ndim == 2
+        if not is_weight or not isinstance(x, relax.Var) or self._around.shared(weight):
+            return None
+        reshape = self.view.value(end).args[0]
+        return _Product(end, (*passed, reshape), x, weight, bias, str(expr.ty.dtype), heads)
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        group = next((g for g in self._groups if any(p.end.same_as(var) for p in g)), None)
+        if group is None:
+            return None
+        key = hash(group[0].end)
+        if key not in self._combined:
+            if not self.reaches(group[0].x):
+                return None
+            self._combined[key] = self._product_of_all(group, var)
+        first = 0
+        for product in group:
+            if product.end.same_as(var):
+                heads = replace(product.heads, first=first)
+                made = self._copied(heads, self._combined[key])
+                return Replacement(made, (), f"one of {len(group)} products computed as one")
+            first += product.heads.columns
+        return None
+
+    def _product_of_all(self, group: Sequence[_Product], var: relax.Var) -> relax.Var:
+        """The product, with the bias and the cast that follow each of them."""
+        one = group[0]
+        names = [v for product in group for v in product.passed]
+        weights = np.concatenate([product.weight.value.numpy() for product in group], axis=1)
+        weight = relax.const(weights, str(one.weight.ty.dtype))
+        dtype = str(one.passed[0].ty.dtype)
+        out_dtype = None if dtype == str(one.x.ty.dtype) else dtype
+        result = self.bind(relax.op.matmul(one.x, weight, out_dtype=out_dtype), *names)
+        if any(product.bias is not None for product in group):
+            bias = relax.const(np.concatenate([_row(product) for product in group]), dtype)
+            result = self.bind(relax.op.add(result, bias), *names)
+        if one.dtype != dtype:
+            result = self.bind(relax.op.astype(result, one.dtype), *names)
+        if not _same_extents(result.ty.shape.values[:-1], one.heads.lead):
+            shape = [*one.heads.lead, weights.shape[1]]
+            result = self.bind(relax.op.reshape(result, shape), *names)
+        return result
+
+
+def _groups(products: Sequence[_Product]) -> list[list[_Product]]:
+    """Those that can be computed as one, in the order of the graph; two at least."""
+    groups: list[list[_Product]] = []
+    for product in products:
+        group = next((g for g in groups if g[0].is_parallel(product)), None)
+        if group is None:
+            groups.append([product])
+        else:
+            group.append(product)
+    return [group for group in groups if len(group) > 1]
+
+
+def _value_and_row(add: relax.Call, columns: int) -> tuple[relax.Expr, GenericConst] | None:
+    """The sum as a value and a constant with a number for each column."""
+    for value, other in (add.args, reversed(add.args)):
+        if not isinstance(other, GenericConst) or isinstance(value, GenericConst):
+            continue
+        shape = other.value.numpy().shape
+        if shape and shape[-1] == columns == prod(shape) and len(shape) <= value.ty.ndim:
+            return value, other
+    return None
+
+
+def _row(product: _Product) -> np.ndarray:
+    """The bias of a product, zeros where it has none."""
+    if product.bias is not None:
+        return product.bias.value.numpy().reshape(-1)
+    weight = product.weight.value.numpy()
+    return np.zeros(weight.shape[1], weight.dtype)
+
+
+class _SplitReader(_HeadRewriter):
+    """Fields of a split that only become heads: these are read of what was split."""
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        read = self._heads(var, value)
+        field = None if read is None else self.view.bindings().get(read[0])
+        if read is None or not isinstance(field, relax.TupleGetItem):
+            return None
+        split = self.view.call(field.tuple_value, "relax.split")
+        if split is None or not isinstance(split.args[0], relax.Var):
+            return None
+        source, (_, heads) = split.args[0], read
+        fields = split.ty.fields
+        widths = [_last_extent(relax.Var("field", one)) for one in fields]
+        axis = int(split.attrs.axis) % source.ty.ndim
+        if axis != source.ty.ndim - 1 or None in widths or not self._all_heads(field.tuple_value):
+            return None
+        if not _same_extents(source.ty.shape.values[:-1], heads.lead) or not self.reaches(source):
+            return None
+        first = sum(int(width or 0) for width in widths[: field.index])
+        made = self._copied(replace(heads, first=first), source)
+        reshape = self.view.value(var).args[0]
+        return Replacement(made, (read[0], reshape), "a field of a split read of the whole")
+
+    def _all_heads(self, fields: relax.Expr) -> bool:
+        """Whether each field in use becomes heads: a split that is left has them all as results."""
+        bindings = self.view.bindings()
+        taken = {
+            hash(var)
+            for var, value in bindings.items()
+            if isinstance(value, relax.TupleGetItem) and value.tuple_value.same_as(fields)
+        }
+        made = (self._heads(var, value) for var, value in bindings.items())
+        return taken == {hash(heads[0]) for heads in made if heads and hash(heads[0]) in taken}
