@@ -3,7 +3,8 @@
 import os
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -379,7 +380,7 @@ def measure_effects(
         noise,
     )
     tell("the module behind each pass")
-    effects.effects = _effects(entry, settings, report)
+    effects.effects = _effects(contest.at_run_sizes(), settings, report)
     for name in optional_passes(settings.passes):
         tell(f"without {name}")
         effects.removals.append(contest.without(name))
@@ -400,6 +401,10 @@ class _Contest:
         given = entry.inputs
         self._inputs = load_inputs(given, specs) if given is not None else random_inputs(specs)
         self._outputs = self._run(self.usual)
+
+    def at_run_sizes(self) -> ModelEntry:
+        """The model with the sizes of the run, for which memory can be planned ahead."""
+        return replace(self._entry, shapes={n: a.shape for n, a in self._inputs.items()})
 
     def noise(self) -> tuple[float, float]:
         """By how much two equal programs differ in time, and the milliseconds of one."""
@@ -442,7 +447,7 @@ class _Contest:
 
     def _timed(self, other: tvm_ext.CompiledModel) -> tuple[Ratios, float]:
         """Times of the other program by those of the usual one, taken in turns."""
-        timers = [timed(lambda m=m: m.run(self._inputs)) for m in (self.usual, other)]
+        timers = [timed(partial(one.run, self._inputs)) for one in (self.usual, other)]
         share = self._settings.seconds / self._settings.alternations
         ratios, taken = [], []
         for _ in range(self._settings.alternations):

@@ -1,7 +1,7 @@
 """The page and the terminal's tables of what each pass is worth."""
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -243,11 +243,11 @@ def _modules(models: Sequence[ModelEffects]) -> Iterable[str]:
         "Passes of level `graph` that change the module are listed in their order. Operators are "
         "calls in Relax, and kernels are functions. Bytes are those of all tensors that calls "
         "compute; a size that a run decides counts as 1. Planned memory is that of the program "
-        "which the required passes alone make of the module at that point."
+        "which the required passes alone make of that module, for the sizes of the run."
     )
+    yield ""
     for model in models:
         calls = model.usual.calls
-        yield ""
         yield f"### {model.name}"
         yield ""
         by = f", one for {model.nodes / calls:.1f} nodes" if calls else ""
@@ -278,8 +278,7 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[s
 
 
 def _line(cells: Sequence[str]) -> str:
-    clean: Callable[[str], str] = lambda cell: cell.replace("|", "\\|")  # noqa: E731
-    return f"| {' | '.join(map(clean, cells))} |"
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
 def _ratio(value: float | None) -> str:
