@@ -292,9 +292,7 @@ def build_nnsmith_graph(rng: random.Random, nodes: int = 8) -> RandomGraph:
         [value for value in outputs if value.name not in fed],
         [numpy_helper.from_array(array, name) for name, array in writer.stored.items()],
     )
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10
-    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)
     if not fed or not graph.output:
         raise NotApplicable
     try:
@@ -314,5 +312,3 @@ def _numbers(writer: _Writer, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
         return np.asarray(writer.numbers.uniform(-2, 2, shape)).astype(dtype)
     low, high = (0, 2) if dtype.kind == "b" else (-5, 6)
     return np.asarray(writer.numbers.integers(low, high, shape)).astype(dtype)
-
-
