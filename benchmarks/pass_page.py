@@ -112,7 +112,8 @@ def _introduction(
     yield (
         f"A time is the median of {setup.alternations} ratios. It counts as a difference if it is "
         "beyond the noise of the model, and both quartiles are on the same side of 1. The noise is "
-        "how far two copies of the usual program were apart. If the kernels and the storage "
+        "how far two copies of the usual program were apart. A difference below 30 % was measured "
+        "twice, and the smaller one counts. If the kernels and the storage "
         "are the same without the pass, the program was not timed again, and the ratio is 1."
     )
     yield ""

@@ -233,7 +233,7 @@ def _modules() -> tuple[Any, Any]:
 def _operators() -> list[Any]:
     """Those that can be written, restricted to ``_TYPES``."""
     found = []
-    for op in _modules()[1].FULL_OPERATOR_SETS["core"]:
+    for op in sorted(_modules()[1].FULL_OPERATOR_SETS["core"], key=lambda one: one.__name__):
         name = op.__name__
         if name not in _SAME_NAME and name not in _RENAMED and _writer_of(name) is None:
             continue
@@ -255,6 +255,9 @@ def _numpy(tensor: Any) -> np.dtype:
 
 def build_nnsmith_graph(rng: random.Random, nodes: int = 8) -> RandomGraph:
     """A graph of at most so many operators, all of whose leaves are outputs.
+
+    The same numbers give the same operators. Sizes may differ, since what the solver answers
+    depends on what this process asked it before.
 
     Raises
     ------

@@ -13,6 +13,7 @@ from control_flow import CONTROL_FLOW
 from dynamic_sizes import with_dynamic_sizes
 from graph_builder import NotApplicable, RandomGraph, build_graph
 from nnsmith_graphs import build_nnsmith_graph
+from open_results import has_open_node_in_a_body, watched_values, with_outputs
 from spatial_operators import SPATIAL
 from special_inputs import Draw, draws, moved
 from unoptimised import HOST
@@ -22,7 +23,6 @@ from tvm_ext.check.reference import ReferenceSession
 from tvm_ext.check.tolerance import compare
 from tvm_ext.configs.errors import DefectWarning
 from tvm_ext.errors import ReferenceUnavailableError, TvmExtError
-from tvm_ext.onnx_frontend.onnx_graph import nodes_within
 from tvm_ext.onnx_frontend.submodel import value_precision, with_types
 from tvm_ext.passes.pipeline import REQUIRED, STAGES, load_pipelines
 
@@ -31,11 +31,6 @@ SOURCES = (STATIC, DYNAMIC, CONTROL, NNSMITH)
 
 # PropagateNan is what keeps NaN as ONNX Runtime does: without it nothing is promised of NaN.
 _PROMISES_NAN = "PropagateNan"
-# What these make of NaN ONNX does not say. PropagateNan leaves a maximum of two computed values as
-# it is; which element is the largest beside NaN is as open.
-_OPEN_OF_NAN = frozenset({"ArgMax", "ArgMin", "Max", "Min", "TopK"})
-# Kinds of numbers from which NaN arises.
-_MAY_BE_NAN = ("NaN", "infinities")
 
 
 @dataclass(frozen=True)
@@ -132,14 +127,15 @@ def try_case(case: Case, inputs: int, left_out_before: Mapping[str, int]) -> Out
     """
     model = onnx.load_from_string(case.model)
     outcome = Outcome()
+    watched = watched_values(model.graph)
     try:
-        reference = ReferenceSession(model, threads=1, optimise=False)
+        reference = ReferenceSession(with_outputs(model, watched), threads=1, optimise=False)
     except ReferenceUnavailableError:
         outcome.counts["graphs that ONNX Runtime refuses"] += 1
         return outcome
     rng = random.Random(f"inputs {case.source} {case.seed}")
     drawn = draws(model, case.inputs, case.sizes, inputs, rng)
-    runs = list(_references(model, reference, drawn, outcome))
+    runs = _references(model, reference, drawn, outcome)
     compiled = _compiled(case, "", outcome)
     if compiled is None:
         return outcome
@@ -163,29 +159,22 @@ def _references(
 ) -> list[tuple[Draw, dict[str, np.ndarray] | None]]:
     """Each draw with ONNX Runtime's outputs; None where it refuses the inputs."""
     found: list[tuple[Draw, dict[str, np.ndarray] | None]] = []
-    is_open = _is_open_of_nan(model)
+    names = [value.name for value in model.graph.output]
+    watched = watched_values(model.graph)
+    hidden = has_open_node_in_a_body(model.graph)
     for draw in drawn:
-        if draw.kind in _MAY_BE_NAN and is_open:
-            outcome.counts["inputs whose result ONNX leaves open"] += 1
-            continue
         try:
-            found.append((draw, reference.run(draw.arrays)))
+            values = reference.run(draw.arrays)
         except ReferenceUnavailableError:
             found.append((draw, None))
+            continue
+        known = {**draw.arrays, **values}
+        seen = [known[name] for name in watched] + list(draw.arrays.values()) * hidden
+        if not all(np.isfinite(array).all() for array in seen if array.dtype.kind == "f"):
+            outcome.counts["inputs whose result ONNX leaves open"] += 1
+            continue
+        found.append((draw, {name: values[name] for name in names}))
     return found
-
-
-def _is_open_of_nan(model: onnx.ModelProto) -> bool:
-    """Whether ONNX leaves open what a node makes of NaN or infinities."""
-    integers = {onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.UINT8}
-    for node in nodes_within(model.graph):
-        to = next((a.i for a in node.attribute if a.name == "to"), 0)
-        # A limit that is left away is the largest number of the type, to which ONNX Runtime clips
-        # infinities: an open side of ours is no limit.
-        unlimited = node.op_type == "Clip" and len([n for n in node.input if n]) < 3
-        if node.op_type in _OPEN_OF_NAN or unlimited or (node.op_type == "Cast" and to in integers):
-            return True
-    return False
 
 
 def _compiled(case: Case, left_out: str, outcome: Outcome) -> tvm_ext.CompiledModel | None:
@@ -264,9 +253,10 @@ class _Trial:
         names = set(wanted)
         for sign in (1, -1):
             try:
-                other = self._reference.run(moved(draw.arrays, sign))
+                every = self._reference.run(moved(draw.arrays, sign))
             except ReferenceUnavailableError:
                 continue
+            other = {name: every[name] for name in wanted}
             # A tenth: rounding inside of the graph adds to that of the inputs.
             near = compare(other, wanted, precision=self._precision)
             names &= {one.name for one in near if one.ok and one.max_rel <= one.tolerance / 10}
