@@ -2,7 +2,8 @@
 
 ONNX does not say what the larger one of a number and NaN is, or which integer an infinity becomes.
 TVM takes ``x - x`` for 0 and ``x / x`` for 1, and writes a transposed convolution as one over its
-input with gaps, where a weight of 0 times NaN is NaN. A result counts if such values are finite.
+input with gaps, where a weight of 0 times NaN is NaN. ONNX Runtime has such weights where it
+resizes. A result counts if such values are finite.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,9 +16,10 @@ from tvm_ext.onnx_frontend.onnx_graph import nodes_within
 _OPEN = frozenset(
     (
         *("ArgMax", "ArgMin", "Max", "Min", "TopK", "ReduceMax", "ReduceMin"),
-        *("MaxPool", "GlobalMaxPool", "ConvTranspose"),
+        *("MaxPool", "GlobalMaxPool", "ConvTranspose", "Resize"),
     )
 )
+_DIFFERENCES = frozenset(("Sub", "Div"))
 _INTEGERS = frozenset((TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8))
 
 
@@ -31,14 +33,24 @@ def _is_open(node: onnx.NodeProto) -> bool:
         # A limit that is left away is the largest number of the type, to which ONNX Runtime clips
         # infinities: an open side of ours is no limit.
         return sum(bool(name) for name in node.input) < 3
-    return node.op_type in ("Sub", "Div") and node.input[0] == node.input[1]
+    return node.op_type in _DIFFERENCES
 
 
-def watched_values(graph: onnx.GraphProto) -> list[str]:
-    """The values that nodes of the graph with such results read, by name."""
+def watched_values(graph: onnx.GraphProto) -> list[tuple[str, ...]]:
+    """The values that nodes of the graph with such results read, by name.
+
+    Values stand together of which one has to be finite: of what is equal by another road TVM finds
+    out as well that its difference is 0.
+    """
     stored = {tensor.name for tensor in graph.initializer}
-    read = (name for node in graph.node if _is_open(node) for name in node.input)
-    return sorted({name for name in read if name and name not in stored})
+    found: set[tuple[str, ...]] = set()
+    for node in filter(_is_open, graph.node):
+        computed = tuple(name for name in node.input if name and name not in stored)
+        if node.op_type not in _DIFFERENCES:
+            found |= {(name,) for name in computed}
+        elif len(computed) == len(node.input):
+            found.add(computed)
+    return sorted(found)
 
 
 def has_open_node_in_a_body(graph: onnx.GraphProto) -> bool:
