@@ -240,6 +240,9 @@ def _operators() -> list[Any]:
         for which in ("in_dtypes", "out_dtypes"):
             known = [t for t in getattr(op, which) if all(_name(d) in _TYPES for d in t)]
             setattr(op, which, known)
+        if name == "CastBool":
+            # Whether a computed float is 0 is decided by its rounding.
+            op.in_dtypes = [t for t in op.in_dtypes if _name(t[0]) != "float32"]
         if op.in_dtypes and op.out_dtypes:
             found.append(op)
     return found
