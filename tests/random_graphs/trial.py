@@ -114,7 +114,7 @@ def _graph(source: str, rng: random.Random) -> RandomGraph:
 
 
 def optional_passes() -> list[str]:
-    """The passes of the default level that can be left out, but for those that promise something."""
+    """The passes of the default level that can be left out, without those of ``_PROMISES``."""
     level = load_pipelines()["O3"]
     names = dict.fromkeys(name for stage in STAGES for name in getattr(level, stage))
     return [name for name in names if name not in REQUIRED and name not in _PROMISES]
