@@ -240,6 +240,11 @@ def _operators() -> list[Any]:
         for which in ("in_dtypes", "out_dtypes"):
             known = [t for t in getattr(op, which) if all(_name(d) in _TYPES for d in t)]
             setattr(op, which, known)
+        if name == "ReduceProd":
+            # A product of integers that is too large is cut by us and by NumPy, and is the largest
+            # integer in ONNX Runtime.
+            op.in_dtypes = [t for t in op.in_dtypes if _name(t[0]) == "float32"]
+            op.out_dtypes = op.in_dtypes
         if name == "CastBool":
             # Whether a computed float is 0 is decided by its rounding.
             op.in_dtypes = [t for t in op.in_dtypes if _name(t[0]) != "float32"]
