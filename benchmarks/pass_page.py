@@ -154,11 +154,11 @@ def _ablation(models: Sequence[ModelEffects]) -> Iterable[str]:
     yield (
         f'"{_SAME}" is written for programs with the same kernels and the same storage. "Kernel '
         'calls" and "bytes" are those of a run without the pass and with it. "Bytes" are those of '
-        "all tensors between kernels."
+        'all tensors between kernels. "Pass ms" is the time that all passes of a compilation took.'
     )
     yield ""
     yield from _table(
-        ["pass", "model", ">time", ">quartiles", ">memory", ">kernel calls", ">bytes"],
+        ["pass", "model", ">time", ">quartiles", ">memory", ">kernel calls", ">bytes", ">pass ms"],
         _ablation_rows(models),
     )
     refused = [
@@ -179,13 +179,13 @@ def _ablation_rows(models: Sequence[ModelEffects]) -> Iterable[list[str]]:
             for one in model.removals:
                 if one.name == verdict.name and one.figures is not None:
                     yield [f"`{one.name}`", model.name, *_cells(model, one)]
-        means = [f"**{_ratio(verdict.time)}**", "", f"**{_ratio(verdict.memory)}**", "", ""]
+        means = [f"**{_ratio(verdict.time)}**", "", f"**{_ratio(verdict.memory)}**", "", "", ""]
         yield [f"`{verdict.name}`", f"**geometric mean of {len(models)}**", *means]
 
 
 def _cells(model: ModelEffects, one: Variant) -> list[str]:
     if one.figures is None:
-        return [ABSENT] * 5
+        return [ABSENT] * 6
     usual = model.usual
     quartiles = f"{one.time.low:.2f} to {one.time.high:.2f}" if one.time else ""
     return [
@@ -194,6 +194,7 @@ def _cells(model: ModelEffects, one: Variant) -> list[str]:
         _ratio(model.memory_ratio(one)),
         f"{one.figures.calls:,} / {usual.calls:,}",
         f"{format_bytes(one.figures.bytes)} / {format_bytes(usual.bytes)}",
+        f"{1e3 * one.figures.pass_seconds:.0f} / {1e3 * usual.pass_seconds:.0f}",
     ]
 
 

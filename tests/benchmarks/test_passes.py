@@ -103,9 +103,12 @@ def test_the_page_has_each_figure_and_the_command():
     ]
     text = "\n".join(page(SETUP, models, ["first.onnx", "--page", "x.md"]))
     assert "python benchmarks/passes.py first.onnx --page x.md" in text
-    assert "| `P` | first | 1.50 | 1.50 to 1.50 | 1.00 | 20 / 10 | 2.00 MiB / 1.00 MiB |" in text
-    assert "| `P` | second | same |  | 1.00 | 10 / 10 | 1.00 MiB / 1.00 MiB |" in text
-    assert "| `P` | **geometric mean of 2** | **1.22** |  | **1.00** |  |  |" in text
+    assert (
+        "| `P` | first | 1.50 | 1.50 to 1.50 | 1.00 | 20 / 10 | 2.00 MiB / 1.00 MiB | 1000 / 1000 |"
+        in text
+    )
+    assert "| `P` | second | same |  | 1.00 | 10 / 10 | 1.00 MiB / 1.00 MiB | 1000 / 1000 |" in text
+    assert "| `P` | **geometric mean of 2** | **1.22** |  | **1.00** |  |  |  |" in text
     assert "None of these models is changed by `Q`." in text
     assert "| first | 3 | 1.50 | same | 1.00 | 2 % |" in text
     assert "| `FuseTIR` | 39 | 30 | 1.00 MiB | 4.00 KiB | 10.0 |" in text
