@@ -20,7 +20,7 @@ from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.check.reference import ReferenceSession
-from tvm_ext.check.tolerance import compare
+from tvm_ext.check.tolerance import OutputDifference, compare
 from tvm_ext.configs.errors import DefectWarning
 from tvm_ext.errors import ReferenceUnavailableError, TvmExtError
 from tvm_ext.onnx_frontend.submodel import value_precision, with_types
@@ -32,6 +32,10 @@ SOURCES = (STATIC, DYNAMIC, CONTROL, NNSMITH)
 # Without the first nothing is promised of NaN, and without the second nothing of sizes that a model
 # cannot combine: they read whatever is behind a tensor.
 _PROMISES = ("PropagateNan", "CheckBounds")
+
+
+# Outputs whose largest magnitude is smaller than this are measured by it.
+_LEAST_SCALE = 1e-2
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,8 @@ class _Trial:
         if wanted is None:
             counts["inputs that ONNX Runtime refuses"] += 1
             return
-        wrong = [one for one in compare(got, wanted, precision=self._precision) if not one.ok]
+        found = compare(got, wanted, precision=self._precision)
+        wrong = [one for one in found if not one.ok and not _is_small(one)]
         if not wrong:
             counts["pairs that agree"] += 1
             counts[f"pairs that agree, {draw.kind}"] += 1
@@ -278,6 +283,14 @@ class _Trial:
         self._seen.add((kind, left_out, draw.kind))
         line = _one_line(message)
         self._outcome.findings.append(Finding(kind, left_out, draw.kind, line, draw.arrays))
+
+
+def _is_small(one: OutputDifference) -> bool:
+    """Whether a difference is rounding of values from which nearly nothing is left.
+
+    The tail of GELU is the difference of two numbers near 1: none of its digits is sure.
+    """
+    return one.tolerance > 0 and one.max_abs <= one.tolerance * _LEAST_SCALE
 
 
 def _one_line(text: str) -> str:
