@@ -41,6 +41,7 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "shared"))
 
 from nnsmith_graphs import is_installed
 from trial import (
+    COMPARED,
     NNSMITH,
     SOURCES,
     Case,
@@ -98,6 +99,7 @@ class Campaign:
         """JSON values."""
         return {
             "graphs": sum(self.sources.values()),
+            "pairs": sum(self.counts[name] for name in COMPARED),
             "seconds": round(time.monotonic() - self.begun, 1),
             "sources": dict(self.sources),
             "counts": dict(sorted(self.counts.items())),
