@@ -1,9 +1,9 @@
 """Finds values whose NaN and infinities lead to results that two right programs need not share.
 
 ONNX does not say what the larger one of a number and NaN is, or which integer an infinity becomes.
-TVM takes ``x - x`` for 0 and ``x / x`` for 1, and writes a transposed convolution as one over its
-input with gaps, where a weight of 0 times NaN is NaN. ONNX Runtime has such weights where it
-resizes. A result counts if such values are finite.
+TVM's simplifier takes ``x - x`` for 0, and a transposed convolution is one over its input with
+gaps, where a weight of 0 times NaN is NaN. ONNX Runtime has such weights where it resizes. A result
+counts if such values are finite.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ _OPEN = frozenset(
         *("MaxPool", "GlobalMaxPool", "ConvTranspose", "Resize"),
     )
 )
-_DIFFERENCES = frozenset(("Sub", "Div"))
+_DIFFERENCES = frozenset(("Sub",))
 _INTEGERS = frozenset((TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8))
 
 
