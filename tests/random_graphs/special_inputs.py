@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 from dynamic_sizes import SIZES, inputs_of
+from onnx import numpy_helper
 
 ORDINARY = "ordinary"
 # What is strewn over ordinary numbers, by the name of the kind of input.
@@ -74,6 +75,18 @@ def _strewn(array: np.ndarray, kind: str, numbers: np.random.Generator) -> np.nd
         where.flat[numbers.integers(array.size)] = True
     values = numbers.choice(np.array(_STREWN[kind]), array.shape)
     return np.where(where, values, array).astype(array.dtype)
+
+
+def moved_model(model: onnx.ModelProto, sign: int) -> onnx.ModelProto:
+    """The model with what it stores moved in the same way."""
+    found = onnx.ModelProto()
+    found.CopyFrom(model)
+    stored = list(found.graph.initializer)
+    stored += [one.t for n in found.graph.node if n.op_type == "Constant" for one in n.attribute]
+    for tensor in stored:
+        array = moved({"": numpy_helper.to_array(tensor)}, sign)[""]
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return found
 
 
 def moved(arrays: Mapping[str, np.ndarray], sign: int) -> dict[str, np.ndarray]:
