@@ -35,6 +35,8 @@ from tvm_ext.relay_passes.pad_output_width import PadOutputWidth
 from tvm_ext.relay_passes.pointwise_before_resize import PointwiseBeforeResize
 from tvm_ext.relay_passes.propagate_spans import PropagateSpans
 from tvm_ext.relay_passes.sink_reshapes import SinkReshapes
+from tvm_ext.relay_passes.sink_transposes import SinkTransposes
+from tvm_ext.relay_passes.split_to_slices import SplitToSlices
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
 from tvm_ext.relay_passes.zero_point_compensation import ZeroPointCompensation
 
@@ -50,6 +52,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     PointwiseBeforeResize,
     GemmFusion,
     LayoutPlanning,
+    SinkTransposes,
     CancelTransposes,
     ActivationLookupTables,
     LayerNormFusion,
@@ -59,6 +62,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     ZeroPointCompensation,
     FlattenPointwise,
     SinkReshapes,
+    SplitToSlices,
     MixedPrecision,
     CompressWeights,
     WinogradConvolution,

@@ -1,6 +1,6 @@
-"""Graph pass that removes transposes which cancel, repeat or transpose a constant."""
+"""CancelTransposes: no transposes that cancel, repeat or transpose a constant."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,9 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm_ffi import structural_equal
 
+from tvm_ext.relay_passes.axis_factors import MOVEMENTS, AxisFactors
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied
 from tvm_ext.relay_passes.layout_roles import permutation_of
@@ -22,13 +24,19 @@ class CancelTransposes:
     """Joins transposes of transposes, and drops those that move nothing or that repeat another.
 
     permute_dims(permute_dims(x, p), q) -> permute_dims(x, p[q[0]], p[q[1]], ...)
+    permute_dims(reshape(permute_dims(x, 0, 3, 1, 2), (n, c, h * w)), 0, 2, 1)
+                                        -> reshape(x, (n, h * w, c))
     permute_dims(x, 0, 1, ...)          -> x
     permute_dims(constant, p)           -> the transposed constant
     a = permute_dims(x, p); b = permute_dims(x, p) in one block -> b is a
 
-    Leaves alone: transposes of a unit axis, which move no data but change the shape; transposes
-    apart by another operator. An inner transpose with other users stays for them.
-    Run after: LayoutPlanning. Run before: legalisation.
+    Between transposes of one tensor there may be reshapes, also of sizes that a run decides. They
+    become one transpose between two reshapes at most, and a transpose that moves only axes of
+    extent 1 becomes a reshape.
+
+    Leaves alone: transposes apart by another operator (see SinkTransposes); reshapes that join
+    parts of several axes. An inner transpose with other users stays for them.
+    Run after: LayoutPlanning, SinkTransposes. Run before: legalisation.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -83,44 +91,78 @@ class _Canceller(PyExprMutator):
         return super().visit_dataflow_var_(var)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        if operator_name(binding.value) != "relax.permute_dims":
+        source, chain = self._chain(binding.value)
+        transposes = [call for call in chain if operator_name(call) == "relax.permute_dims"]
+        if not transposes:
             super().visit_var_binding_(binding)
-            return
-        source, axes, joined = self._origin(self.visit_expr(binding.value.args[0]), binding.value)
+        elif len(transposes) == len(chain):
+            self._visit_transposes(binding, source, transposes)
+        elif isinstance(source, GenericConst) or not self._joined(binding, source, chain):
+            super().visit_var_binding_(binding)
+
+    def _chain(self, value: relax.Expr) -> tuple[relax.Expr, list[relax.Call]]:
+        """The transposes and reshapes that end in ``value``, and what the first of them reads."""
+        chain: list[relax.Call] = []
+        while operator_name(value) in MOVEMENTS:
+            source = value.args[0] if chain else self.visit_expr(value.args[0])
+            if chain and isinstance(source, relax.DataflowVar) and source not in self.local:
+                break
+            chain.insert(0, value)
+            value = self.lookup_binding(source) if isinstance(source, relax.Var) else None
+        return (source if chain else value), chain
+
+    def _visit_transposes(
+        self, binding: relax.VarBinding, source: relax.Expr, chain: Sequence[relax.Call]
+    ) -> None:
+        """A chain without reshapes: all its axes are joined to one order."""
+        axes = permutation_of(chain[0])
+        for call in chain[1:]:
+            axes = tuple(axes[axis] for axis in permutation_of(call))
         if isinstance(source, GenericConst):
             self._replace(binding.var, self._transposed(source, axes), "transposed a constant")
         elif list(axes) == list(range(len(axes))):
             self._replace(binding.var, source, "removed: transposes that cancel")
         elif (source, axes) in self.made:
             self._replace(binding.var, self.made[source, axes], "removed: a repeated transpose")
-        elif joined:
+        elif self._joined(binding, source, chain):
+            pass
+        elif len(chain) > 1:
             self._note(binding.var, "joined two transposes")
             self._emit(binding.var, relax.op.permute_dims(source, list(axes)))
         else:
             super().visit_var_binding_(binding)
             self.made[source, axes] = self.visit_expr(binding.var)
 
-    def _origin(
-        self, source: relax.Expr, call: relax.Call
-    ) -> tuple[relax.Expr, tuple[int, ...], bool]:
-        """What ``call`` transposes at the end of a chain, with all axes joined to one order."""
-        axes, joined = permutation_of(call), False
-        while isinstance(source, relax.Var):
-            inner = self.lookup_binding(source)
-            if operator_name(inner) != "relax.permute_dims":
-                break
-            further = inner.args[0]
-            if isinstance(further, relax.DataflowVar) and further not in self.local:
-                break
-            order = permutation_of(inner)
-            axes, joined = tuple(order[axis] for axis in axes), True
-            source = further
-        return source, axes, joined
+    def _joined(
+        self, binding: relax.VarBinding, source: relax.Expr, chain: Sequence[relax.Call]
+    ) -> bool:
+        """Whether a chain became one reshape, or one transpose between reshapes."""
+        shape = binding.var.ty.shape
+        if not all(isinstance(s, relax.ShapeExpr) for s in (source.ty.shape, shape)):
+            return False
+        factors = AxisFactors(list(source.ty.shape))
+        view = factors.view_behind(chain)
+        if view is None:
+            return False
+        if factors.is_in_order(view):
+            same = bool(structural_equal(source.ty.shape, shape))
+            value = source if same else relax.op.reshape(source, shape)
+            self._replace(binding.var, value, "removed: transposes that cancel")
+            return True
+        transposes = sum(operator_name(call) == "relax.permute_dims" for call in chain)
+        if transposes < 2 or transposes == len(chain):
+            return False
+        self._note(binding.var, "joined transposes across reshapes")
+        *inner, last = factors.one_transpose(view, shape)
+        for make in inner:
+            source = self._inner(binding.var, make(source))
+        self._emit(binding.var, last(source))
+        return True
 
     def _replace(self, var: relax.Var, value: relax.Expr, what: str) -> None:
         """Lets ``value`` take the place of ``var``; a result of the block keeps its binding."""
         self._note(var, what)
-        if not isinstance(var, relax.DataflowVar):
+        if not isinstance(var, relax.DataflowVar) or isinstance(value, relax.Call):
             self._emit(var, value)
         elif isinstance(value, GenericConst):
             self.constants[var] = value
@@ -130,6 +172,15 @@ class _Canceller(PyExprMutator):
     def _emit(self, var: relax.Var, value: relax.Expr) -> None:
         value = self.builder_.normalize(value)
         self.builder_.emit_normalized(relax.VarBinding(var, value))
+
+    def _inner(self, var: relax.Var, value: relax.Expr) -> relax.Var:
+        """A new variable like ``var``, with its origin, that is bound to ``value``."""
+        value = self.builder_.normalize(value)
+        kind = relax.DataflowVar if self.builder_.current_block_is_dataflow() else relax.Var
+        inner = kind(f"{var.name}_inner", value.ty, var.span)
+        self.builder_.emit_normalized(relax.VarBinding(inner, value))
+        self.local.add(inner)
+        return inner
 
     def _note(self, var: relax.Var, what: str) -> None:
         self.removed += 1

@@ -1,6 +1,7 @@
 """ConvBnReluFold: batch normalisation and constant scales into weights and bias."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -8,6 +9,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.relay_passes.axis_factors import RESHAPES, AxisFactors
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
 from tvm_ext.relay_passes.expressions import (
     FLOAT_BITS,
@@ -28,6 +30,7 @@ from tvm_ext.relay_passes.graph_pass import graph_pass
 _CONVOLUTIONS = tuple(f"relax.nn.conv{n}d" for n in (1, 2, 3))
 _TRANSPOSED = tuple(f"relax.nn.conv{n}d_transpose" for n in (1, 2, 3))
 _MATMUL = "relax.matmul"
+_RESHAPE = "reshape"
 LINEAR_OPS = (*_CONVOLUTIONS, *_TRANSPOSED, _MATMUL)
 
 
@@ -220,7 +223,8 @@ class ConvBnReluFold:
 
     conv is any of conv1d, conv2d, conv3d, their transposed forms, and matmul; grouped or not, in
     any unblocked layout. The activation stays behind the bias, where operator fusion puts all
-    three into one kernel.
+    three into one kernel. Reshapes may stand in between, as exporters write them around the
+    batch_norm of a matmul's result; they follow the bias then.
 
     Leaves alone: batch_norm that follows anything else, trains, or has run-time parameters;
     weights that are not constant; a value in the run that is used elsewhere too (the convolution
@@ -284,7 +288,7 @@ class _Folder(BindingRewriter):
         if run.problem is None and not run.changes_something:
             return None
         try:
-            return self._fold(run)
+            return self._fold(var, run)
         except NotApplicable as refused:
             if run.deserves_a_reason:
                 self.refuse(str(refused), *((run.source,) if run.linear is not None else ()), var)
@@ -294,14 +298,18 @@ class _Folder(BindingRewriter):
         """Finds all runs of the function; longer ones swallow shorter."""
         super().start_function(func)
         bindings = self.view.bindings().items()
-        steps = {var: read_step(self.view, var, value) for var, value in bindings}
+        steps = {
+            var: read_step(self.view, var, value) or _reshape_step(self.view, value)
+            for var, value in bindings
+        }
         found = {var: step for var, step in steps.items() if step is not None}
-        self._runs = {var: _trace(self.view, found, var) for var in found}
+        tops = [var for var, step in found.items() if step.name != _RESHAPE]
+        self._runs = {var: _trace(self.view, found, var) for var in tops}
         self._inner = {
             inner for run in self._runs.values() if run.problem is None for inner in run.inner_vars
         }
 
-    def _fold(self, run: _AffineRun) -> Replacement:
+    def _fold(self, var: relax.Var, run: _AffineRun) -> Replacement:
         if run.problem is not None or run.linear is None:
             raise NotApplicable(run.problem or "")
         linear = run.linear
@@ -309,7 +317,9 @@ class _Folder(BindingRewriter):
         value = run.source if np.all(scale == 1) else linear.scaled(self.view, scale)
         if np.any(shift != 0):
             value = relax.op.add(value, linear.bias(shift))
-        names = " + ".join(step.name for step in reversed(run.steps))
+        if any(step.name == _RESHAPE for step in run.steps):
+            value = relax.op.reshape(value, var.ty.shape)
+        names = " + ".join(step.name for step in reversed(run.steps) if step.name != _RESHAPE)
         return Replacement(value, run.inner_vars, f"folded {names} into {linear.name}")
 
 
@@ -342,10 +352,45 @@ def _trace(view: GraphView, steps: dict[relax.Var, AffineStep], var: relax.Var) 
         return _AffineRun(tuple(run), source, problem=_no_linear_operator(view, source))
     try:
         linear = read_linear(view, call)
+        run = _in_axes_of_source(run, var)
         _check(view, tuple(run), var, linear)
     except NotApplicable as refused:
         return _AffineRun(tuple(run), source, problem=str(refused))
     return _AffineRun(tuple(run), source, linear)
+
+
+def _reshape_step(view: GraphView, value: relax.Expr) -> AffineStep | None:
+    """A reshape as a step that changes no number; exporters put one behind most matmuls."""
+    call = view.call(value, *RESHAPES) if isinstance(value, relax.Call) else None
+    is_step = call is not None and isinstance(call.args[0], relax.Var)
+    return AffineStep(_RESHAPE, call.args[0]) if call is not None and is_step else None
+
+
+def _in_axes_of_source(run: Sequence[AffineStep], var: relax.Var) -> list[AffineStep]:
+    """``run`` with constants that broadcast to what its first step reads, ahead of all reshapes."""
+    if all(step.name != _RESHAPE for step in run):
+        return list(run)
+    results = [var, *(step.source for step in run)]
+    shapes = [result.ty.shape for result in results]
+    if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        raise NotApplicable("a tensor is reshaped whose shape is not known")
+    factors = AxisFactors(list(shapes[-1]))
+    view = factors.source
+    moved: list[AffineStep] = []
+    for step, shape in zip(reversed(run), reversed(shapes[:-1]), strict=True):
+        if step.name == _RESHAPE:
+            seen = factors.reshaped(view, list(shape))
+            if seen is None:
+                raise NotApplicable("a reshape joins parts of several axes")
+            view = seen
+        scale, shift = (
+            None if constant is None else factors.constant_of_source(constant, view)
+            for constant in (step.scale, step.shift)
+        )
+        if (scale is None, shift is None) != (step.scale is None, step.shift is None):
+            raise NotApplicable(f"the constant of {step.name} varies along a size of the run")
+        moved.insert(0, replace(step, scale=scale, shift=shift))
+    return moved
 
 
 def _check(view: GraphView, run: tuple[AffineStep, ...], var: relax.Var, linear: LinearOp) -> None:

@@ -27,7 +27,7 @@ from tvm_ext.relay_passes.gemm_epilogue import (
     folded_constant,
     same_shape,
 )
-from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 
 
 class _MatmulRewriter(BindingRewriter):
@@ -305,7 +305,10 @@ class _GemmRewriter(_MatmulRewriter):
             kernel.compute,
             *inputs,
             primfunc_name_hint=name,
-            primfunc_attrs={ATTRIBUTE: kernel.to_attribute()},
+            primfunc_attrs={
+                ATTRIBUTE: kernel.to_attribute(),
+                "op_pattern": OUT_ELEMENTWISE_FUSABLE,
+            },
         )
 
     def _plan(

@@ -1,23 +1,22 @@
 """SinkReshapes: elementwise operators right behind the kernel that they can be fused into."""
 
 from collections.abc import Sequence
-from math import prod
-from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_ext.relay_passes.axis_factors import AxisFactors, View
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import is_symbolic, item_shape
-from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.gemm_epilogue import same_shape
+from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.layout_roles import BROADCASTING, CONVOLUTIONS
 
 # A function whose result is meant to be reshaped carries this attribute, with any text.
 ATTRIBUTE = "tvm_ext.reshaped_result"
 
-_UNARY = frozenset(
+# Elementwise operators of one tensor.
+UNARY = frozenset(
     f"relax.{name}"
     for name in (
         *("abs", "astype", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative"),
@@ -26,13 +25,13 @@ _UNARY = frozenset(
     )
 )
 
-# Axes of the source and of the view that cover the same elements, as positions in their shapes.
-AxisGroup = tuple[list[int], list[int]]
+
+_KERNELS = frozenset({"relax.call_tir", "relax.matmul", *CONVOLUTIONS})
 
 
 @graph_pass
 class SinkReshapes:
-    """Moves the reshape behind a convolution kernel past the elementwise operators that follow.
+    """Moves the reshape behind a convolution or matmul past the elementwise operators that follow.
 
     y = kernel(x, W); z = reshape(y, [1, 56, 56, 64]); relu(z + b)
     y = kernel(x, W); reshape(relu(y + b'), [1, 56, 56, 64])     y has shape [1, 28, 2, 28, 2, 64]
@@ -40,8 +39,9 @@ class SinkReshapes:
     A reshape is only another view of memory, but operator fusion stops at it. Operands of the same
     shape are reshaped as well, those that broadcast are spread out where they are constant.
 
-    Leaves alone: reshapes behind anything but convolutions and the kernels of ConvTransposeToConv
-    and GroupedConvolution; operands that broadcast along a part of an axis and are not constant.
+    Leaves alone: reshapes behind anything but convolutions, matmuls, kernels that other passes made
+    of these, and elementwise operators that follow them; operands that broadcast along a part of an
+    axis and are not constant; constants along a size that is not known.
 
     Run after: FlattenPointwise, GroupedConvolution, LayoutPlanning. Run before: LegalizeOps.
     """
@@ -49,24 +49,6 @@ class SinkReshapes:
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
         return _Sinker().run(mod)
-
-
-def axis_groups(source: Sequence[int], view: Sequence[int]) -> list[AxisGroup]:
-    """The smallest runs of axes of two shapes, none with an extent of 0, that hold the same."""
-    groups: list[AxisGroup] = []
-    i = j = 0
-    while i < len(source) or j < len(view):
-        left, right = [i] if i < len(source) else [], [j] if j < len(view) else []
-        i, j = i + len(left), j + len(right)
-        while (own := prod(source[a] for a in left)) != (other := prod(view[a] for a in right)):
-            if own < other:
-                left.append(i)
-                i += 1
-            else:
-                right.append(j)
-                j += 1
-        groups.append((left, right))
-    return groups
 
 
 class _Sinker(BindingRewriter):
@@ -83,7 +65,7 @@ class _Sinker(BindingRewriter):
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
             return None
-        unary = value.op.name in _UNARY
+        unary = value.op.name in UNARY
         if not unary and value.op.name not in BROADCASTING:
             return None
         tensors = value.args[:1] if unary else value.args
@@ -110,13 +92,18 @@ class _Sinker(BindingRewriter):
         return source if self.reaches(source) else None
 
     def _is_kernel_result(self, expr: relax.Expr) -> bool:
-        call = self.view.call(expr, "relax.call_tir", *CONVOLUTIONS)
+        """Whether elementwise operators behind ``expr`` are fused into the kernel that makes it."""
+        call = self.view.call(expr, *_KERNELS, *UNARY, *BROADCASTING)
         if call is None or not isinstance(expr, relax.Var):
             return False
-        if call.op.name != "relax.call_tir":
-            return True
-        attrs = self.mod[call.args[0]].attrs
-        return attrs is not None and ATTRIBUTE in attrs
+        if call.op.name == "relax.call_tir":
+            attrs = self.mod[call.args[0]].attrs or {}
+            return ATTRIBUTE in attrs or attrs.get("op_pattern") == OUT_ELEMENTWISE_FUSABLE
+        # What is already behind the kernel is fused into it while nothing else reads in between.
+        behind = [arg for arg in call.args if isinstance(arg, relax.Var)]
+        return call.op.name in _KERNELS or (
+            self.view.uses(behind[0]) == 1 and self._is_kernel_result(behind[0])
+        )
 
     def _has_other_users(self, var: relax.Var) -> bool:
         """Whether what ``var`` reads of a kernel is used elsewhere as well."""
@@ -128,12 +115,18 @@ class _Sinker(BindingRewriter):
         self, call: relax.Call, tensors: Sequence[relax.Expr], source: relax.Var, var: relax.Var
     ) -> relax.Call | None:
         """``call`` on operands with the axes of ``source``; None where that is not possible."""
-        made, wanted = item_shape(source), item_shape(var)
-        is_known = made and wanted and 0 not in wanted and _same_batch(source, var)
-        if not (made and wanted and is_known and prod(made) == prod(wanted)):
-            self.refuse("its shape is not known, empty, or not that of the kernel's result", var)
+        shapes = [source.ty.shape, var.ty.shape]
+        if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+            self.refuse("its shape is not known", var)
             return None
-        operands = [self._operand(tensor, made, wanted, var) for tensor in tensors]
+        factors = AxisFactors(list(source.ty.shape))
+        view = factors.reshaped(factors.source, list(var.ty.shape))
+        if view is None:
+            self.refuse(
+                "its axes are not made of those of the kernel's result, or it is empty", var
+            )
+            return None
+        operands = [self._operand(tensor, source, var, factors, view) for tensor in tensors]
         if any(operand is None for operand in operands):
             self.refuse(
                 "an operand is not constant, and either broadcasts or meets a result that has "
@@ -144,75 +137,22 @@ class _Sinker(BindingRewriter):
         return relax.Call(call.op, [*operands, *call.args[len(operands) :]], call.attrs)
 
     def _operand(
-        self, expr: relax.Expr, source: list[int], view: list[int], var: relax.Var
+        self,
+        expr: relax.Expr,
+        source: relax.Var,
+        var: relax.Var,
+        factors: AxisFactors,
+        view: View,
     ) -> relax.Expr | None:
         own = self._source(expr)
-        is_same = own is not None and item_shape(own) == source and item_shape(expr) == view
-        if is_same and _same_batch(own, expr) and _same_batch(expr, var):
+        if own is not None and same_shape(own, source) and same_shape(expr, var):
             return own
+        if isinstance(expr, GenericConst):
+            array = factors.constant_of_source(expr.value.numpy(), view)
+            return None if array is None else relax.const(array, str(expr.ty.dtype))
         # Another value may be waiting for this operator: a residual that is added behind the
         # next convolution belongs to that one's kernel.
-        if not isinstance(expr, GenericConst) and self._has_other_users(var):
+        if self._has_other_users(var) or not isinstance(expr.ty.shape, relax.ShapeExpr):
             return None
-        shape, batch = item_shape(expr), expr.ty.shape[0] if expr.ty.ndim else 1
-        is_other = is_symbolic(batch) and (expr.ty.ndim < len(view) or not _same_batch(expr, var))
-        if shape is None or is_other:
-            return None
-        shape = [1] * (len(view) - len(shape)) + shape
-        if is_symbolic(var.ty.shape[0]) and shape[0] != 1:
-            return None
-        groups = axis_groups(source, view)
-        if isinstance(expr, GenericConst):
-            array = _spread(expr.value.numpy().reshape(shape), groups, source, view)
-            return relax.const(array, str(expr.ty.dtype))
-        extents = [_extents(group, shape, source, view) for group in groups]
-        known = [part for part in extents if part is not None]
-        if len(known) < len(extents):
-            return None
-        wanted: list[Any] = [n for part in known for n in part]
-        if is_symbolic(batch):
-            wanted[0] = batch
-        return self.bind(relax.op.reshape(expr, wanted), var)
-
-
-def _same_batch(expr: relax.Expr, other: relax.Expr) -> bool:
-    """Whether the first sizes of two tensors are numbers both, or the same symbolic size."""
-    one, two = expr.ty.shape[0], other.ty.shape[0]
-    return one.same_as(two) if is_symbolic(one) or is_symbolic(two) else True
-
-
-def _extents(
-    group: AxisGroup, shape: Sequence[int], source: Sequence[int], view: Sequence[int]
-) -> list[int] | None:
-    """Extents along the source's axes of ``group``, for an operand with ``shape`` in the view.
-
-    None when it broadcasts along a part of the group only.
-    """
-    left, right = group
-    extents = [shape[axis] for axis in right]
-    if all(extent == 1 for extent in extents):
-        return [1] * len(left)
-    if extents == [view[axis] for axis in right]:
-        return [source[axis] for axis in left]
-    return None
-
-
-def _spread(
-    array: np.ndarray, groups: list[AxisGroup], source: Sequence[int], view: Sequence[int]
-) -> np.ndarray:
-    """``array``, of the rank of the view, with the axes of the source, as small as possible."""
-    shape, wanted, spread = list(array.shape), [], []
-    for group in groups:
-        extents = _extents(group, shape, source, view)
-        if extents is None:
-            extents = [source[axis] for axis in group[0]]
-            spread += group[0]
-            for axis in group[1]:
-                shape[axis] = view[axis]
-        wanted += extents
-    result = np.broadcast_to(array, shape).reshape(wanted)
-    for axis in spread:
-        first = result.take([0], axis)
-        if np.array_equal(np.broadcast_to(first, result.shape), result, equal_nan=True):
-            result = first
-    return np.ascontiguousarray(result)
+        shape = factors.shape_of_source(list(expr.ty.shape), view)
+        return None if shape is None else self.bind(relax.op.reshape(expr, shape), var)

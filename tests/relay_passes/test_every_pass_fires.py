@@ -127,6 +127,11 @@ def reshaped_convolution(emit, x):
     return [emit(nn.relu(y))]
 
 
+def image_to_sequence(emit, x):
+    y = emit(op.add(emit(op.permute_dims(x, [0, 3, 1, 2])), const(1, 4, 1, 1)))
+    return [emit(op.permute_dims(emit(op.reshape(y, [1, 4, 63])), [0, 2, 1]))]
+
+
 def integer_matmul(emit, x):
     """Of numbers as 8-bit steps, less their zero point."""
     steps = emit(op.astype(emit(op.astype(x, "uint8")), "int16"))
@@ -188,6 +193,7 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
     "ZeroPointCompensation": lambda: [build([16, 64], integer_matmul)],
     "GroupedConvolution": lambda: [build([1, 64, 14, 14], groups_of_channels)],
     "SinkReshapes": lambda: [build([1, 3, 7, 9], reshaped_convolution)],
+    "SinkTransposes": lambda: [build([1, 7, 9, 4], image_to_sequence)],
     "DispatchSortScan": lambda: [build([4, 100], sorted_rows)],
     "DispatchSampling": lambda: [build([4, 100], drawn)],
     "NameSymbolicSizes": lambda: [build([1, 4, H, W], every_other)],

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 from conv_modules import apply, bindings, draw, kernels, module, operators, run
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tvm import relax, topi
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -13,7 +11,7 @@ from tvm_ffi import structural_equal
 
 from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
-from tvm_ext.relay_passes.sink_reshapes import ATTRIBUTE, SinkReshapes, axis_groups
+from tvm_ext.relay_passes.sink_reshapes import ATTRIBUTE, SinkReshapes
 from tvm_ext.relay_passes.spans import origins_of
 
 nn = relax.op.nn
@@ -198,18 +196,3 @@ def test_two_kernels_in_one_module():
     after = check(behind_kernel(body))
     assert operators(after) == ["call_tir", "nn.relu", "reshape", "call_tir", "tanh", "reshape"]
     assert len(kernels(after)) == 2
-
-
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
-@settings(max_examples=40, deadline=None)
-def test_axis_groups_hold_the_same_elements(source, data):
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(source)), max_size=3)) | {len(source)})
-    view = [
-        int(np.prod(source[start:end], dtype=int))
-        for start, end in zip([0, *cuts[:-1]], cuts, strict=True)
-    ]
-    groups = axis_groups(source, view)
-    assert [axis for left, _ in groups for axis in left] == list(range(len(source)))
-    assert [axis for _, right in groups for axis in right] == list(range(len(view)))
-    for left, right in groups:
-        assert np.prod([source[a] for a in left]) == np.prod([view[a] for a in right])
