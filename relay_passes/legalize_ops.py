@@ -36,6 +36,8 @@ def legalize_ops() -> tvm.transform.Pass:
     A group normalisation finds its groups among the channels; TVM reshapes what it is given, and
     divides by every symbolic size for each element.
 
+    A narrow batch normalisation that no pass took apart has the type that the operator says.
+
     TVM raises an error for ``full`` of infinity or of no number, which is a sum here, and prints a
     warning for each power above the second, which is a product. It raises one for a division by a
     stored zero too, which is a product with infinity. A product with a stored zero is a quotient by
@@ -54,6 +56,7 @@ def _rules() -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
         "relax.reshape": _view,
         "relax.flatten": _view,
         "relax.full": _full,
+        "relax.nn.batch_norm": _batch_norm,
         "relax.nn.group_norm": _group_norm,
         "relax.mean": _mean,
         "relax.power": _power,
@@ -135,6 +138,21 @@ def _mean(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         return topi.divide(total, tirx.max(count, tirx.const(1, "int64")).astype(x.dtype))
 
     return builder.call_te(mean, x, primfunc_name_hint="mean")
+
+
+def _batch_norm(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """TVM computes a narrow one in float32, and leaves it so, against the type of the operator."""
+    x, types = call.args[0], call.ty.fields
+    if str(x.ty.dtype) in _WIDE:
+        return _with_own_sizes(builder, call)
+    attrs = call.attrs
+
+    def batch_norm(*inputs: te.Tensor) -> list[te.Tensor]:
+        options = (attrs.axis, attrs.epsilon, attrs.center, attrs.scale)
+        found = topi.nn.batch_norm(*inputs, *options, attrs.training, attrs.momentum)
+        return [topi.cast(one, str(ty.dtype)) for one, ty in zip(found, types, strict=True)]
+
+    return builder.call_te(batch_norm, *call.args, primfunc_name_hint="batch_norm")
 
 
 def _group_norm(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from operator_models import by_runtime
 from small_models import model, node, rand, value
 from unoptimised import HOST
@@ -53,3 +53,15 @@ def test_a_division_and_a_product_of_a_stored_zero(zero: np.ndarray, operator: s
     np.testing.assert_array_equal(found, wanted)
     numbers = ~np.isnan(wanted)
     np.testing.assert_array_equal(np.signbit(found[numbers]), np.signbit(wanted[numbers]))
+
+
+def test_a_narrow_batch_normalisation_that_no_pass_took_apart_keeps_its_type() -> None:
+    half = TensorProto.FLOAT16
+    stored = {name: np.linspace(0.5, 1.5, 3).astype(np.float16) for name in ("g", "b", "m", "v")}
+    nodes = [node("BatchNormalization", ["x", *stored], ["n"]), node("Relu", ["n"], ["y"])]
+    proto = model(nodes, [value("x", [2, 3, 4], half)], [value("y", [2, 3, 4], half)], **stored)
+    compiled = tvm_ext.compile(proto, HOST, disabled_passes=["DecomposeOpsForInference"])
+    feed = {"x": rand(2, 3, 4).astype(np.float16)}
+    found, wanted = compiled.run(feed)["y"], by_runtime(proto, feed)[0]
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-3)

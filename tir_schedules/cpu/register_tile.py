@@ -60,14 +60,14 @@ MAX_REPEATED, MAX_REPEATED_TRIED = 1.6, 2.5
 def padding_stage(
     sch: s_tir.Schedule,
     access: BlockAccess,
-    rows: dict[int, int],
+    tile: RegisterTileDecision,
     machine: CpuDescription,
     decisions: Decisions = DEFAULT_DECISIONS,
 ) -> OperandStage | None:
     """The stage for the only padded operand of ``access``; None where it would not pay.
 
-    ``rows`` are the register tile's sizes along spatial loops. The decision ``padding_tiles`` is
-    the number of register tiles that a piece of the operand is for, 0 without a stage.
+    The decision ``padding_tiles`` is the number of register tiles that a piece of the operand is
+    for, 0 without a stage.
     """
     found = [
         (index, block)
@@ -78,9 +78,10 @@ def padding_stage(
         return None
     index, block = found[0]
     axis = _row_axis(access, index)
-    if axis is None:
+    # The rows of an image that is one pixel wide are what vectors run along: no piece holds tiles.
+    if axis is None or axis == tile.vector_axis:
         return None
-    pieces = _pieces(sch, access, index, axis, rows.get(axis, 1))
+    pieces = _pieces(sch, access, index, axis, tile.rows.get(axis, 1))
     tried = [
         piece.tiles
         for piece in pieces
@@ -192,7 +193,7 @@ class RegisterTile:
             columns_first = bool(decisions.pick("columns_first", (0, 1), int(columns_first)))
         sch = _packed(sch, access, decision, stage is None, decisions)
         if stage is None and not columns_first:
-            stage = padding_stage(sch, access, decision.rows, machine, decisions)
+            stage = padding_stage(sch, access, decision, machine, decisions)
         tile_loop = self._tile(sch, access, decision, machine, columns_first, stage, decisions)
         done = [stage.block] if stage is not None else []
         if self._place_write_back(sch, write_back, tile_loop):

@@ -9,7 +9,7 @@ from tvm import s_tir, te, tirx, topi
 
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.analysis.buffer_access import access_of, is_data_parallel, kernel_blocks
-from tvm_ext.tir_schedules.cpu.register_blocking import OperandStage
+from tvm_ext.tir_schedules.cpu.register_blocking import OperandStage, decide_tile
 from tvm_ext.tir_schedules.cpu.register_tile import padding_stage
 from tvm_ext.tir_schedules.inlining import inline_blocks
 
@@ -31,7 +31,7 @@ def stage_of(func: tirx.PrimFunc) -> OperandStage | None:
     (anchor,) = (block for block in kernel_blocks(sch) if not is_data_parallel(sch, block))
     access = access_of(sch, anchor)
     assert access is not None
-    return padding_stage(sch, access, {}, CORES)
+    return padding_stage(sch, access, decide_tile(access, CORES, "float32"), CORES)
 
 
 def test_one_parallel_loop_with_the_padding_inside() -> None:
@@ -57,6 +57,22 @@ def test_blocks_are_shared_evenly() -> None:
 )
 def test_left_alone(func: tirx.PrimFunc) -> None:
     assert stage_of(func) is None
+
+
+def narrow() -> tirx.PrimFunc:
+    """Images of one pixel in each of six rows, with channels first."""
+    x, w = (
+        te.placeholder((4, 1, 6, 1), "float32", "x"),
+        te.placeholder((4, 1, 3, 1), "float32", "w"),
+    )
+    y = topi.nn.conv2d_nchw(x, w, 1, (1, 0, 1, 0), 1)
+    return te.create_prim_func([x, w, topi.nn.relu(y)])
+
+
+def test_rows_that_vectors_run_along_are_left_alone() -> None:
+    func = narrow()
+    scheduled = tiled(func, CORES)
+    assert_same(run({"narrow": func})["narrow"], run({"narrow": scheduled})["narrow"], "narrow")
 
 
 def test_numbers() -> None:

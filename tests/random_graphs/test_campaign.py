@@ -1,0 +1,168 @@
+"""The campaign over random graphs: what it draws, what it calls a failure, and what it writes."""
+
+import json
+import random
+
+import campaign
+import numpy as np
+import onnx
+import pytest
+import trial
+from campaign import Campaign
+from comparison import session_of
+from control_flow import CONTROL_FLOW
+from graph_builder import build_graph
+from open_results import watched_values, with_outputs
+from special_inputs import KINDS, ORDINARY, draws, moved
+from trial import CONTROL, SOURCES, Case, Finding, Outcome, build_case, optional_passes, try_case
+
+from tvm_ext.passes.pipeline import REQUIRED
+
+
+def a_case(seed: str = "0", source: str = "static") -> Case:
+    case = build_case(source, seed)
+    assert case is not None
+    return case
+
+
+def test_a_case_follows_from_its_source_and_seed():
+    for source in ("static", "dynamic", CONTROL):
+        one, other = a_case("7", source), a_case("7", source)
+        assert (one.model, one.sizes) == (other.model, other.sizes)
+        assert one.model != a_case("8", source).model
+
+
+def test_graphs_of_branches_and_loops_run():
+    seen = set()
+    for seed in range(8):
+        graph = build_graph(random.Random(seed), CONTROL_FLOW)
+        seen |= {node.op_type for node in graph.model.graph.node}
+        session_of(graph.model).run(None, graph.inputs)
+    assert {"If", "Loop"} <= seen
+
+
+def test_graphs_of_nnsmith_run():
+    pytest.importorskip("nnsmith", reason="NNSmith is not installed (pip install nnsmith)")
+    for seed in "012":
+        case = a_case(seed, "nnsmith")
+        model = onnx.load_from_string(case.model)
+        session_of(model).run(None, case.inputs)
+
+
+def test_inputs_have_every_kind_and_other_sizes():
+    case = next(c for seed in range(9) if (c := build_case("dynamic", str(seed))) and c.sizes)
+    model = onnx.load_from_string(case.model)
+    found = draws(model, case.inputs, case.sizes, 25, random.Random(0))
+    assert len(found) == 25
+    assert {one.kind for one in found} == set(KINDS)
+    assert any(one.sizes != case.sizes for one in found)
+    assert sum(one.kind == ORDINARY for one in found) >= 16
+    for one in found:
+        values = np.concatenate([a.ravel() for a in one.arrays.values() if a.dtype.kind == "f"])
+        assert np.isnan(values).any() == (one.kind == "NaN")
+        assert np.isinf(values).any() == (one.kind == "infinities")
+
+
+def test_moved_inputs_are_a_little_off():
+    x = {"x": np.array([1.0, np.inf], np.float32), "n": np.array([3])}
+    found = moved(x, 1)
+    assert 0 < found["x"][0] - 1 < 1e-5
+    assert np.isinf(found["x"][1])
+    assert found["n"] is x["n"]
+
+
+def test_values_whose_result_onnx_leaves_open_are_watched():
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    g (float[3] x, float[3] w, float[3] y) => (float[3] z) {
+        a = Abs (x)
+        b = Max (a, y)
+        c = Sub (w, y)
+        d = Sub (c, c)
+        e = Clip (d)
+        i = Cast <to = 7> (e)
+        f = Cast <to = 1> (i)
+        z = Add (b, f)
+    }"""
+    model = onnx.parser.parse_model(text)
+    assert watched_values(model.graph) == [
+        *(("a",), ("c", "c"), ("d",), ("e",), ("w", "y"), ("y",)),
+    ]
+    values = dict(zip("xwy", np.arange(9, dtype=np.float32).reshape(3, 3), strict=True))
+    session = session_of(with_outputs(model, ["a", "c", "d", "e"]))
+    assert len(session.run(None, values)) == 5
+
+
+def test_a_right_program_has_no_finding():
+    before = dict.fromkeys(optional_passes(), 0)
+    outcome = try_case(a_case("1"), 4, before)
+    assert outcome.findings == []
+    assert outcome.counts["pairs that agree"] > 0
+    assert outcome.left_out in before
+    assert not REQUIRED & before.keys()
+
+
+class _Wrong:
+    """A compiled model that is off by one."""
+
+    def __init__(self, model):
+        self._model, self.report = model, model.report
+
+    def run(self, inputs):
+        return {
+            name: array + np.ones_like(array) for name, array in self._model.run(inputs).items()
+        }
+
+
+def test_a_wrong_program_is_found(monkeypatch):
+    compile = trial.tvm_ext.compile
+    monkeypatch.setattr(trial.tvm_ext, "compile", lambda *a, **k: _Wrong(compile(*a, **k)))
+    (finding,) = try_case(a_case("1"), 1, {}).findings
+    assert (finding.kind, finding.numbers, finding.left_out) == ("difference", ORDINARY, "")
+    assert finding.inputs
+
+
+def test_an_error_that_nothing_expects_is_found(monkeypatch):
+    def broken(*_, **__):
+        raise KeyError("lost")
+
+    monkeypatch.setattr(trial.tvm_ext, "compile", broken)
+    (finding,) = try_case(a_case("1"), 1, {}).findings
+    assert (finding.kind, finding.message) == ("defect", "KeyError: 'lost'")
+
+
+def test_a_failure_can_be_seen_again(tmp_path, capsys):
+    found = Campaign(tmp_path, 1, reduce=False, left_out={"FuseTIR": 0})
+    case = a_case("1")
+    finding = Finding("difference", "FuseTIR", ORDINARY, "'y' differs", case.inputs)
+    found.note(case, Outcome(left_out="FuseTIR", findings=[finding]))
+    found.write_summary()
+    text = (tmp_path / "failure-0001" / "failure.txt").read_text()
+    assert "tvm-ext check model.onnx --inputs model.npz --disable-pass FuseTIR" in text
+    assert (tmp_path / "failure-0001" / "model.onnx").read_bytes() == case.model
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["failures"][0]["case"] == "static 1"
+    assert summary["left_out"] == {"FuseTIR": 1}
+    assert "'y' differs" in capsys.readouterr().out
+
+
+def test_a_campaign_writes_a_summary(tmp_path, capsys):
+    given = ["--graphs", "2", "--inputs", "2", "--sources", "static,control flow"]
+    assert campaign.main([*given, "--output", str(tmp_path)]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["graphs"] == 2
+    assert summary["pairs"] >= summary["counts"]["pairs that agree"] >= 1
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--sources", "other"], f"expected some of {', '.join(SOURCES)}"),
+        (["--workers", "3"], "1 or 2 workers"),
+        (["--graphs", "0"], "at least 1 of each"),
+    ],
+)
+def test_wrong_use_is_one_line(given, said, capsys):
+    assert campaign.main(given) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
