@@ -44,7 +44,23 @@ def test_short_forms(size: tirx.Expr, short: str) -> None:
         ([tirx.floordiv(N, 2)], [tirx.floordiv(N + 1, 2)], False),
         ([N * 2], [N], False),
         ([N, N], [N, 4], False),
-        ([tirx.min(N, 4)], [tirx.min(N, 4)], False),
+        ([tirx.min(N, 4)], [tirx.min(N, 4)], True),
+        ([tirx.min(N, 4)], [tirx.min(N, 5)], False),
+        # A length without its first element, with one put in front.
+        ([tirx.max(tirx.min(N, 1) + N - 1, 0)], [N], True),
+        ([tirx.max(N - 1, 0)], [N - 1], False),
+        # The frames of a window that an input fills up to a multiple of.
+        (
+            [
+                tirx.min(
+                    tirx.max(tirx.floordiv(N, 256), 1), tirx.floordiv(tirx.max(N, 256) + 512, 256)
+                )
+            ],
+            [tirx.max(tirx.floordiv(N, 256), 1)],
+            True,
+        ),
+        # It is decided too late.
+        ([tirx.min(N, 1 << 20)], [tirx.min(N, 1 << 20)], False),
         # The period of the first is above the limit.
         ([tirx.floordiv(N, 1 << 13)], [tirx.floordiv(N, 1 << 13)], False),
     ],

@@ -18,7 +18,13 @@ from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.runtime_sizes import computed_dimensions, wide
 from tvm_ext.onnx_frontend.sizes.quasi_affine import equal_products
-from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of, note_equal, note_unclear
+from tvm_ext.onnx_frontend.sizes.scalar_rules import (
+    analyzer_of,
+    ends_of,
+    holds,
+    note_equal,
+    note_unclear,
+)
 from tvm_ext.onnx_frontend.sizes.size_values import vector
 
 # Tensors whose sizes the run checks before anything reads them.
@@ -124,7 +130,7 @@ def equal_sizes(first: Size, second: Size) -> bool:
     if isinstance(first, int) and isinstance(second, int):
         return first == second
     proved = analyzer_of(first, second).can_prove_equal(first, second)
-    return bool(proved) or equal_products([first], [second])
+    return bool(proved) or equal_products([first], [second], ends_of)
 
 
 # Sizes of an operand that follow from the weights it meets.
@@ -516,4 +522,4 @@ def _is_symbolic(value: relax.Expr) -> bool:
 def _is_never_one(size: Size) -> bool:
     if isinstance(size, int):
         return size != 1
-    return bool(analyzer_of(size).can_prove(size != 1))
+    return holds(size != 1)

@@ -17,6 +17,7 @@ import tvm
 from tvm import tirx
 from tvm.sym import Analyzer
 
+from tvm_ext.onnx_frontend.sizes.quasi_affine import always
 from tvm_ext.onnx_frontend.sizes.size_values import FLOATS, INTEGERS, Element
 from tvm_ext.tensor_spec import SizeRange
 
@@ -84,13 +85,23 @@ def note_unclear() -> None:
 
 def analyzer_of(*values: Any) -> Analyzer:
     """An analyzer that knows what sizes can be."""
-    analyzer, limits = Analyzer(), _limits.get()
-    anything = SizeRange(0, LARGEST_SIZE)
+    analyzer = Analyzer()
     for variable in variables_of(*values):
-        sizes = limits.known.get(variable, anything) if limits is not None else anything
         bound = analyzer.const_int_bound(variable)
-        analyzer.update(variable, type(bound)(sizes.low, min(sizes.high, LARGEST_SIZE)))
+        analyzer.update(variable, type(bound)(*ends_of(variable)))
     return analyzer
+
+
+def ends_of(variable: tirx.Var) -> tuple[int, int]:
+    """The least and the largest size that a variable stands for."""
+    limits, anything = _limits.get(), SizeRange(0, LARGEST_SIZE)
+    sizes = limits.known.get(variable, anything) if limits is not None else anything
+    return sizes.low, min(sizes.high, LARGEST_SIZE)
+
+
+def holds(condition: tirx.Expr) -> bool:
+    """Whether a condition on integers is known to hold in every run."""
+    return bool(analyzer_of(condition).can_prove(condition)) or always(condition, ends_of)
 
 
 def variables_of(*values: Any) -> list[tirx.Var]:
@@ -110,7 +121,7 @@ def is_expression(value: Any) -> bool:
 def is_positive(value: Element, least: int = 1) -> bool:
     """Whether an integer is known to be ``least`` or more in every run."""
     if is_expression(value):
-        return bool(analyzer_of(value).can_prove(value >= least))
+        return holds(value >= least)
     return value is not None and value >= least
 
 
@@ -174,7 +185,7 @@ def _never_above(a: tirx.Expr, b: tirx.Expr) -> bool:
     Of floats it proves nothing, since one of them may be no number.
     """
     integers = str(a.ty.dtype) == str(b.ty.dtype) == "int64"
-    return integers and bool(analyzer_of(a, b).can_prove(a <= b))
+    return integers and holds(a <= b)
 
 
 add = arithmetic(operator.add, operator.add)
@@ -303,11 +314,10 @@ def comparison(relation: Callable[[Any, Any], Any]) -> Callable[[Element, Elemen
     return rule
 
 
-def _decided(holds: tirx.Expr, contrary: tirx.Expr) -> Element:
-    analyzer = analyzer_of(holds)
-    if analyzer.can_prove(holds):
+def _decided(condition: tirx.Expr, contrary: tirx.Expr) -> Element:
+    if holds(condition):
         return True
-    return False if analyzer.can_prove(contrary) else holds
+    return False if holds(contrary) else condition
 
 
 def _logical(
