@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import relax, te, tirx
+from tvm.sym import Analyzer
 
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
@@ -33,7 +34,7 @@ from tvm_ext.onnx_frontend.sizes.size_values import vector
 def of_sizes(bb: relax.BlockBuilder, data: relax.Expr, sizes: Sequence[Size]) -> relax.Expr:
     """``data`` with these sizes, which the run checks where they are not known to be its own."""
     if all(equal_sizes(old, new) for old, new in zip(sizes_of(data), sizes, strict=True)):
-        return data
+        return _written_with(bb, data, sizes)
     if not isinstance(data, relax.Var):
         data = bb.emit(data)
     pairs = list(zip(sizes_of(data), sizes, strict=True))
@@ -46,6 +47,18 @@ def of_sizes(bb: relax.BlockBuilder, data: relax.Expr, sizes: Sequence[Size]) ->
             for old, new in zip(sizes_of(data), sizes, strict=True)
         ]
     return bb.match_cast(data, relax.TensorType(list(sizes), str(data.ty.dtype)))
+
+
+def _written_with(
+    bb: relax.BlockBuilder, data: relax.Expr, sizes: Sequence[Size]
+) -> relax.Expr:
+    """``data`` with these sizes, which are its own, in the form in which TVM compares them.
+
+    TVM knows no shape of a sum of two tensors whose sizes it cannot prove equal.
+    """
+    if all(Analyzer().can_prove_equal(*pair) for pair in zip(sizes_of(data), sizes, strict=True)):
+        return data
+    return bb.emit(relax.op.reshape(data, relax.ShapeExpr(list(sizes))))
 
 
 def _copied(

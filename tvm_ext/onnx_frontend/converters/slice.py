@@ -27,6 +27,7 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
 )
 from tvm_ext.onnx_frontend.converters.shape_constraints import equal_sizes
 from tvm_ext.onnx_frontend.sizes import SizeValues
+from tvm_ext.onnx_frontend.sizes.quasi_affine import shortened
 from tvm_ext.onnx_frontend.sizes.scalar_rules import (
     LARGEST_SIZE,
     add,
@@ -182,6 +183,11 @@ def _symbolic_axis(
         return _strided_kernel(bb, data, axis, first, length, step)
     last = wide(maximum(first, last, "int64"))
     analyzer = analyzer_of(first, last)
+    length = analyzer.simplify(last - first)
+    # Without its first element a list of n + 1 has n, however the bounds were clipped.
+    plain = shortened(length)
+    if len(str(plain)) < len(str(length)):
+        last = first + plain
     bounds = [[analyzer.simplify(wide(each))] for each in (first, last, step)]
     return bb.emit(relax.op.strided_slice(data, [axis], *bounds, assume_inbound=True))
 

@@ -265,9 +265,9 @@ def shortened(size: tirx.Expr) -> tirx.Expr:
     ``n // 2 + n % 8 // 2 * 3 % 4``, half of n up to a multiple of 4, is ``(n + 6) // 8 * 4``.
     """
     function = _of(size)
-    if function is None or function.variable is None or function.start:
+    if function is None or function.variable is None:
         return size
-    sizes = np.arange(2 * function.period + 1, dtype=np.int64)
+    sizes = np.arange(function.start + 2 * function.period + 1, dtype=np.int64)
     values = function.values(sizes)
     steps = np.flatnonzero(np.diff(values)) + 1
     if not len(steps):
