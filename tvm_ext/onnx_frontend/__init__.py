@@ -222,9 +222,13 @@ def _imported(
         least = allowed.get(dimension, SizeRange(0)).low
         if runs_all and least <= most:
             allowed[dimension] = SizeRange(least, most)
+    for dimension in imported.some:
+        low, high = allowed.get(dimension, SizeRange(0)).ends
+        if runs_all and low < 1 <= high:
+            allowed[dimension] = SizeRange(1, high)
     if imported.is_unclear and allowed != ranges:
         return import_graph(prepared, name, stored, allowed).mod, allowed
-    # That there are any pixels is nothing to say.
+    # That there are any pixels or tokens is nothing to say.
     said = {n: one for n, one in allowed.items() if n in ranges or one != SizeRange(1)}
     return imported.mod, said
 

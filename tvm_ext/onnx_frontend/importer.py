@@ -235,12 +235,15 @@ class ImportedGraph(NamedTuple):
     largest : dict of str to int
         The largest sizes of dimensions of inputs with which every operator can run, where these
         are below what is allowed.
+    some : frozenset of str
+        Dimensions of inputs that are taken to be no 0, see ``note_some``.
     is_unclear : bool
         Whether there are sizes of which only the run can tell whether they agree.
     """
 
     mod: tvm.IRModule
     largest: dict[str, int]
+    some: frozenset[str]
     is_unclear: bool
 
 
@@ -287,7 +290,9 @@ def import_graph(
     )
     mod = with_zeros_for_empty_sums(mod)
     mod = with_plain_casts(tvm.transform.Sequential([PropagateSpans()])(mod))
-    return ImportedGraph(mod, importer.largest_sizes(), importer.limits.is_unclear)
+    return ImportedGraph(
+        mod, importer.largest_sizes(), importer.sizes_above_zero(), importer.limits.is_unclear
+    )
 
 
 def _given(bb: relax.BlockBuilder, key: str, inputs: Any) -> Any:
@@ -339,6 +344,12 @@ class _OriginImporter(ONNXGraphImporter):
             for size, name in self._dimensions.items()
             if size in self.limits.largest
         }
+
+    def sizes_above_zero(self) -> frozenset[str]:
+        """Dimensions of inputs, by name, whose size 0 alone leaves another size unknown."""
+        return frozenset(
+            name for size, name in self._dimensions.items() if size in self.limits.some
+        )
 
     def end_blocks(self) -> None:
         """Ends what an error left open; TVM would print a warning of it."""

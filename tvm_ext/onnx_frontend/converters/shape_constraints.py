@@ -23,7 +23,9 @@ from tvm_ext.onnx_frontend.sizes.scalar_rules import (
     analyzer_of,
     ends_of,
     holds,
+    is_positive,
     note_equal,
+    note_some,
     note_unclear,
 )
 from tvm_ext.onnx_frontend.sizes.size_values import vector
@@ -49,9 +51,7 @@ def of_sizes(bb: relax.BlockBuilder, data: relax.Expr, sizes: Sequence[Size]) ->
     return bb.match_cast(data, relax.TensorType(list(sizes), str(data.ty.dtype)))
 
 
-def _written_with(
-    bb: relax.BlockBuilder, data: relax.Expr, sizes: Sequence[Size]
-) -> relax.Expr:
+def _written_with(bb: relax.BlockBuilder, data: relax.Expr, sizes: Sequence[Size]) -> relax.Expr:
     """``data`` with these sizes, which are its own, in the form in which TVM compares them.
 
     TVM knows no shape of a sum of two tensors whose sizes it cannot prove equal.
@@ -368,6 +368,11 @@ def _broadcast(
     casted = of_sizes(
         bb, data, [*(head[a] if a in unclear else s for a, s in enumerate(sizes)), *tail]
     )
+    # A cast behind the kernel checks what no kernel of sizes compared.
+    made = [
+        size if isinstance(size, int | tirx.Var) or a not in unclear else _stretched(head[a], size)
+        for a, size in enumerate(sizes)
+    ]
 
     def kernel(data: te.Tensor, shape: list[Any]) -> te.Tensor:
         def read(*index: tirx.Var) -> tirx.Expr:
@@ -379,7 +384,16 @@ def _broadcast(
 
         return te.compute(shape, read, name="broadcast")
 
-    return bb.emit_te(kernel, casted, [*sizes, *tail], primfunc_name_hint="broadcast")
+    result = bb.emit_te(kernel, casted, [*made, *tail], primfunc_name_hint="broadcast")
+    if all(old is new for old, new in zip(made, sizes, strict=True)):
+        return result
+    return bb.match_cast(result, relax.TensorType([*sizes, *tail], str(data.ty.dtype)))
+
+
+def _stretched(size: tirx.Expr, wanted: tirx.Expr) -> tirx.Expr:
+    """``wanted`` where ``size`` is 1, else ``size``, in the operators that a shape may contain."""
+    is_one = tirx.max(tirx.min(size, 2 - size), wide(0))
+    return size + (wanted - size) * is_one
 
 
 def _distinct(sizes: Sequence[Size]) -> list[Size]:
@@ -403,7 +417,32 @@ def _common(column: list[Size]) -> Any:
         if not any(isinstance(side, int) for side in (first, second)):
             note_equal(first, second)
     # All others must then be equal to this one, which a cast checks.
-    return column[0] if all(_is_never_one(size) for size in column) else None
+    if all(_is_never_one(size) for size in column):
+        return column[0]
+    return next((size for size in column if _is_whole(size, column)), None)
+
+
+def _is_whole(size: Size, column: Sequence[Size]) -> bool:
+    """Whether it is the result's size in each run without an error: all others are 1 where it is.
+
+    So it is where a mask is cut to a length, ``min(length, given)``, that a mask of one fits too.
+    A variable is left to the run: it cannot be the size of a cast, see ``_copied``.
+    """
+    if isinstance(size, int | tirx.Var):
+        return False
+    return all(other is size or _is_one_with(size, other) for other in column)
+
+
+def _is_one_with(size: Size, other: Size) -> bool:
+    """Whether ``other`` is 1 in each run in which ``size`` is."""
+    if not isinstance(other, tirx.Min):
+        return False
+    pairs = ((other.a, other.b), (other.b, other.a))
+    for own, given in pairs:
+        if equal_sizes(own, size):
+            note_some(given)
+            return is_positive(given)
+    return False
 
 
 def _with_addend(bb: relax.BlockBuilder, inputs: Any, attrs: dict) -> Any:

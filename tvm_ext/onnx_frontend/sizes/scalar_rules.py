@@ -38,12 +38,15 @@ class SizeLimits:
         The sizes that dimensions of inputs can have.
     largest : dict of variable to int
         The largest size of a dimension with which every operator of the model can run.
+    some : set of variable
+        Dimensions of which none but 0 is in the way of knowing a size.
     is_unclear : bool
         Whether there are sizes of which only the run can tell whether they agree.
     """
 
     known: dict[tirx.Var, SizeRange] = field(default_factory=dict)
     largest: dict[tirx.Var, int] = field(default_factory=dict)
+    some: set[tirx.Var] = field(default_factory=set)
     is_unclear: bool = False
 
 
@@ -74,6 +77,13 @@ def note_equal(first: Any, second: Any) -> None:
         # One row would broadcast.
         if most and most[0] > 1 and any(variable.same_as(side) for side in sides):
             limits.largest[variable] = min(limits.largest.get(variable, LARGEST_SIZE), most[0])
+
+
+def note_some(size: Any) -> None:
+    """A size of 0, as of a mask of no tokens, is all that is in the way of knowing another."""
+    limits = _limits.get()
+    if limits is not None and isinstance(size, tirx.Var):
+        limits.some.add(size)
 
 
 def note_unclear() -> None:
