@@ -8,7 +8,7 @@ from small_models import model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.errors import InputError
+from tvm_ext.errors import InputError, TvmExtError
 
 INT64 = onnx.TensorProto.INT64
 
@@ -113,3 +113,79 @@ def test_an_image_with_pixels_has_a_known_number_of_patches() -> None:
         feeds = {"x": rand(2, 3, *size)}
         (wanted,) = by_runtime(proto, feeds)
         np.testing.assert_allclose(compiled.run(feeds)["y"], wanted, rtol=1e-4, atol=1e-5)
+
+
+def kernels_of_sizes(compiled: tvm_ext.CompiledModel) -> list[str]:
+    """Kernels that are there because nobody knew which sizes agree."""
+    words = ("broadcast", "agreed", "checked", "copy")
+    return [c.kernel for c in compiled.kernel_calls() if any(word in c.kernel for word in words)]
+
+
+def test_a_row_less_its_first_element_behind_a_new_one_is_as_long() -> None:
+    """transformers looks so for places where positions start anew."""
+    nodes = [
+        node("Slice", ["x", "zero", "one", "one"], ["first"]),
+        node("Sub", ["first", "unit"], ["before"]),
+        node("Concat", ["before", "x"], ["longer"], axis=1),
+        node("Slice", ["longer", "one", "far", "one"], ["later"]),
+        node("Sub", ["later", "x"], ["less"]),
+        node("Neg", ["less"], ["y"]),
+    ]
+    numbers = {"zero": 0, "one": 1, "far": np.iinfo(np.int64).max}
+    proto = model(
+        nodes,
+        [value("x", ["N", "L"])],
+        [value("y", ["N", None])],
+        unit=np.float32(1),
+        **{name: np.array([number]) for name, number in numbers.items()},
+    )
+    compiled = tvm_ext.compile(proto, HOST)
+    assert kernels_of_sizes(compiled) == []
+    for shape in ((2, 5), (1, 1), (3, 0)):
+        feeds = {"x": rand(*shape)}
+        (wanted,) = by_runtime(proto, feeds)
+        np.testing.assert_array_equal(compiled.run(feeds)["y"], wanted)
+
+
+def masked() -> onnx.ModelProto:
+    """Scores over old and new tokens, and a mask of any length that is cut to theirs."""
+    nodes = [
+        node("Concat", ["past", "new"], ["scores"], axis=2),
+        node("Shape", ["scores"], ["shape"]),
+        node("Gather", ["shape", "two"], ["length"]),
+        node("Slice", ["mask", "zero", "length", "two"], ["cut"]),
+        node("Add", ["scores", "cut"], ["masked"]),
+        node("Softmax", ["masked"], ["y"], axis=-1),
+    ]
+    inputs = [value("past", ["N", 4, "P"]), value("new", ["N", 4, "L"])]
+    return model(
+        nodes,
+        [*inputs, value("mask", ["N", 1, "T"])],
+        [value("y", [None] * 3)],
+        opset=18,
+        zero=np.array([0]),
+        two=np.array([2]),
+    )
+
+
+def test_a_mask_that_is_cut_to_a_length_does_not_decide_about_it() -> None:
+    proto = masked()
+    compiled = tvm_ext.compile(proto, HOST)
+    # The mask may be of one token, which counts for all; the scores are not copied.
+    assert kernels_of_sizes(compiled) == ["broadcast"]
+    assert compiled.inputs[2].describe() == "mask: float32['N', 1, 'T' (1:)]"
+    for past, new, given in ((3, 2, 5), (3, 2, 9), (3, 2, 1), (0, 1, 1), (0, 1, 4), (4, 0, 4)):
+        feeds = {"past": rand(2, 4, past), "new": rand(2, 4, new), "mask": rand(2, 1, given)}
+        (wanted,) = by_runtime(proto, feeds)
+        np.testing.assert_allclose(compiled.run(feeds)["y"], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [(4, "sizes do not fit together"), (0, "expected a size of at least 1 on axis 2")],
+)
+def test_a_mask_that_is_too_short_is_refused(given: int, message: str) -> None:
+    compiled = tvm_ext.compile(masked(), HOST)
+    feeds = {"past": rand(2, 4, 3), "new": rand(2, 4, 2), "mask": rand(2, 1, given)}
+    with pytest.raises(TvmExtError, match=message):
+        compiled.run(feeds)

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.onnx_frontend.sizes.quasi_affine import equal_products, inferred_size, shortened
+from tvm_ext.onnx_frontend.sizes.quasi_affine import (
+    always,
+    equal_products,
+    inferred_size,
+    shortened,
+)
 
 N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
 UP_TO_FOUR = tirx.floordiv(N, 2) + tirx.floormod(tirx.floordiv(tirx.floormod(N, 8), 2) * 3, 4)
@@ -113,6 +118,8 @@ def values_of(size: tirx.Expr) -> np.ndarray:
         tirx.Mul: np.multiply,
         tirx.FloorDiv: np.floor_divide,
         tirx.FloorMod: np.mod,
+        tirx.Min: np.minimum,
+        tirx.Max: np.maximum,
     }
     if isinstance(size, tirx.Var):
         return np.arange(1500)
@@ -129,3 +136,57 @@ def test_what_is_said_to_be_equal_is(first: Any, second: Any) -> None:
         assert np.array_equal(values, others)
     assert equal_products([a, b], [b, a])
     assert equal_products([a], [a + 1]) is False
+
+
+def clipped_sizes() -> st.SearchStrategy[Any]:
+    """Pairs as ``sizes`` gives them, with minima and maxima."""
+
+    def more(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        number = st.integers(0, 9)
+        pairs, numbered = st.tuples(inner, inner), st.tuples(inner, number)
+        return st.one_of(
+            pairs.map(lambda p: (p[0][0] + p[1][0], p[0][1] + p[1][1])),
+            pairs.map(lambda p: (tirx.min(p[0][0], p[1][0]), np.minimum(p[0][1], p[1][1]))),
+            pairs.map(lambda p: (tirx.max(p[0][0], p[1][0]), np.maximum(p[0][1], p[1][1]))),
+            numbered.map(lambda p: (tirx.max(p[0][0] - p[1], 0), np.maximum(p[0][1] - p[1], 0))),
+            numbered.map(lambda p: (tirx.min(p[0][0], p[1]), np.minimum(p[0][1], p[1]))),
+        )
+
+    return st.recursive(sizes(), more, max_leaves=4)
+
+
+@given(clipped_sizes(), clipped_sizes())
+def test_what_is_said_of_clipped_sizes_is_so(first: Any, second: Any) -> None:
+    (a, values), (b, others) = first, second
+    assert np.array_equal(values_of(shortened(a)), values)
+    if equal_products([a], [b]):
+        assert np.array_equal(values, others)
+    if always(tirx.LE(a, b)):
+        assert (values <= others).all()
+    if always(tirx.NE(a, tirx.const(1, "int64"))):
+        assert (values != 1).all()
+    if always(tirx.Or(tirx.GT(a, b), tirx.Not(tirx.EQ(b, a)))):
+        assert ((values > others) | (values != others)).all()
+
+
+@pytest.mark.parametrize(
+    ("condition", "known"),
+    [
+        (tirx.LE(tirx.floordiv(N, 256), tirx.floordiv(N + 512, 256) - 1), True),
+        (tirx.LE(tirx.floordiv(N, 256), tirx.floordiv(N + 255, 256) - 1), False),
+        (tirx.NE(N * 2, tirx.const(1, "int64")), True),
+        (tirx.GE(tirx.max(N - 4, 1) * 3, N - 4), True),
+        (tirx.GE(N, M), False),
+        # Above ten in the end, and below it here and there.
+        (tirx.GE(tirx.floormod(N, 8) + tirx.floordiv(N, 8), tirx.const(2, "int64")), False),
+    ],
+)
+def test_conditions(condition: tirx.Expr, known: bool) -> None:
+    assert always(condition) == known
+
+
+def test_conditions_hold_within_given_ends() -> None:
+    condition = tirx.GE(tirx.min(N, 4), tirx.const(1, "int64"))
+    assert not always(condition)
+    assert always(condition, lambda _: (1, 1 << 30))
+    assert always(tirx.LE(N, tirx.const(7, "int64")), lambda _: (0, 7))
