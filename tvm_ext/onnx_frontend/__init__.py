@@ -226,8 +226,9 @@ def _imported(
         low, high = allowed.get(dimension, SizeRange(0)).ends
         if runs_all and low < 1 <= high:
             allowed[dimension] = SizeRange(1, high)
-    if imported.is_unclear and allowed != ranges:
-        return import_graph(prepared, name, stored, allowed).mod, allowed
+    single = [one for one in imported.single if runs_all and 1 in allowed.get(one, SizeRange(0))]
+    if imported.is_unclear and (single or allowed != ranges):
+        return import_graph(prepared, name, stored, allowed, single).mod, allowed
     # That there are any pixels or tokens is nothing to say.
     said = {n: one for n, one in allowed.items() if n in ranges or one != SizeRange(1)}
     return imported.mod, said

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -235,8 +235,8 @@ class ImportedGraph(NamedTuple):
     largest : dict of str to int
         The largest sizes of dimensions of inputs with which every operator can run, where these
         are below what is allowed.
-    some : frozenset of str
-        Dimensions of inputs that are taken to be no 0, see ``note_some``.
+    some, single : frozenset of str
+        Dimensions of inputs that are at least 1, or 1, see ``note_some`` and ``note_times``.
     is_unclear : bool
         Whether there are sizes of which only the run can tell whether they agree.
     """
@@ -244,6 +244,7 @@ class ImportedGraph(NamedTuple):
     mod: tvm.IRModule
     largest: dict[str, int]
     some: frozenset[str]
+    single: frozenset[str]
     is_unclear: bool
 
 
@@ -252,10 +253,12 @@ def import_graph(
     label: str,
     stored: StoredWeights | None = None,
     ranges: Mapping[str, SizeRange] | None = None,
+    single: Collection[str] = (),
 ) -> ImportedGraph:
     """A prepared model as a Relax module that holds for sizes within ``ranges``.
 
-    ``stored`` reads the weights that the model holds without values.
+    ``stored`` reads the weights that the model holds without values; dimensions of inputs that are
+    named in ``single`` become 1.
 
     Raises
     ------
@@ -264,6 +267,7 @@ def import_graph(
     """
     importer = _OriginImporter(model, stored or StoredWeights(), ranges or {})
     parts = {name: getattr(model.graph, name) for name in ("initializer", "input", "output")}
+    parts["input"] = [_with_single(value, single) for value in parts["input"]]
     # The importer warns; what matters is in the error we raise. Python's filters of warnings, like
     # TVM's stack of builders, are the process's.
     with BUILDER_LOCK, warnings.catch_warnings(), within(importer.limits):
@@ -290,9 +294,19 @@ def import_graph(
     )
     mod = with_zeros_for_empty_sums(mod)
     mod = with_plain_casts(tvm.transform.Sequential([PropagateSpans()])(mod))
-    return ImportedGraph(
-        mod, importer.largest_sizes(), importer.sizes_above_zero(), importer.limits.is_unclear
-    )
+    limits = importer.limits
+    some, single = (importer.names_of(dims) for dims in (limits.some, limits.single))
+    return ImportedGraph(mod, importer.largest_sizes(), some, single, limits.is_unclear)
+
+
+def _with_single(value: onnx.ValueInfoProto, names: Collection[str]) -> onnx.ValueInfoProto:
+    """An input in which dimensions of these names are 1."""
+    changed = onnx.ValueInfoProto()
+    changed.CopyFrom(value)
+    for dim in changed.type.tensor_type.shape.dim if names else ():
+        if dim.dim_param in names:
+            dim.dim_value = 1
+    return changed
 
 
 def _given(bb: relax.BlockBuilder, key: str, inputs: Any) -> Any:
@@ -345,11 +359,9 @@ class _OriginImporter(ONNXGraphImporter):
             if size in self.limits.largest
         }
 
-    def sizes_above_zero(self) -> frozenset[str]:
-        """Dimensions of inputs, by name, whose size 0 alone leaves another size unknown."""
-        return frozenset(
-            name for size, name in self._dimensions.items() if size in self.limits.some
-        )
+    def names_of(self, dimensions: Collection[tirx.Var]) -> frozenset[str]:
+        """Names of those that are dimensions of inputs."""
+        return frozenset(name for size, name in self._dimensions.items() if size in dimensions)
 
     def end_blocks(self) -> None:
         """Ends what an error left open; TVM would print a warning of it."""

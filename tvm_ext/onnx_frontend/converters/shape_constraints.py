@@ -18,7 +18,7 @@ from tvm.sym import Analyzer
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.runtime_sizes import computed_dimensions, wide
-from tvm_ext.onnx_frontend.sizes.quasi_affine import equal_products
+from tvm_ext.onnx_frontend.sizes.quasi_affine import equal_products, inferred_size
 from tvm_ext.onnx_frontend.sizes.scalar_rules import (
     analyzer_of,
     ends_of,
@@ -26,6 +26,7 @@ from tvm_ext.onnx_frontend.sizes.scalar_rules import (
     is_positive,
     note_equal,
     note_some,
+    note_times,
     note_unclear,
 )
 from tvm_ext.onnx_frontend.sizes.size_values import vector
@@ -129,6 +130,7 @@ def with_as_many_elements(
         return data
     if not sizes:
         return data
+    note_times(inferred_size([have], [need]))
 
     def agreed(old: list[Any], new: list[Any]) -> te.Tensor:
         counts = [functools.reduce(operator.mul, map(wide, side), wide(1)) for side in (old, new)]
@@ -434,7 +436,9 @@ def _is_whole(size: Size, column: Sequence[Size]) -> bool:
 
 
 def _is_one_with(size: Size, other: Size) -> bool:
-    """Whether ``other`` is 1 in each run in which ``size`` is."""
+    """Whether ``other`` is 1 in each run in which ``size`` is: it is, as a factor of it."""
+    if inferred_size([size], [other]) is not None:
+        return True
     if not isinstance(other, tirx.Min):
         return False
     pairs = ((other.a, other.b), (other.b, other.a))

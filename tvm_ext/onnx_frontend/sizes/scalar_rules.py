@@ -40,6 +40,8 @@ class SizeLimits:
         The largest size of a dimension with which every operator of the model can run.
     some : set of variable
         Dimensions of which none but 0 is in the way of knowing a size.
+    single : set of variable
+        Dimensions that must be 1 in every run that has any elements.
     is_unclear : bool
         Whether there are sizes of which only the run can tell whether they agree.
     """
@@ -47,6 +49,7 @@ class SizeLimits:
     known: dict[tirx.Var, SizeRange] = field(default_factory=dict)
     largest: dict[tirx.Var, int] = field(default_factory=dict)
     some: set[tirx.Var] = field(default_factory=set)
+    single: set[tirx.Var] = field(default_factory=set)
     is_unclear: bool = False
 
 
@@ -84,6 +87,20 @@ def note_some(size: Any) -> None:
     limits = _limits.get()
     if limits is not None and isinstance(size, tirx.Var):
         limits.some.add(size)
+
+
+def note_times(count: Any) -> None:
+    """A reshape has as many elements if ``count`` is 1: so is each dimension that it multiplies.
+
+    Exporters write the batch of their example, 1, into reshapes, and call it a dynamic dimension.
+    """
+    limits, waiting = _limits.get(), [count]
+    while waiting and limits is not None:
+        factor = waiting.pop()
+        if isinstance(factor, tirx.Mul):
+            waiting += [factor.a, factor.b]
+        elif isinstance(factor, tirx.Var):
+            limits.single.add(factor)
 
 
 def note_unclear() -> None:
