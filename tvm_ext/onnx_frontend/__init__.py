@@ -11,7 +11,7 @@ import tvm
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.control_flow import CONTROL_FLOW
 from tvm_ext.onnx_frontend.host.partition import partition_graph
-from tvm_ext.onnx_frontend.importer import import_graph
+from tvm_ext.onnx_frontend.importer import ImportedGraph, import_graph
 from tvm_ext.onnx_frontend.load import load_with_weights
 from tvm_ext.onnx_frontend.operator_support import require_supported
 from tvm_ext.onnx_frontend.prepare import name_nodes, operator_counts, prepare
@@ -198,6 +198,10 @@ def import_prepared(
     )
 
 
+# The first one finds out with which sizes the model runs, others what follows from that.
+_MOST_IMPORTS = 3
+
+
 def _imported(
     model: onnx.ModelProto,
     prepared: onnx.ModelProto,
@@ -217,21 +221,44 @@ def _imported(
     nodes = prepared.graph.node
     runs_all = given[0] == given[1] and not any(node.op_type in CONTROL_FLOW for node in nodes)
     imported = import_graph(prepared, name, stored, ranges)
+    single: frozenset[str] = frozenset()
+    allowed, found = dict(ranges), _allowed(imported, ranges, runs_all)
+    # What was not compared before may say more: a table's end, once a batch is known to be 1.
+    for _ in range(_MOST_IMPORTS - 1):
+        known = single | _known_single(imported, found, runs_all)
+        if not imported.is_unclear or (found, known) == (allowed, single):
+            break
+        allowed, single = found, known
+        imported = import_graph(prepared, name, stored, allowed, single)
+        found = _allowed(imported, allowed, runs_all)
+    if allowed == ranges:
+        # That there are any pixels is nothing to say where no kernel relies on it.
+        found = {n: one for n, one in found.items() if n in ranges or one != SizeRange(1)}
+    return imported.mod, found
+
+
+def _allowed(
+    imported: ImportedGraph, ranges: Mapping[str, SizeRange], runs_all: bool
+) -> dict[str, SizeRange]:
+    """The sizes within ``ranges`` with which all operators run."""
     allowed = with_room_for_windows(ranges, imported.mod["main"])
-    for dimension, most in imported.largest.items():
+    for dimension, most in imported.largest.items() if runs_all else ():
         least = allowed.get(dimension, SizeRange(0)).low
-        if runs_all and least <= most:
+        if least <= most:
             allowed[dimension] = SizeRange(least, most)
-    for dimension in imported.some:
+    for dimension in imported.some if runs_all else ():
         low, high = allowed.get(dimension, SizeRange(0)).ends
-        if runs_all and low < 1 <= high:
+        if low < 1 <= high:
             allowed[dimension] = SizeRange(1, high)
-    single = [one for one in imported.single if runs_all and 1 in allowed.get(one, SizeRange(0))]
-    if imported.is_unclear and (single or allowed != ranges):
-        return import_graph(prepared, name, stored, allowed, single).mod, allowed
-    # That there are any pixels or tokens is nothing to say.
-    said = {n: one for n, one in allowed.items() if n in ranges or one != SizeRange(1)}
-    return imported.mod, said
+    return allowed
+
+
+def _known_single(
+    imported: ImportedGraph, allowed: Mapping[str, SizeRange], runs_all: bool
+) -> frozenset[str]:
+    """Dimensions of inputs that must be 1, and may be."""
+    single = imported.single if runs_all else ()
+    return frozenset(name for name in single if 1 in allowed.get(name, SizeRange(0)))
 
 
 def model_name(source: str | Path | onnx.ModelProto, model: onnx.ModelProto) -> str:
