@@ -189,3 +189,57 @@ def test_a_mask_that_is_too_short_is_refused(given: int, message: str) -> None:
     feeds = {"past": rand(2, 4, 3), "new": rand(2, 4, 2), "mask": rand(2, 1, given)}
     with pytest.raises(TvmExtError, match=message):
         compiled.run(feeds)
+
+
+def exported_with_one_example(extra: list) -> onnx.ModelProto:
+    """A batch that is called dynamic, and 1 in what the exporter wrote of shapes."""
+    nodes = [
+        node("Reshape", ["x", "one_batch"], ["all"]),
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "one"], ["length"]),
+        node("Slice", ["table", "zero", "length", "zero"], ["positions"]),
+        node("Add", ["all", "positions"], ["placed"]),
+        node("Concat", ["one", "length", "four"], ["target"], axis=0),
+        node("Reshape", ["placed", "target"], ["rows"]),
+        *extra,
+    ]
+    return model(
+        nodes,
+        [value("x", ["N", "L", 4])],
+        [value("y", [None, None, 4])],
+        table=rand(12, 4),
+        one_batch=np.array([1, -1, 4]),
+        zero=np.array([0]),
+        one=np.array([1]),
+        four=np.array([4]),
+    )
+
+
+def test_a_batch_that_a_reshape_takes_for_one_is_one() -> None:
+    proto = exported_with_one_example([node("Relu", ["rows"], ["y"])])
+    compiled = tvm_ext.compile(proto, HOST)
+    assert kernels_of_sizes(compiled) == []
+    assert compiled.inputs[0].describe() == "x: float32[1, 'L' (0:12), 4]"
+    for length in (1, 7, 0):
+        feeds = {"x": rand(1, length, 4)}
+        (wanted,) = by_runtime(proto, feeds)
+        np.testing.assert_allclose(compiled.run(feeds)["y"], wanted, rtol=1e-6)
+    with pytest.raises(InputError, match="expected size 1 on axis 0"):
+        compiled.run({"x": rand(2, 3, 4)})
+
+
+def test_a_batch_that_only_a_branch_takes_for_one_may_be_more() -> None:
+    """No run need take it."""
+    inner = exported_with_one_example([node("Relu", ["rows"], ["then_y"])])
+    then = onnx.helper.make_graph(
+        list(inner.graph.node), "then", [], [value("then_y", None)], list(inner.graph.initializer)
+    )
+    other = onnx.helper.make_graph(
+        [node("Neg", ["x"], ["else_y"])], "else", [], [value("else_y", None)]
+    )
+    choice = node("If", ["flag"], ["y"], then_branch=then, else_branch=other)
+    flag = value("flag", [], onnx.TensorProto.BOOL)
+    proto = model([choice], [value("x", ["N", "L", 4]), flag], [value("y", None)])
+    compiled = tvm_ext.compile(proto, HOST)
+    feeds = {"x": rand(2, 3, 4), "flag": np.array(False)}
+    np.testing.assert_array_equal(compiled.run(feeds)["y"], -feeds["x"])

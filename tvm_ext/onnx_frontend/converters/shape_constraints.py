@@ -436,14 +436,13 @@ def _is_whole(size: Size, column: Sequence[Size]) -> bool:
 
 
 def _is_one_with(size: Size, other: Size) -> bool:
-    """Whether ``other`` is 1 in each run in which ``size`` is: it is, as a factor of it."""
-    if inferred_size([size], [other]) is not None:
+    """Whether ``other`` is 1 in each run in which ``size`` is: a factor of it, or one cut off."""
+    if equal_sizes(size, other) or inferred_size([size], [other]) is not None:
         return True
     if not isinstance(other, tirx.Min):
         return False
-    pairs = ((other.a, other.b), (other.b, other.a))
-    for own, given in pairs:
-        if equal_sizes(own, size):
+    for own, given in ((other.a, other.b), (other.b, other.a)):
+        if _is_one_with(size, own):
             note_some(given)
             return is_positive(given)
     return False
