@@ -19,6 +19,14 @@ from tvm_ext.relay_passes.winograd_transforms import Matrix, WinogradForm
 _SHARED = 0.6
 
 
+class Roofline(Protocol):
+    """Whoever knows the time of work: a cost model, or what a layout plan knows of a machine."""
+
+    def seconds(self, work: Work) -> float:
+        """Time of one kernel that does ``work``."""
+        ...
+
+
 @dataclass(frozen=True)
 class WinogradWork:
     """What the algorithm does for one convolution.
@@ -51,7 +59,7 @@ class WinogradWork:
         """Bytes of the transformed weights, float32."""
         return 4 * self.form.positions * self.inputs * self.outputs
 
-    def seconds(self, machine: CostModel) -> float:
+    def seconds(self, machine: Roofline) -> float:
         """Modelled time of the transforms and the products."""
         positions, channels = self.form.positions, self.inputs + self.outputs
         products = Work(
@@ -175,6 +183,11 @@ def winograd_form(call: relax.Call) -> WinogradForm | None:
     ]
     if any(int(step) != 1 for step in steps):
         return None
+    return form_of_taps(height, width)
+
+
+def form_of_taps(height: int, width: int) -> WinogradForm | None:
+    """The form for kernels of this size; None where the algorithm is not for them."""
     if (height, width) in _TILES:
         return WinogradForm(_TILES[height, width], (height, width))
     if (width, height) in _TILES:
