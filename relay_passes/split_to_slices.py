@@ -1,11 +1,10 @@
 """SplitToSlices: parts of a split that operators read where they lie."""
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ext.relay_passes.axis_factors import RESHAPES
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import is_symbolic
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_roles import BROADCASTING
 from tvm_ext.relay_passes.sink_reshapes import UNARY
@@ -94,7 +93,9 @@ def _starts(call: relax.Call) -> list[int] | None:
     """Where the parts start along the axis of a split, and where the last ends."""
     starts, axis = [0], int(call.attrs.axis)
     for part in call.ty.fields:
-        if not isinstance(part.shape, relax.ShapeExpr) or is_symbolic(part.shape[axis]):
+        size = part.shape[axis] if isinstance(part.shape, relax.ShapeExpr) else None
+        # A size may also be computed from others in the run.
+        if not isinstance(size, tirx.IntImm):
             return None
-        starts.append(starts[-1] + int(part.shape[axis]))
+        starts.append(starts[-1] + int(size))
     return starts

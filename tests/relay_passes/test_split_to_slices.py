@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from conv_modules import apply, draw, module, operators, run
-from tvm import relax
+from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.relay_passes.split_to_slices import SplitToSlices
@@ -66,3 +66,14 @@ def test_products_keep_the_split() -> None:
 def test_results_keep_the_split() -> None:
     before = parts_of(lambda emit, parts: [op.reshape(part, [2, 24]) for part in parts])
     assert structural_equal(to_slices(before), before)
+
+
+def test_parts_whose_size_is_computed_in_the_run_are_left_alone() -> None:
+    rows = tirx.Var("rows", "int64")
+
+    def whole(emit, x):
+        parts = emit(op.split(x, [2], 1))
+        return [op.exp(emit(relax.TupleGetItem(parts, i))) for i in range(2)]
+
+    before = module((4, rows, 7), whole)
+    assert to_slices(before).same_as(before)
