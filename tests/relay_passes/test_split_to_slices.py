@@ -77,3 +77,18 @@ def test_parts_whose_size_is_computed_in_the_run_are_left_alone() -> None:
 
     before = module((4, rows, 7), whole)
     assert to_slices(before).same_as(before)
+
+
+def test_reshapes_to_sizes_of_a_run_keep_the_split() -> None:
+    batch = tirx.Var("batch", "int64")
+    x = relax.Var("x", relax.TensorType((batch, 6, 12), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            parts = builder.emit(op.split(x, 2, 2))
+            first = builder.emit(relax.TupleGetItem(parts, 0))
+            heads = builder.emit(op.reshape(first, [batch, 6, 2, 3]))
+            result = builder.emit_output(op.permute_dims(heads, [0, 2, 1, 3]))
+        builder.emit_func_output(result)
+    before = builder.get()
+    assert structural_equal(to_slices(before), before)
