@@ -8,9 +8,8 @@ from tvm import relax, te, tirx
 
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import constant_value, numpy_dtype
+from tvm_ext.relay_passes.expressions import constant_value, numpy_dtype, tensor_bytes
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
-from tvm_ext.relay_passes.layout_cost import tensor_bytes
 from tvm_ext.relay_passes.spans import relax_functions
 
 _WIDE, _NARROW = "float32", "float16"

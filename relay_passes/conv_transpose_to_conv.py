@@ -21,6 +21,7 @@ from tvm_ext.relay_passes.expressions import (
     item_shape,
     nominal_shape,
     shape_obstacle,
+    tensor_bytes,
 )
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import (
@@ -28,7 +29,6 @@ from tvm_ext.relay_passes.layout_cost import (
     ChannelLayout,
     DescribedMachine,
     planned_convolution_seconds,
-    tensor_bytes,
 )
 from tvm_ext.relay_passes.layout_roles import CHANNELS_FIRST_ONLY, conversion_axes
 from tvm_ext.relay_passes.pad_output_channels import lane_use

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import ml_dtypes
@@ -150,6 +151,20 @@ def nominal_shape(ty: Any) -> list[int] | None:
     if not isinstance(shape, relax.ShapeExpr):
         return None
     return [_nominal_extent(extent) for extent in shape]
+
+
+def known_extents(ty: relax.TensorType) -> list[int]:
+    """``nominal_shape`` of a convolution's tensor; raises NotApplicable where nothing is known."""
+    extents = nominal_shape(ty)
+    if extents is None:
+        raise NotApplicable("nothing is known of the shape of a convolution's tensor")
+    return extents
+
+
+def tensor_bytes(ty: relax.TensorType) -> float:
+    """Bytes of a tensor, of nominal extents where they are symbolic."""
+    element = tvm.DataType(ty.dtype).bits / 8
+    return element * prod(known_extents(ty))
 
 
 def _nominal_extent(extent: Any) -> int:

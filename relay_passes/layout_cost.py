@@ -2,7 +2,8 @@
 
 The two layouts do the same arithmetic on the same bytes; what differs is how much of a vector
 register holds useful values, because the innermost axis of the output is the one that is
-vectorised: output channels when channels come last, output columns when they come first. Pass
+vectorised: output channels when channels come last, output columns when they come first. On CPUs
+channels last also are what Winograd's algorithm asks for, where that is faster. Pass
 another function with the signature of ``convolution_seconds`` to ``LayoutPlanning`` to replace the
 model.
 """
@@ -15,14 +16,20 @@ from typing import Protocol
 
 import tvm
 from tvm import relax
+from tvm.ir import GenericConst
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cost_model import CostModel, Work
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.matrix_instructions import LEAST_TILE_DEPTH
-from tvm_ext.relay_passes.expressions import nominal_shape, operator_name
+from tvm_ext.relay_passes.expressions import (
+    known_extents,
+    nominal_shape,
+    operator_name,
+    tensor_bytes,
+)
+from tvm_ext.relay_passes.winograd_cost import LEAST_GAIN, WinogradWork, form_of_taps
 
 # With channels first a kernel wider than one column reads its input from unaligned addresses, so
 # that every other load of a full register crosses a cache line.
@@ -163,7 +170,29 @@ def convolution_seconds(call: relax.Call, layout: ChannelLayout, machine: Layout
     # Of others bfloat16 is widened.
     if dtype == "bfloat16":
         dtype, fraction = ("bfloat16", 1.0) if is_last else ("float32", fraction)
-    return machine.seconds(Work(convolution.flops, convolution.nbytes, dtype, fraction))
+    direct = machine.seconds(Work(convolution.flops, convolution.nbytes, dtype, fraction))
+    if dtype == "float32" and is_last and _cpu(machine) is not None:
+        return _with_winograd(call, convolution, direct, machine)
+    return direct
+
+
+def _with_winograd(
+    call: relax.Call, shape: ShapeOfConvolution, direct: float, machine: LayoutMachine
+) -> float:
+    """The time of what ``WinogradConvolution`` will make of it, or that of the direct form."""
+    plain = shape.groups == 1 and set(shape.strides) == {1} and len(shape.kernel) == 2
+    form = form_of_taps(*shape.kernel) if plain else None
+    if form is None or not isinstance(call.args[1], GenericConst):
+        return direct
+    taps = zip(call.attrs.dilation, shape.kernel, strict=True)
+    if any(int(dilation) > 1 and size > 1 for dilation, size in taps):
+        return direct
+    lanes = machine.vector_lanes("float32")
+    outputs = -(-shape.out_channels // lanes) * lanes
+    height, width = shape.out_sides
+    work = WinogradWork.of(form, shape.batch, (height, width), shape.group_inputs, outputs)
+    seconds = work.seconds(machine)
+    return seconds if seconds * LEAST_GAIN <= direct else direct
 
 
 def _cpu(machine: LayoutMachine) -> CpuDescription | None:
@@ -182,12 +211,6 @@ def _bytes(machine: LayoutMachine) -> str:
     cpu = _cpu(machine)
     types = cpu.dot_product_types if cpu is not None else ()
     return next(iter(types), "uint8")
-
-
-def tensor_bytes(ty: relax.TensorType) -> float:
-    """Bytes of a tensor, of nominal extents where they are symbolic."""
-    element = tvm.DataType(ty.dtype).bits / 8
-    return element * prod(_extents(ty))
 
 
 def _vector_fraction(convolution: ShapeOfConvolution, layout: ChannelLayout, lanes: int) -> float:
@@ -211,13 +234,6 @@ def _filled(extent: int, lanes: int) -> float:
     return extent / (-(-extent // lanes) * lanes)
 
 
-def _extents(ty: relax.TensorType) -> list[int]:
-    extents = nominal_shape(ty)
-    if extents is None:
-        raise NotApplicable("nothing is known of the shape of a convolution's tensor")
-    return extents
-
-
 def fits_dot_products(call: relax.Call) -> bool:
     """Whether ``ZeroPointCompensation`` takes a matmul or convolution of integers by its shape.
 
@@ -234,8 +250,8 @@ def shape_of_convolution(call: relax.Call) -> ShapeOfConvolution:
     """The extents of a convolution as ``convolution_seconds`` takes them."""
     attrs = call.attrs
     data, weight = call.args[0].ty, call.args[1].ty
-    weights = dict(zip(attrs.kernel_layout, _extents(weight), strict=True))
-    out = dict(zip(attrs.out_layout, _extents(call.ty), strict=True))
+    weights = dict(zip(attrs.kernel_layout, known_extents(weight), strict=True))
+    out = dict(zip(attrs.out_layout, known_extents(call.ty), strict=True))
     sizes = dict(zip(attrs.out_layout, call.ty.shape.values, strict=True))
     spatial = [axis for axis in "DHW" if axis in out]
     return ShapeOfConvolution(

@@ -16,11 +16,11 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_ext.relay_passes.expressions import tensor_bytes
 from tvm_ext.relay_passes.layout_cost import (
     LAYOUT_NAMES,
     ChannelLayout,
     LayoutMachine,
-    tensor_bytes,
 )
 from tvm_ext.relay_passes.layout_roles import (
     CHANNELS_FIRST_ONLY,

@@ -15,7 +15,7 @@ from tvm_ext.configs.errors import ConfigError, TvmExtError
 from tvm_ext.hardware.cost_model import cost_model
 from tvm_ext.hardware.targets import current_description
 from tvm_ext.relay_passes.cancel_transposes import cancel_transposes
-from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.expressions import operator_name, tensor_bytes
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
 from tvm_ext.relay_passes.layout_cost import (
     LAYOUT_NAMES,
@@ -23,7 +23,6 @@ from tvm_ext.relay_passes.layout_cost import (
     DescribedMachine,
     LayoutMachine,
     planned_convolution_seconds,
-    tensor_bytes,
 )
 from tvm_ext.relay_passes.layout_graph import (
     ConvolutionCost,

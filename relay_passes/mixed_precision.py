@@ -12,12 +12,17 @@ from tvm import relax
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.hardware.matrix_instructions import LEAST_TILE_DEPTH
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import constant_value, convolution_like
+from tvm_ext.relay_passes.expressions import (
+    constant_value,
+    convolution_like,
+    nominal_shape,
+    tensor_bytes,
+)
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.layout_cost import nominal_shape, shape_of_convolution, tensor_bytes
+from tvm_ext.relay_passes.layout_cost import shape_of_convolution
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 from tvm_ext.relay_passes.spans import origins_of
-from tvm_ext.relay_passes.winograd_convolution import (
+from tvm_ext.relay_passes.winograd_cost import (
     WinogradGain,
     winograd_form,
     winograd_obstacle,

@@ -1,11 +1,11 @@
 """SplitToSlices: parts of a split that operators read where they lie."""
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ext.relay_passes.axis_factors import RESHAPES
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import is_symbolic
+from tvm_ext.relay_passes.expressions import static_extents
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_roles import BROADCASTING
 from tvm_ext.relay_passes.sink_reshapes import UNARY
@@ -25,7 +25,7 @@ class SplitToSlices:
     elementwise operator is part of that operator's kernel, and is not copied at all.
 
     Leaves alone: splits whose parts are read by other operators only, since one kernel copies them
-    sooner than several; parts of a size that a run decides.
+    sooner than several; parts of a size that a run decides, or that are reshaped to such sizes.
 
     Run after: LayoutPlanning. Run before: LegalizeOps.
     """
@@ -65,13 +65,15 @@ class _Slicer(BindingRewriter):
         return Replacement(piece, (split,), "a slice, which its readers are fused with")
 
     def _is_fused(self, var: relax.Var) -> bool:
-        """Whether all that reads ``var``, past reshapes, is fused with a slice in front of it."""
+        """Whether all that reads ``var``, past static reshapes, is fused with a slice before it."""
         readers = self._readers.get(var, [])
         calls = [self.view.call(reader, *_FUSED_WITH_SLICE, *RESHAPES) for reader in readers]
         if not readers or any(call is None for call in calls) or self._is_used_otherwise(var):
             return False
+        # A reshape to sizes of a run is a view of memory, which ends a kernel.
         return all(
-            call.op.name in _FUSED_WITH_SLICE or self._is_fused(reader)
+            call.op.name in _FUSED_WITH_SLICE
+            or (static_extents(call.ty) is not None and self._is_fused(reader))
             for reader, call in zip(readers, calls, strict=True)
             if call is not None
         )
@@ -94,7 +96,9 @@ def _starts(call: relax.Call) -> list[int] | None:
     """Where the parts start along the axis of a split, and where the last ends."""
     starts, axis = [0], int(call.attrs.axis)
     for part in call.ty.fields:
-        if not isinstance(part.shape, relax.ShapeExpr) or is_symbolic(part.shape[axis]):
+        size = part.shape[axis] if isinstance(part.shape, relax.ShapeExpr) else None
+        # A size may also be computed from others in the run.
+        if not isinstance(size, tirx.IntImm):
             return None
-        starts.append(starts[-1] + int(part.shape[axis]))
+        starts.append(starts[-1] + int(size))
     return starts

@@ -102,7 +102,7 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
             return found if found is not None else self.top(value.ty)
         if isinstance(value, tirx.Var) and isinstance(value.ty, tvm.ir.PrimType):
             return self.extents([value])
-        if not isinstance(value, tvm.ir.GenericConst):
+        if not isinstance(value, tvm.ir.GenericConst) or not isinstance(value.ty, relax.TensorType):
             return self.top(value.ty)
         known = self._constants.get(hash(value))
         if known is None:

@@ -115,6 +115,15 @@ def test_what_may_matter_stays(name):
     assert CorrelatedValuePropagation()(mod).same_as(mod)
 
 
+def test_a_place_that_may_lie_outside_is_brought_inside():
+    """TVM's argmax gives -1 where all numbers are -inf, and the importer puts this behind it."""
+
+    def places(emit, x):
+        return op.maximum(emit(op.argmax(x, axis=1)), scalar(0, "int64"))
+
+    assert counts(places) == {"argmax": 1, "maximum": 1}
+
+
 def test_the_same_sum_is_computed_once():
     def body(emit, x, y):
         return op.multiply(emit(op.add(x, y)), emit(op.add(y, x)))

@@ -7,13 +7,13 @@ from tvm import relax
 
 from tvm_ext.hardware.cost_model import Work, cost_model
 from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.relay_passes.expressions import tensor_bytes
 from tvm_ext.relay_passes.layout_cost import (
     UNALIGNED_FACTOR,
     ChannelLayout,
     DescribedMachine,
     convolution_seconds,
     planned_convolution_seconds,
-    tensor_bytes,
 )
 
 
@@ -160,3 +160,31 @@ def test_depthwise_of_images_of_any_size_has_no_vectors_with_channels_first() ->
     first = work_of((1, 32, side, side), (32, 1, 3, 3), FIRST, **attrs)
     assert first.vector_fraction == 1 / 16
     assert work_of((1, 32, side, side), (32, 1, 3, 3), LAST, **attrs).vector_fraction == 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "attrs", "constant", "gains"),
+    [
+        (3, {"padding": 1}, True, True),
+        (3, {"padding": 1, "strides": 2}, True, False),
+        (3, {"padding": 2, "dilation": 2}, True, False),
+        (3, {"padding": 1}, False, False),
+        (1, {}, True, False),
+    ],
+    ids=["3x3", "strided", "dilated", "variable weights", "1x1"],
+)
+def test_channels_last_have_winograd_on_cpus(
+    kernel: int, attrs: dict, constant: bool, gains: bool
+) -> None:
+    cpu = resolve_target("avx512")
+    machine = DescribedMachine(cpu, cost_model(cpu))
+    x = relax.Var("x", relax.TensorType((1, 64, 56, 56), "float32"))
+    shape = (64, 64, kernel, kernel)
+    stored = relax.const(np.zeros(shape, "float32"))
+    weight = stored if constant else relax.Var("w", relax.TensorType(shape, "float32"))
+    call = relax.BlockBuilder().normalize(relax.op.nn.conv2d(x, weight, **attrs))
+    planned, recorder = convolution_seconds(call, LAST, machine), Recorder()
+    convolution_seconds(call, LAST, recorder)
+    direct = machine.seconds(recorder.work[0])
+    assert (planned < 0.8 * direct) == gains
+    assert planned == direct or gains

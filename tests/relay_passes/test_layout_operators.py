@@ -186,7 +186,9 @@ def test_operator_works_with_channels_last(
     name: str, cases: dict[str, PlannedModule], machine: relax.VirtualMachine
 ) -> None:
     case = cases[name]
-    assert operators(case.planned)["relax.permute_dims"] == 2  # the input and the result
+    # The input and the result, which is a reshape where both sides of its image are 1.
+    moved = 1 if name == "mean_kept" else 2
+    assert operators(case.planned)["relax.permute_dims"] == moved
     assert_equal_results(name, case, machine)
 
 

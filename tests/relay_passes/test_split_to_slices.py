@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from conv_modules import apply, draw, module, operators, run
-from tvm import relax
+from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.relay_passes.split_to_slices import SplitToSlices
@@ -65,4 +65,30 @@ def test_products_keep_the_split() -> None:
 
 def test_results_keep_the_split() -> None:
     before = parts_of(lambda emit, parts: [op.reshape(part, [2, 24]) for part in parts])
+    assert structural_equal(to_slices(before), before)
+
+
+def test_parts_whose_size_is_computed_in_the_run_are_left_alone() -> None:
+    rows = tirx.Var("rows", "int64")
+
+    def whole(emit, x):
+        parts = emit(op.split(x, [2], 1))
+        return [op.exp(emit(relax.TupleGetItem(parts, i))) for i in range(2)]
+
+    before = module((4, rows, 7), whole)
+    assert to_slices(before).same_as(before)
+
+
+def test_reshapes_to_sizes_of_a_run_keep_the_split() -> None:
+    batch = tirx.Var("batch", "int64")
+    x = relax.Var("x", relax.TensorType((batch, 6, 12), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            parts = builder.emit(op.split(x, 2, 2))
+            first = builder.emit(relax.TupleGetItem(parts, 0))
+            heads = builder.emit(op.reshape(first, [batch, 6, 2, 3]))
+            result = builder.emit_output(op.permute_dims(heads, [0, 2, 1, 3]))
+        builder.emit_func_output(result)
+    before = builder.get()
     assert structural_equal(to_slices(before), before)

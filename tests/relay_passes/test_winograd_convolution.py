@@ -14,12 +14,9 @@ from unoptimised import LLVM
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.relay_passes import expressions
 from tvm_ext.relay_passes.graph_pass import recording
-from tvm_ext.relay_passes.winograd_convolution import (
-    WinogradConvolution,
-    WinogradForm,
-    WinogradWork,
-    transforms,
-)
+from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
+from tvm_ext.relay_passes.winograd_cost import WinogradWork
+from tvm_ext.relay_passes.winograd_transforms import WinogradForm, transforms
 
 
 def conv_module(

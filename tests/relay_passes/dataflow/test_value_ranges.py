@@ -80,7 +80,6 @@ N = tirx.Var("n", "int64")
         (lambda emit, x: op.power(x, relax.const(2.0)), 0, np.inf),
         (lambda emit, x: op.matmul(emit(op.clip(x, 0, 1)), relax.const(np.eye(3, dtype="float32"))),
          0, 3.0001),
-        (lambda emit, x: op.argmax(x, axis=1), 0, 2),
         (lambda emit, x: op.shape_to_tensor(emit(op.shape_of(x))), 0, 2**63),
         (lambda emit, x: op.astype(emit(op.clip(x, 0, 6)), "uint8"), 0, 255),
         (lambda emit, x: op.where(emit(op.less(x, x)), op.abs(x), emit(nn.relu(x))), 0, np.inf),

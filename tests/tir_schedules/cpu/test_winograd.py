@@ -18,13 +18,13 @@ from tvm import relax, te, tirx, topi
 
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.relay_passes import winograd_convolution
+from tvm_ext.relay_passes import winograd_transforms
 from tvm_ext.tir_schedules.cpu import winograd
 from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
 from tvm_ext.tir_schedules.cpu.winograd import Winograd, WinogradShape, decide_winograd
 from tvm_ext.tir_schedules.template import FixedDecisions
 
-FORM = winograd_convolution.WinogradForm((4, 4), (3, 3))
+FORM = winograd_transforms.WinogradForm((4, 4), (3, 3))
 
 
 def kernel(
@@ -50,8 +50,8 @@ applied = partial(scheduled, Winograd())
 
 
 def test_the_pass_and_the_template_use_the_same_words() -> None:
-    assert winograd_convolution.STAGE_ANNOTATION == winograd.STAGE_ANNOTATION
-    assert winograd_convolution.TILE_ANNOTATION == winograd.TILE_ANNOTATION
+    assert winograd_transforms.STAGE_ANNOTATION == winograd.STAGE_ANNOTATION
+    assert winograd_transforms.TILE_ANNOTATION == winograd.TILE_ANNOTATION
 
 
 CASES = {

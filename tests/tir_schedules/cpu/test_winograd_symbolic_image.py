@@ -11,7 +11,7 @@ from tvm import te, tirx, topi
 
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.relay_passes.winograd_convolution import WinogradForm
+from tvm_ext.relay_passes.winograd_transforms import WinogradForm
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.cpu.winograd import Winograd
 

@@ -68,7 +68,8 @@ def process(plugin_folder, abs_model_path, folder) -> tuple[list[str], dict]:
 
     All of it in one process with the example installed, as starting it takes longest.
     """
-    compiling = ("compile", abs_model_path, "--json")
+    # Our own rules would leave nothing to the example's pass.
+    compiling = ("compile", abs_model_path, "--json", "--disable-pass", "AlgebraicSimplification")
     tuning = ("tune", abs_model_path, "--json", "--trials", 3, "--cost-model", "shortest")
     commands = {
         "passes": ("passes", "list", "--json"),

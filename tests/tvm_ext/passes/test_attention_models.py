@@ -135,7 +135,7 @@ def scaled_mask(g: Graph, x: str) -> str:
 
 REFUSALS = {
     "scale behind a mask": (scaled_mask, same, "scaled after a mask"),
-    "scale below zero": (lambda g, x: g.op("Mul", x, g.const(-1)), same, "one number above zero"),
+    "scale below zero": (lambda g, x: g.op("Mul", x, g.const(-2)), same, "one number above zero"),
     "scale of each head": (
         lambda g, x: g.op("Mul", x, g.input("s", [1, HEADS, 1, 1])),
         same,
