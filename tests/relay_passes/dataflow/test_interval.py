@@ -67,7 +67,9 @@ def members(one: ValueRange) -> np.ndarray:
     special += [-0.0] * (one.may_be_negative_zero and one.low <= 0 <= one.high)
     with np.errstate(all="ignore"):
         found = np.array([n + 0.0 for n in inside] + special, np.float32)
-    kept = found[np.isnan(found) | ((found >= one.low) & (found <= one.high))]
+    # In float64: a bound that is rounded to float32 may keep a number that lies outside.
+    exact = found.astype(np.float64)
+    kept = found[np.isnan(exact) | ((exact >= one.low) & (exact <= one.high))]
     return kept if kept.size else np.array([math.nan], np.float32)
 
 
