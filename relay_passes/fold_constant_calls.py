@@ -10,7 +10,7 @@ from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.hardware.tvm_compat import without_scope_marks
-from tvm_ext.relay_passes.binding_rewriter import GraphView
+from tvm_ext.relay_passes.binding_rewriter import GraphView, view_of
 from tvm_ext.relay_passes.expressions import constant_value, operator_name, static_extents
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied
 from tvm_ext.relay_passes.layout_graph import blocks_of
@@ -91,7 +91,7 @@ def _folded_values(mod: tvm.IRModule, func: relax.Function) -> dict[relax.Var, r
         return sizes
     candidates = _constant_bindings(func)
     wanted = [var for var in candidates if not isinstance(var.ty, relax.TupleType)]
-    values = _evaluated(GraphView(func), wanted) if wanted else {}
+    values = _evaluated(view_of(func), wanted) if wanted else {}
     if wanted and not values:
         # Kernels for what is left when the next round finds nothing that NumPy gives.
         results = _computed(mod, candidates, wanted)

@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.relay_passes.binding_rewriter import GraphView
+from tvm_ext.relay_passes.binding_rewriter import GraphView, view_of
 from tvm_ext.relay_passes.expressions import numpy_dtype
 from tvm_ext.relay_passes.rewrite_rules.expression import (
     Apply,
@@ -207,7 +207,7 @@ class RuleMatcher:
     @cached_property
     def view(self) -> GraphView:
         """Uses of variables; made when a rule fits, as it takes a walk over the function."""
-        return GraphView(self._func)
+        return view_of(self._func)
 
     @cached_property
     def _before_steps(self) -> set[int]:
