@@ -68,6 +68,7 @@ class AccumulateInFloat32:
 
 class _Narrower(BindingRewriter):
     pass_name = "AccumulateInFloat32"
+    roots = frozenset({"relax.matmul", *CONVOLUTIONS})
 
     def __init__(self, dtypes: tuple[str, ...]) -> None:
         self.dtypes = dtypes
@@ -116,6 +117,7 @@ def _summed_in_float32(call: relax.Call, first: relax.Expr, second: relax.Expr) 
 
 class _IntegerSums(BindingRewriter):
     pass_name = "AccumulateInFloat32"
+    roots = frozenset({"relax.matmul", *CONVOLUTIONS})
 
     def __init__(self, cpu: CpuDescription) -> None:
         self.cpu = cpu
