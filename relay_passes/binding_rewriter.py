@@ -189,8 +189,8 @@ def _children(expr: relax.Expr) -> Iterable[relax.Expr]:
 class BindingRewriter(ABC):
     """Replaces bindings until nothing matches; ``pass_name`` names the pass in the log.
 
-    A function is walked, and so written anew, when a look over its bindings has found one to
-    replace. ``start_function`` is called ahead of either and takes back what the look has noted.
+    A function is written anew from the first binding on that a look over them has found to replace.
+    ``replace`` is asked about that binding again if it has begun to build something.
     """
 
     pass_name: str
@@ -260,10 +260,11 @@ class BindingRewriter(ABC):
             if not self.has_work(func):
                 continue
             self.start_function(func)
-            if not self._finds_work():
+            first = self._first_to_replace()
+            if first is None:
                 continue
-            self.start_function(func)
-            walker = self._walker = walker or _Walker(self, mod)
+            walker = walker or _Walker(self, mod)
+            self._walker, walker.first = walker, first
             replaced_before = walker.replaced
             new_func = walker.visit_expr(func)
             if walker.replaced > replaced_before:
@@ -272,19 +273,30 @@ class BindingRewriter(ABC):
             return None
         return relax.transform.DeadCodeElimination()(walker.builder_.get())
 
-    def _finds_work(self) -> bool:
-        """Whether a walk is needed: nearly all functions are left as they are by a pass."""
+    def _first_to_replace(self) -> "_First | None":
+        """None for nearly all functions: a pass leaves them as they are."""
         if self.view.blocks is None:
-            return True
+            return _First(None)
         for block in self.view.blocks:
             self._walker = _Lookout(block.block)
             for var, value in block.bindings:
+                if not self.looks_at(var):
+                    continue
                 try:
-                    if self.looks_at(var) and self.replace(var, value) is not None:
-                        return True
+                    replacement = self.replace(var, value)
                 except _WalkNeededError:
-                    return True
-        return False
+                    return _First(var)
+                if replacement is not None:
+                    return _First(var, replacement)
+        return None
+
+
+@dataclass(frozen=True)
+class _First:
+    """The first binding to replace, by what if that is known; without a variable it may be any."""
+
+    var: relax.Var | None
+    replacement: Replacement | None = None
 
 
 class _WalkNeededError(Exception):
@@ -337,6 +349,7 @@ class _Walker(PyExprMutator):
         super().__init__(mod)
         self.rewriter = rewriter
         self.replaced = 0
+        self.first: _First | None = None
         self._scope = _Scope()
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
@@ -346,10 +359,7 @@ class _Walker(PyExprMutator):
         return new_block
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        if not self.rewriter.looks_at(binding.var):
-            super().visit_var_binding_(binding)
-            return
-        replacement = self.rewriter.replace(binding.var, binding.value)
+        replacement = self._replacement(binding.var, binding.value)
         if replacement is not None and self.leaves_block(replacement.value):
             self.rewriter.refuse("needs a value from inside another dataflow block", binding.var)
             replacement = None
@@ -363,6 +373,16 @@ class _Walker(PyExprMutator):
         new_var = retyped_var(binding.var, value.ty, origins_of(*touched))
         self.builder_.emit_normalized(relax.VarBinding(new_var, value))
         self.set_var_remap(binding.var, new_var)
+
+    def _replacement(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        if self.first is not None:
+            first = self.first
+            if first.var is not None and not first.var.same_as(var):
+                return None
+            self.first = None
+            if first.replacement is not None:
+                return first.replacement
+        return self.rewriter.replace(var, value) if self.rewriter.looks_at(var) else None
 
     def _visit_nested(self, expr: relax.Expr, var: relax.Var, names: tuple[str, ...]) -> relax.Expr:
         """Visits ``expr``; calls nested in it get variables like ``var`` with the origin ``names``.

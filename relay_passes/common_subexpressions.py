@@ -37,8 +37,6 @@ def _may_repeat(func: relax.Function) -> bool:
     """Whether two bindings of a function may be alike; False is sure."""
     groups: dict[Any, list[relax.Binding]] = {}
     for binding in all_bindings_of(func):
-        if isinstance(binding.value, relax.Var):
-            return True
         groups.setdefault(_rough_key(binding.value), []).append(binding)
     return any(
         len(group) > 1 and _has_equals(_exact_key(binding.value) for binding in group)
