@@ -68,6 +68,7 @@ class AccumulateInFloat32:
 
 class _Narrower(BindingRewriter):
     pass_name = "AccumulateInFloat32"
+    roots = frozenset({"relax.matmul", *CONVOLUTIONS})
 
     def __init__(self, dtypes: tuple[str, ...]) -> None:
         self.dtypes = dtypes
@@ -116,6 +117,7 @@ def _summed_in_float32(call: relax.Call, first: relax.Expr, second: relax.Expr) 
 
 class _IntegerSums(BindingRewriter):
     pass_name = "AccumulateInFloat32"
+    roots = frozenset({"relax.matmul", *CONVOLUTIONS})
 
     def __init__(self, cpu: CpuDescription) -> None:
         self.cpu = cpu
@@ -126,8 +128,11 @@ class _IntegerSums(BindingRewriter):
         call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
         if call is None or call is not value or str(var.ty.dtype) != "int32":
             return None
+        # Ranges take longest to find out.
+        if self.cpu.has_dot_products and self._is_for_dot_products(call):
+            return None
         largest = self._largest_sum(call)
-        if largest is None or (self.cpu.has_dot_products and self._is_for_dot_products(call)):
+        if largest is None:
             return None
         if largest >= EXACT_IN_FLOAT32:
             limit = f"{EXACT_IN_FLOAT32:.3g}"
@@ -144,10 +149,12 @@ class _IntegerSums(BindingRewriter):
     def _largest_sum(self, call: relax.Call) -> float | None:
         """Above the magnitude of all sums; None where the operands may be any numbers."""
         data, weights = call.args
-        most = self._largest(data)
-        numbers = constant_value(self.view, weights)
-        if most is None or str(data.ty.dtype) != "int16" or str(weights.ty.dtype) != "int16":
+        if str(data.ty.dtype) != "int16" or str(weights.ty.dtype) != "int16":
             return None
+        most = self._largest(data)
+        if most is None:
+            return None
+        numbers = constant_value(self.view, weights)
         if numbers is not None:
             axes = self._summed_axes(call, numbers.ndim)
             sums = np.abs(numbers.astype(np.int64)).sum(axis=axes)

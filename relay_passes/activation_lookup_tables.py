@@ -59,6 +59,7 @@ class ActivationLookupTables:
 
 class _TableRewriter(BindingRewriter):
     pass_name = "ActivationLookupTables"
+    roots = frozenset({"relax.astype"})
 
     def __init__(self, least: int) -> None:
         self._least = least

@@ -7,7 +7,9 @@ graph freely; they are mapped to the new ones here.
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +19,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.relay_passes.graph_pass import record_applied, record_refusal
 from tvm_ext.relay_passes.spans import (
+    bindings_of,
     describe_origin,
     origins_of,
     relax_functions,
@@ -47,12 +50,18 @@ class GraphView:
 
     def __init__(self, func: relax.Function) -> None:
         self._func = func
-        self._values = relax.analysis.get_var2val(func)
+        # All bindings, in program order.
+        self._bound = [(binding.var, binding.value) for binding in bindings_of(func)]
+        # By hash, which is that of the node, as TVM takes long to find two variables equal.
+        self._value_of = {hash(var): value for var, value in self._bound}
+
+    @cached_property
+    def _values(self) -> Mapping[relax.Var, relax.Expr]:
+        return relax.analysis.get_var2val(self._func)
 
     @cached_property
     def _uses(self) -> Counter[int]:
-        # Made when it is asked for: in nearly all functions a pass finds nothing to do. By hash,
-        # which is that of the node, as TVM takes long to find two variables equal.
+        # Made when it is asked for: in nearly all functions a pass finds nothing to do.
         found: Counter[int] = Counter()
         left = [self._func.body]
         while left:
@@ -69,20 +78,92 @@ class GraphView:
 
     def value(self, expr: relax.Expr) -> relax.Expr:
         """What ``expr`` is bound to when it is a variable with a binding, else ``expr`` itself."""
-        while isinstance(expr, relax.Var) and expr in self._values:
-            expr = self._values[expr]
+        while isinstance(expr, relax.Var):
+            value = self._value_of.get(hash(expr))
+            if value is None:
+                break
+            expr = value
         return expr
 
     def call(self, expr: relax.Expr, *op_names: str) -> relax.Call | None:
         """The call behind ``expr`` when it calls one of the operators ``op_names``."""
         value = self.value(expr)
-        if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
+        if not isinstance(value, relax.Call):
             return None
-        return value if value.op.name in op_names else None
+        op = value.op
+        return value if isinstance(op, tvm.ir.Op) and op.name in op_names else None
+
+    @cached_property
+    def _operators(self) -> dict[int, str]:
+        calls = ((var, self.value(value)) for var, value in self._bound)
+        return {
+            hash(var): str(call.op.name)
+            for var, call in calls
+            if isinstance(call, relax.Call) and isinstance(call.op, tvm.ir.Op)
+        }
+
+    def operator(self, var: relax.Var) -> str:
+        """The operator behind ``var``; "" where there is none."""
+        return self._operators.get(hash(var), "")
+
+    @cached_property
+    def operators(self) -> frozenset[str]:
+        """The names of all operators that the function calls."""
+        return frozenset(self._operators.values())
+
+    @cached_property
+    def blocks(self) -> Sequence["BoundBlock"] | None:
+        """All bindings by block; None where a value has blocks of its own, as an If has."""
+        if any(isinstance(value, relax.If | relax.Function) for _, value in self._bound):
+            return None
+        return [BoundBlock(block) for block in self._func.body.blocks[:]]
 
     def uses(self, expr: relax.Expr) -> int:
         """How many values, branches and results use the variable ``expr``."""
         return self._uses[hash(expr)]
+
+
+class BoundBlock:
+    """A block of bindings: ``bindings`` has its variables with their values, without casts."""
+
+    def __init__(self, block: relax.BindingBlock) -> None:
+        self.block = block
+        found = [one for one in block.bindings[:] if isinstance(one, relax.VarBinding)]
+        self.bindings = [(one.var, one.value) for one in found]
+
+
+_views: ContextVar[dict[int, GraphView] | None] = ContextVar("views", default=None)
+
+
+@contextmanager
+def sharing_views() -> Iterator[None]:
+    """Inside of it ``view_of`` makes one view of each function, until ``forget_views``."""
+    if _views.get() is not None:
+        yield
+        return
+    token = _views.set({})
+    try:
+        yield
+    finally:
+        _views.reset(token)
+
+
+def forget_views() -> None:
+    """Lets go of the functions of an old module, whose weights may be many."""
+    known = _views.get()
+    if known is not None:
+        known.clear()
+
+
+def view_of(func: relax.Function) -> GraphView:
+    """The view of a function, the same one for passes that leave the function as it is."""
+    known = _views.get()
+    if known is None:
+        return GraphView(func)
+    # The view keeps the function, so that no other one gets its hash.
+    if hash(func) not in known:
+        known[hash(func)] = GraphView(func)
+    return known[hash(func)]
 
 
 def _children(expr: relax.Expr) -> Iterable[relax.Expr]:
@@ -106,23 +187,33 @@ def _children(expr: relax.Expr) -> Iterable[relax.Expr]:
 
 
 class BindingRewriter(ABC):
-    """Replaces bindings until nothing matches; ``pass_name`` names the pass in the log."""
+    """Replaces bindings until nothing matches; ``pass_name`` names the pass in the log.
+
+    A function is written anew from the first binding on that a look over them has found to replace.
+    ``replace`` is asked about that binding again if it has begun to build something.
+    """
 
     pass_name: str
+    # The operators whose calls ``replace`` is given, aliases of them included; None for all values.
+    roots: frozenset[str] | None = None
     view: GraphView
     mod: tvm.IRModule
-    _walker: "_Walker"
+    _walker: "_Walker | _Lookout"
 
     def start_function(self, func: relax.Function) -> None:
         """Takes up ``func``, whose bindings are given to ``replace`` next; sets ``view``."""
-        self.view = GraphView(func)
+        self.view = view_of(func)
 
     def has_work(self, func: relax.Function) -> bool:
-        """Whether the walk over ``func``, which takes longer than a look at it, is worth its time.
+        """Whether ``func`` is worth a look at its bindings.
 
         Called ahead of ``start_function``; a function without work is not touched.
         """
-        return True
+        return self.roots is None or not self.roots.isdisjoint(view_of(func).operators)
+
+    def looks_at(self, var: relax.Var) -> bool:
+        """Whether the binding of ``var`` is given to ``replace``."""
+        return self.roots is None or self.view.operator(var) in self.roots
 
     @abstractmethod
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
@@ -153,27 +244,103 @@ class BindingRewriter(ABC):
 
     def run(self, mod: tvm.IRModule) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing was rewritten."""
-        for _ in range(MAX_ROUNDS):
-            changed = self._one_round(mod)
-            if changed is None:
-                return mod
-            mod = changed
+        with sharing_views():
+            for _ in range(MAX_ROUNDS):
+                changed = self._one_round(mod)
+                if changed is None:
+                    return mod
+                forget_views()
+                mod = changed
         return mod
 
     def _one_round(self, mod: tvm.IRModule) -> tvm.IRModule | None:
         self.mod = mod
-        walker = self._walker = _Walker(self, mod)
+        walker: _Walker | None = None
         for global_var, func in relax_functions(mod).items():
             if not self.has_work(func):
                 continue
             self.start_function(func)
+            first = self._first_to_replace()
+            if first is None:
+                continue
+            walker = walker or _Walker(self, mod)
+            self._walker, walker.first = walker, first
             replaced_before = walker.replaced
             new_func = walker.visit_expr(func)
             if walker.replaced > replaced_before:
                 walker.builder_.update_func(global_var, new_func)
-        if not walker.replaced:
+        if walker is None or not walker.replaced:
             return None
         return relax.transform.DeadCodeElimination()(walker.builder_.get())
+
+    def _first_to_replace(self) -> "_First | None":
+        """None for nearly all functions: a pass leaves them as they are."""
+        if self.view.blocks is None:
+            return _First(None)
+        for block in self.view.blocks:
+            self._walker = _Lookout(block.block)
+            for var, value in block.bindings:
+                if not self.looks_at(var):
+                    continue
+                try:
+                    replacement = self.replace(var, value)
+                except _WalkNeededError:
+                    return _First(var)
+                if replacement is not None:
+                    return _First(var, replacement)
+        return None
+
+
+@dataclass(frozen=True)
+class _First:
+    """The first binding to replace, by what if that is known; without a variable it may be any."""
+
+    var: relax.Var | None
+    replacement: Replacement | None = None
+
+
+class _WalkNeededError(Exception):
+    """A pass begins to build what it replaces a binding by."""
+
+
+class _Scope:
+    """Which variables may be used in a block: those of dataflow only where they are bound."""
+
+    def __init__(self, block: relax.BindingBlock | None = None) -> None:
+        self._block = block
+        self._added: set[int] = set()
+
+    @cached_property
+    def _bound(self) -> set[int]:
+        is_dataflow = isinstance(self._block, relax.DataflowBlock)
+        return {hash(b.var) for b in self._block.bindings[:]} if is_dataflow else set()
+
+    def add(self, var: relax.Var) -> None:
+        """Notes a variable that the block did not have."""
+        self._added.add(hash(var))
+
+    def lacks_part_of(self, value: relax.Expr) -> bool:
+        """Whether ``value`` uses a variable of a dataflow block, which only exists inside it."""
+        free = relax.analysis.free_vars(value)
+        inner = [hash(var) for var in free[:] if isinstance(var, relax.DataflowVar)]
+        return any(var not in self._bound and var not in self._added for var in inner)
+
+
+class _Lookout:
+    """In place of the walker while nothing is written yet."""
+
+    def __init__(self, block: relax.BindingBlock) -> None:
+        self._scope = _Scope(block)
+
+    @property
+    def builder_(self) -> relax.BlockBuilder:
+        raise _WalkNeededError
+
+    def bind(self, expr: relax.Expr, var: relax.Var, names: tuple[str, ...]) -> relax.Var:
+        raise _WalkNeededError
+
+    def leaves_block(self, value: relax.Expr) -> bool:
+        return self._scope.lacks_part_of(value)
 
 
 @mutator
@@ -182,16 +349,17 @@ class _Walker(PyExprMutator):
         super().__init__(mod)
         self.rewriter = rewriter
         self.replaced = 0
-        self._block_vars: set[relax.Var] = set()
+        self.first: _First | None = None
+        self._scope = _Scope()
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
-        self._block_vars = {binding.var for binding in block.bindings}
+        self._scope = _Scope(block)
         new_block = super().visit_dataflow_block_(block)
-        self._block_vars = set()
+        self._scope = _Scope()
         return new_block
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        replacement = self.rewriter.replace(binding.var, binding.value)
+        replacement = self._replacement(binding.var, binding.value)
         if replacement is not None and self.leaves_block(replacement.value):
             self.rewriter.refuse("needs a value from inside another dataflow block", binding.var)
             replacement = None
@@ -205,6 +373,16 @@ class _Walker(PyExprMutator):
         new_var = retyped_var(binding.var, value.ty, origins_of(*touched))
         self.builder_.emit_normalized(relax.VarBinding(new_var, value))
         self.set_var_remap(binding.var, new_var)
+
+    def _replacement(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        if self.first is not None:
+            first = self.first
+            if first.var is not None and not first.var.same_as(var):
+                return None
+            self.first = None
+            if first.replacement is not None:
+                return first.replacement
+        return self.rewriter.replace(var, value) if self.rewriter.looks_at(var) else None
 
     def _visit_nested(self, expr: relax.Expr, var: relax.Var, names: tuple[str, ...]) -> relax.Expr:
         """Visits ``expr``; calls nested in it get variables like ``var`` with the origin ``names``.
@@ -220,9 +398,8 @@ class _Walker(PyExprMutator):
         return self.builder_.normalize(self.visit_expr(expr))
 
     def leaves_block(self, value: relax.Expr) -> bool:
-        """Whether ``value`` uses a variable of a dataflow block, which only exists inside it."""
-        free = relax.analysis.free_vars(value)
-        return any(isinstance(v, relax.DataflowVar) and v not in self._block_vars for v in free)
+        """Whether ``value`` uses a variable of another dataflow block."""
+        return self._scope.lacks_part_of(value)
 
     def bind(self, expr: relax.Expr, var: relax.Var, names: tuple[str, ...]) -> relax.Var:
         """Binds ``expr`` to a new variable that is called after ``var`` and carries ``names``."""
@@ -231,5 +408,5 @@ class _Walker(PyExprMutator):
         kind = relax.DataflowVar if self.builder_.current_block_is_dataflow() else relax.Var
         inner = kind(f"{var.name}_inner", value.ty, span_of(names))
         self.builder_.emit_normalized(relax.VarBinding(inner, value))
-        self._block_vars.add(inner)
+        self._scope.add(inner)
         return inner

@@ -11,7 +11,7 @@ from tvm import relax, te, tirx
 from tvm.ir import GenericConst
 from tvm_ffi import structural_equal
 
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement, view_of
 from tvm_ext.relay_passes.gemm_epilogue import Surroundings
 from tvm_ext.relay_passes.graph_pass import INJECTIVE, graph_pass
 from tvm_ext.relay_passes.spans import bindings_of
@@ -106,6 +106,7 @@ class _HeadRewriter(BindingRewriter):
     """Reads transposes into heads."""
 
     pass_name = "CombineParallelMatmul"
+    roots = frozenset({"relax.permute_dims"})
 
     def _heads(self, var: relax.Var, value: relax.Expr) -> tuple[relax.Var, _Heads] | None:
         """What ``var`` has the heads of, if it is a transpose of a reshape that makes heads."""
@@ -149,6 +150,10 @@ def _last_extent(expr: relax.Expr) -> int | None:
 
 class _Combiner(_HeadRewriter):
     """Several products of one input."""
+
+    def has_work(self, func: relax.Function) -> bool:
+        """Whether there may be heads of a product."""
+        return view_of(func).operators >= {"relax.permute_dims", "relax.matmul"}
 
     def start_function(self, func: relax.Function) -> None:
         super().start_function(func)
@@ -254,6 +259,10 @@ def _row(product: _Product) -> np.ndarray:
 
 class _SplitReader(_HeadRewriter):
     """Fields of a split that only become heads: these are read of what was split."""
+
+    def has_work(self, func: relax.Function) -> bool:
+        """Whether there may be heads of a split."""
+        return view_of(func).operators >= {"relax.permute_dims", "relax.split"}
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         read = self._heads(var, value)

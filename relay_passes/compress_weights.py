@@ -54,6 +54,7 @@ class CompressWeights:
 
 class _WeightCompressor(BindingRewriter):
     pass_name = "CompressWeights"
+    roots = frozenset({"relax.matmul"})
 
     def __init__(self, machine: CpuDescription) -> None:
         self._machine = machine

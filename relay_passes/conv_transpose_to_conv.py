@@ -374,6 +374,7 @@ class _Transposed:
 
 class _ConvTransposeRewriter(BindingRewriter):
     pass_name = "ConvTransposeToConv"
+    roots = frozenset(CHANNELS_FIRST_ONLY)
 
     def __init__(self, machine: DescribedMachine) -> None:
         self.machine = machine

@@ -68,6 +68,7 @@ class _Simplifier(BindingRewriter):
     pass_name = NAME
 
     def __init__(self) -> None:
+        self.roots = COMMUTATIVE | _RULES.keys()
         # One for all rounds, as it keeps what it has found of constants.
         self.analysis = ValueRanges({})
         self._analysed: tvm.IRModule | None = None

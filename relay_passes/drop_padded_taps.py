@@ -75,6 +75,7 @@ class _Window:
 
 class _Dropper(BindingRewriter):
     pass_name = "DropPaddedTaps"
+    roots = frozenset(CONVOLUTIONS)
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, *CONVOLUTIONS)

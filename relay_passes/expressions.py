@@ -302,13 +302,27 @@ def is_constant(view: GraphView, expr: relax.Expr) -> bool:
     return call.op.name != "relax.reshape" or not _obstacle([call.args[1]])
 
 
+def read_only(tensor: tvm.runtime.Tensor) -> np.ndarray:
+    """The numbers of a tensor where they lie, as a copy of all weights would take long."""
+    try:
+        array = np.from_dlpack(tensor)
+    except RuntimeError:
+        # NumPy has no bfloat16 of its own, nor types of less than a byte.
+        array = tensor.numpy()
+    array.flags.writeable = False
+    return array
+
+
 def constant_value(view: GraphView, expr: relax.Expr) -> np.ndarray | None:
-    """The constant behind ``expr``, looking through reshapes, transposes and casts of one."""
+    """The constant behind ``expr``, looking through reshapes, transposes and casts of one.
+
+    It may not be written to.
+    """
     if not is_constant(view, expr):
         return None
     value = view.value(expr)
     if isinstance(value, tvm.ir.GenericConst):
-        return value.value.numpy()
+        return read_only(value.value)
     return _EVALUATORS[value.op.name](constant_value(view, value.args[0]), value)
 
 

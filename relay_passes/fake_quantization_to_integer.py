@@ -68,6 +68,7 @@ class _Weights:
 
 class _IntegerRewriter(BindingRewriter):
     pass_name = "FakeQuantizationToInteger"
+    roots = frozenset({"relax.divide", "relax.matmul", *CONVOLUTIONS})
 
     def __init__(self, has_dot_products: bool) -> None:
         self.has_dot_products = has_dot_products

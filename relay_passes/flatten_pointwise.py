@@ -41,6 +41,7 @@ class FlattenPointwise:
 
 class _Flattener(BindingRewriter):
     pass_name = "FlattenPointwise"
+    roots = frozenset(_LAYOUTS)
 
     def __init__(self, machine: CpuDescription) -> None:
         self.machine = machine

@@ -1,7 +1,7 @@
 """Computes at compile time what depends on constants only."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,12 @@ from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.hardware.tvm_compat import without_scope_marks
-from tvm_ext.relay_passes.binding_rewriter import GraphView
-from tvm_ext.relay_passes.expressions import constant_value, operator_name, static_extents
+from tvm_ext.relay_passes.binding_rewriter import GraphView, view_of
+from tvm_ext.relay_passes.expressions import (
+    constant_value,
+    operator_name,
+    static_extents,
+)
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied
 from tvm_ext.relay_passes.layout_graph import blocks_of
 from tvm_ext.relay_passes.legalize_ops import legalize_ops
@@ -39,6 +43,10 @@ _ARITHMETIC = {
     "relax.negative": np.negative,
     "relax.sqrt": np.sqrt,
 }
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+
+# Operators of quantisation.
+_ROUNDINGS = frozenset({"relax.round", "relax.clip", "relax.astype"})
 
 
 @graph_pass
@@ -91,15 +99,48 @@ def _folded_values(mod: tvm.IRModule, func: relax.Function) -> dict[relax.Var, r
         return sizes
     candidates = _constant_bindings(func)
     wanted = [var for var in candidates if not isinstance(var.ty, relax.TupleType)]
-    values = _evaluated(GraphView(func), wanted) if wanted else {}
+    values = _evaluated(view_of(func), wanted) if wanted else {}
     if wanted and not values:
         # Kernels for what is left when the next round finds nothing that NumPy gives.
-        results = _computed(mod, candidates, wanted)
-        values.update((v, r) for v, r in zip(wanted, results, strict=True) if r is not None)
+        needed = _without_numpy(candidates)
+        inner = [var for var in wanted if hash(var) in needed]
+        some = {var: value for var, value in candidates.items() if hash(var) in needed}
+        values = _by_kernels(mod, some, inner) or _by_kernels(mod, candidates, wanted)
     for var in values:
         if isinstance(candidates[var], relax.Call):
             record_applied(NAME, describe_origin(var), "computed at compile time")
     return values
+
+
+def _without_numpy(candidates: Mapping[relax.Var, relax.Expr]) -> set[int]:
+    """By hash: what does not wait for an operator that NumPy computes once its operands are known.
+
+    That takes no time, and an operator with a number in it is a kernel for each number.
+    """
+    waiting: set[int] = set()
+    for var, value in candidates.items():
+        operands = value.args[:] if isinstance(value, relax.Call) else [value]
+        is_numpys = operator_name(value) in _ARITHMETIC.keys() | _ROUNDINGS
+        if is_numpys or any(hash(one) in waiting for one in _leaves(operands)):
+            waiting.add(hash(var))
+    return {hash(var) for var in candidates} - waiting
+
+
+def _leaves(values: Sequence[relax.Expr]) -> Iterator[relax.Expr]:
+    for value in values:
+        if isinstance(value, relax.Tuple):
+            yield from _leaves(value.fields[:])
+        elif isinstance(value, relax.TupleGetItem):
+            yield value.tuple_value
+        else:
+            yield value
+
+
+def _by_kernels(
+    mod: tvm.IRModule, bindings: Mapping[relax.Var, relax.Expr], wanted: list[relax.Var]
+) -> dict[relax.Var, relax.Expr]:
+    results = _computed(mod, bindings, wanted) if wanted else []
+    return {v: r for v, r in zip(wanted, results, strict=True) if r is not None}
 
 
 def _known_sizes(func: relax.Function) -> dict[relax.Var, relax.Expr]:
@@ -144,6 +185,8 @@ def _evaluated(view: GraphView, variables: list[relax.Var]) -> dict[relax.Var, r
         array = constant_value(view, var if sizes is None else sizes.args[0])
         if array is None:
             array = _arithmetic(view, var, found)
+        if array is None:
+            array = _rounded(view, var, found)
         if array is not None and sizes is not None:
             found[var] = relax.ShapeExpr([int(size) for size in array])
         elif array is not None:
@@ -166,6 +209,36 @@ def _arithmetic(
         return None
     with np.errstate(all="ignore"):
         return np.asarray(_ARITHMETIC[call.op.name](*arrays))
+
+
+def _rounded(
+    view: GraphView, var: relax.Var, known: Mapping[relax.Var, relax.Expr]
+) -> np.ndarray | None:
+    """The result of an operator of quantisation, for numbers on which all agree about it."""
+    call = view.call(var, *_ROUNDINGS)
+    array = None if call is None else constant_value(view, known.get(call.args[0], call.args[0]))
+    if call is None or array is None or array.dtype != np.float32 or not np.isfinite(array).all():
+        return None
+    if call.op.name == "relax.round":
+        return np.rint(array)
+    if call.op.name == "relax.clip":
+        return _clipped(array, call.args[1:])
+    dtype = str(var.ty.dtype)
+    if dtype not in _INTEGERS or not array.size:
+        return None
+    limits = np.iinfo(dtype)
+    fits = limits.min <= float(array.min()) and float(array.max()) <= limits.max
+    return array.astype(dtype) if fits else None
+
+
+def _clipped(array: np.ndarray, bounds: Sequence[relax.Expr]) -> np.ndarray | None:
+    if not all(isinstance(bound, tirx.FloatImm | tirx.IntImm) for bound in bounds):
+        return None
+    low, high = (np.float32(bound.value) for bound in bounds)
+    # Of zeros with two signs a kernel may return either.
+    zeros = [*array[array == 0], *(bound for bound in (low, high) if bound == 0)]
+    is_clear = len({bool(np.signbit(zero)) for zero in zeros}) < 2
+    return np.clip(array, low, high) if is_clear and low <= high else None
 
 
 def _constant_bindings(func: relax.Function) -> dict[relax.Var, relax.Expr]:

@@ -32,6 +32,7 @@ class FuseCastIntoSoftmax:
 
 class _SoftmaxRewriter(BindingRewriter):
     pass_name = "FuseCastIntoSoftmax"
+    roots = frozenset({"relax.nn.softmax"})
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         softmax = self.view.call(value, "relax.nn.softmax")

@@ -109,6 +109,7 @@ class _Packing:
 
 class _DequantizeRewriter(BindingRewriter):
     pass_name = "FuseDequantizeMatmul"
+    roots = frozenset({"relax.matmul"})
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.matmul")

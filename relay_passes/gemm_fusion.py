@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm.tirx import IntImm
 
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement, view_of
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.gemm_epilogue import (
     ACTIVATIONS,
@@ -40,6 +40,10 @@ class _MatmulRewriter(BindingRewriter):
         super().start_function(func)
         self._around = Surroundings(self.view, self.refuse)
 
+    def has_work(self, func: relax.Function) -> bool:
+        """Whether there is a matmul, and what is looked for around it."""
+        return super().has_work(func) and "relax.matmul" in view_of(func).operators
+
 
 class ActivationNamer(_MatmulRewriter):
     """Names activations that several operators spell out, x being from a matmul.
@@ -48,6 +52,8 @@ class ActivationNamer(_MatmulRewriter):
     0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))  ->  gelu_tanh(x)
     x * sigmoid(x)                                                ->  silu(x)
     """
+
+    roots = frozenset({"relax.multiply"})
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         if operator_name(value) != "relax.multiply":
@@ -140,6 +146,8 @@ class ReshapeSinker(_MatmulRewriter):
         reshape(x) + y        ->  reshape(x + reshape(y))
         reshape(reshape(x))   ->  reshape(x)
     """
+
+    roots = frozenset({"relax.reshape", "relax.add", *ACTIVATIONS})
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         name = operator_name(value)

@@ -204,6 +204,7 @@ class _Operands:
 
 class _GroupedConvolutionRewriter(BindingRewriter):
     pass_name = "GroupedConvolution"
+    roots = frozenset({"relax.astype", *CONVOLUTIONS})
 
     def __init__(self, for_cuda: bool) -> None:
         self.for_cuda = for_cuda

@@ -10,7 +10,7 @@ from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.hardware.cpu.description import current_cpu
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement, view_of
 from tvm_ext.relay_passes.expressions import constant_value
 from tvm_ext.relay_passes.graph_pass import OPAQUE, graph_pass
 
@@ -69,6 +69,10 @@ class _Pair:
 
 class _MinMaxFuser(BindingRewriter):
     pass_name = "MinMaxFusion"
+
+    def has_work(self, func: relax.Function) -> bool:
+        """Whether there are both of them."""
+        return view_of(func).operators >= {"relax.min", "relax.max"}
 
     def start_function(self, func: relax.Function) -> None:
         super().start_function(func)

@@ -69,6 +69,7 @@ class MixedPrecision:
 
 class _NarrowProducts(BindingRewriter):
     pass_name = "MixedPrecision"
+    roots = frozenset({"relax.matmul", *CONVOLUTIONS})
 
     def __init__(self, machine: CpuDescription, wide_nodes: Iterable[str]) -> None:
         self._machine = machine

@@ -68,6 +68,8 @@ class _GroupFuser(_NormalizationRewriter):
     After:  ``y = group_norm(x) * a' + b'``, where ones and zeros that fill ``a`` and ``b`` are gone
     """
 
+    roots = frozenset({"relax.nn.group_norm", "relax.reshape"})
+
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         if not isinstance(value, relax.Call):
             return None
@@ -132,6 +134,9 @@ class _GroupFuser(_NormalizationRewriter):
 
 class _Fuser(_NormalizationRewriter):
     """All others."""
+
+    # The last operator of one that is spelled out divides, or multiplies by an inverse.
+    roots = frozenset({*_OPERATORS, "relax.divide", "relax.multiply"})
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         if not isinstance(value, relax.Call):

@@ -78,6 +78,7 @@ def whole_vectors(channels: int, lanes: int) -> int:
 
 class _ChannelPadder(BindingRewriter):
     pass_name = "PadOutputChannels"
+    roots = frozenset({"relax.call_tir", "relax.matmul", *CONVOLUTIONS})
 
     def __init__(self, machine: CpuDescription) -> None:
         self.machine = machine

@@ -37,6 +37,7 @@ class PadOutputWidth:
 
 class _Padder(BindingRewriter):
     pass_name = "PadOutputWidth"
+    roots = frozenset(_LAYOUTS)
 
     def __init__(self, machine: CpuDescription) -> None:
         self.machine = machine

@@ -46,6 +46,7 @@ class PointwiseBeforeResize:
 
 class _Splitter(BindingRewriter):
     pass_name = "PointwiseBeforeResize"
+    roots = frozenset({"relax.nn.conv2d"})
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.nn.conv2d")

@@ -7,7 +7,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_ext.relay_passes.axis_factors import AxisFactors, View
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement, view_of
 from tvm_ext.relay_passes.gemm_epilogue import same_shape
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.layout_roles import BROADCASTING, CONVOLUTIONS
@@ -53,10 +53,15 @@ class SinkReshapes:
 
 class _Sinker(BindingRewriter):
     pass_name = "SinkReshapes"
+    roots = UNARY | BROADCASTING
 
     def __init__(self) -> None:
         # By variable that has become a reshape: what it reshapes, a variable of the new graph.
         self._sources: dict[relax.Var, relax.Var] = {}
+
+    def has_work(self, func: relax.Function) -> bool:
+        """Whether there is a reshape."""
+        return "relax.reshape" in view_of(func).operators
 
     def start_function(self, func: relax.Function) -> None:
         super().start_function(func)

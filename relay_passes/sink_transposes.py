@@ -9,7 +9,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_ext.relay_passes.axis_factors import MOVEMENTS, AxisFactors, View
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement, view_of
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_roles import BROADCASTING
@@ -62,6 +62,11 @@ class _Region:
 
 class _Sinker(BindingRewriter):
     pass_name = "SinkTransposes"
+    roots = MOVEMENTS
+
+    def has_work(self, func: relax.Function) -> bool:
+        """Whether there is a transpose."""
+        return "relax.permute_dims" in view_of(func).operators
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         if operator_name(value) not in MOVEMENTS or not isinstance(var.ty.shape, relax.ShapeExpr):

@@ -42,6 +42,7 @@ class SoftmaxFusion:
 
 class _SoftmaxNamer(BindingRewriter):
     pass_name = "SoftmaxFusion"
+    roots = frozenset({"relax.divide", "relax.subtract"})
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         is_tensor = isinstance(value, relax.Call) and isinstance(var.ty, relax.TensorType)

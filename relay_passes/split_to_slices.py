@@ -4,7 +4,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ext.relay_passes.axis_factors import RESHAPES
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement, view_of
 from tvm_ext.relay_passes.expressions import static_extents
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_roles import BROADCASTING
@@ -37,6 +37,10 @@ class SplitToSlices:
 
 class _Slicer(BindingRewriter):
     pass_name = "SplitToSlices"
+
+    def has_work(self, func: relax.Function) -> bool:
+        """Whether there is a split."""
+        return "relax.split" in view_of(func).operators
 
     def start_function(self, func: relax.Function) -> None:
         super().start_function(func)

@@ -50,6 +50,7 @@ class WinogradConvolution:
 
 class _WinogradRewriter(BindingRewriter):
     pass_name = "WinogradConvolution"
+    roots = frozenset({"relax.nn.conv2d"})
 
     def __init__(self, machine: CpuDescription) -> None:
         self.machine = machine

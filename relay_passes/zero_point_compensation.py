@@ -115,6 +115,7 @@ def are_whole(numbers: np.ndarray, low: int, high: int) -> bool:
 
 class _Compensator(BindingRewriter):
     pass_name = "ZeroPointCompensation"
+    roots = frozenset({"relax.matmul", *CONVOLUTIONS})
 
     def __init__(self, types: tuple[str, ...]) -> None:
         self.types = types

@@ -188,8 +188,10 @@ def of_array(array: np.ndarray) -> ValueRange | None:
     zeros = low <= 0 <= high and (
         plain.size > _MOST_SIGNS or bool(np.signbit(plain[plain == 0]).any())
     )
-    # Nearly all weights have a fraction among the first ones.
-    is_integral = all(bool(np.all(np.trunc(part) == part)) for part in (plain.flat[:16], plain))
+    # Nearly all weights have a fraction among a few, not always among the first ones: the row of a
+    # word that stands for none may be zeros.
+    few = plain.flat[:: max(1, plain.size // 64)]
+    is_integral = all(bool(np.all(np.trunc(part) == part)) for part in (few, plain))
     return ValueRange(low, high, may_be_nan, zeros, is_integral)
 
 

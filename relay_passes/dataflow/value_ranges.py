@@ -19,6 +19,7 @@ from tvm_ext.relay_passes.dataflow.interval import ValueRange, element_type, joi
 from tvm_ext.relay_passes.dataflow.range_operands import Operands
 from tvm_ext.relay_passes.dataflow.range_rules import RULES, TUPLE_RULES
 from tvm_ext.relay_passes.dataflow.sizes import MOST, extent_bounds
+from tvm_ext.relay_passes.expressions import read_only
 
 # Larger constants are looked at for their range; what a product of one can give is not computed.
 _MOST_WEIGHTS = 1 << 22
@@ -106,7 +107,7 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
             return self.top(value.ty)
         known = self._constants.get(hash(value))
         if known is None:
-            found = interval.of_array(_array(value))
+            found = interval.of_array(read_only(value.value))
             known = value, found if found is not None else self.top(value.ty)
             self._constants[hash(value)] = known
         return known[1]
@@ -119,7 +120,7 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
             return None
         key = hash(weights), axes
         if key not in self._sums:
-            array = _array(weights)
+            array = read_only(weights.value)
             if array.size == 0 or array.size > _MOST_WEIGHTS:
                 return None
             wide = array.astype(np.float64)
@@ -152,12 +153,3 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
         return ValueRange(
             min(low for low, _ in bounds), max(high for _, high in bounds), is_integral=True
         )
-
-
-def _array(constant: relax.Expr) -> np.ndarray:
-    """The numbers of a constant, which are only read: a copy of all weights would take long."""
-    try:
-        return np.from_dlpack(constant.value)
-    except RuntimeError:
-        # NumPy has no bfloat16 of its own, nor types of less than a byte.
-        return constant.value.numpy()

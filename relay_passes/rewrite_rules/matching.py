@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,8 +14,8 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.relay_passes.binding_rewriter import GraphView
-from tvm_ext.relay_passes.expressions import numpy_dtype
+from tvm_ext.relay_passes.binding_rewriter import GraphView, view_of
+from tvm_ext.relay_passes.expressions import numpy_dtype, read_only
 from tvm_ext.relay_passes.rewrite_rules.expression import (
     Apply,
     Constant,
@@ -25,7 +25,6 @@ from tvm_ext.relay_passes.rewrite_rules.expression import (
     Variable,
     WithNumpy,
     interpret,
-    variables_of,
 )
 from tvm_ext.relay_passes.rewrite_rules.relax_operators import (
     NAMES,
@@ -43,7 +42,6 @@ from tvm_ext.relay_passes.rewrite_rules.rule import (
     Match,
     Rule,
     TensorKind,
-    cost_of,
     same_shape,
 )
 from tvm_ext.relay_passes.spans import bindings_of
@@ -207,7 +205,7 @@ class RuleMatcher:
     @cached_property
     def view(self) -> GraphView:
         """Uses of variables; made when a rule fits, as it takes a walk over the function."""
-        return GraphView(self._func)
+        return view_of(self._func)
 
     @cached_property
     def _before_steps(self) -> set[int]:
@@ -265,17 +263,19 @@ class _Attempt:
         """The rewrite, or None where the rule does not fit; raises NotApplicable likewise."""
         if not self._fits(self.rule.pattern, operation):
             return None
+        variables = self.rule.variables
+        if self.matcher.kind(self.operands[variables[0].name]).dtype not in self.rule.dtypes:
+            return None
         result = self.matcher.kind(self.var)
         kinds, constants = {}, {}
-        for variable in variables_of(self.rule.pattern):
+        for variable in variables:
             expr = self.operands[variable.name]
             value = expr if isinstance(expr, np.ndarray) else None
             kinds[variable.name] = self.matcher.kind(expr)
             if isinstance(variable, Constant):
                 constants[variable.name] = _array(expr) if value is None else value
         match = Match(result, kinds, constants, self.attributes)
-        first = variables_of(self.rule.pattern)[0]
-        if kinds[first.name].dtype not in self.rule.dtypes or not self.rule.holds(match):
+        if not self.rule.holds(match):
             return None
         if not self._pays() or self._is_seen_by_steps():
             return None
@@ -289,7 +289,7 @@ class _Attempt:
         needless = self.rule.pattern.operator.cost
         for var, cost in self.inner:
             needless += cost if self.matcher.view.uses(var) == 1 else 0
-        return cost_of(self.rule.result) < needless
+        return self.rule.cost < needless
 
     def _is_seen_by_steps(self) -> bool:
         return self.rule.equality is ROUNDING and self.matcher.meets_steps(self.var)
@@ -301,18 +301,14 @@ class _Attempt:
             return False
         for name, bound in pattern.attributes.items():
             self.attributes[str(bound)] = operation.attributes[name]
-        if self._all_fit(pattern.operands, operation.operands):
-            return True
         if not pattern.operator.is_commutative:
-            return False
-        return self._all_fit(pattern.operands, operation.operands[::-1])
-
-    def _all_fit(self, patterns: Sequence[Expression], operands: Sequence[relax.Expr]) -> bool:
+            # What is noted in vain goes with the attempt, or is taken back by an operator around.
+            return all(map(self._operand_fits, pattern.operands, operation.operands))
         saved = dict(self.operands), dict(self.attributes), list(self.inner)
-        if all(map(self._operand_fits, patterns, operands)):
+        if all(map(self._operand_fits, pattern.operands, operation.operands)):
             return True
         self.operands, self.attributes, self.inner = saved
-        return False
+        return all(map(self._operand_fits, pattern.operands, operation.operands[::-1]))
 
     def _operand_fits(self, pattern: Expression, operand: relax.Expr) -> bool:
         expr = self.matcher.resolve(operand)
@@ -350,7 +346,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _array(expr: relax.Expr) -> np.ndarray:
-    return expr.value.numpy()
+    return read_only(expr.value)
 
 
 def _one_number(expr: relax.Expr) -> np.ndarray | None:
@@ -360,7 +356,8 @@ def _one_number(expr: relax.Expr) -> np.ndarray | None:
         return None
     first = array.flat[0]
     if array.size > 1:
-        if not bool(np.all(array == first)):
+        # Most constants show in a few elements that they are not all one number.
+        if not all(bool(np.all(part == first)) for part in (array.flat[:16], array)):
             return None
         if first == 0 and bool(np.any(np.signbit(array) != np.signbit(first))):
             return None

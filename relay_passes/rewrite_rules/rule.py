@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from tvm_ext.relay_passes.rewrite_rules.expression import (
     Constant,
     Expression,
     Number,
+    Variable,
     WithNumpy,
     interpret,
     subexpressions,
+    variables_of,
 )
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -156,6 +159,16 @@ class Rule:
     implied: Expression | None = None
     ulps: float = 0
     of_largest: bool = False
+
+    @cached_property
+    def variables(self) -> tuple[Variable, ...]:
+        """The variables and constants of the pattern, in the order of their first use."""
+        return tuple(variables_of(self.pattern))
+
+    @cached_property
+    def cost(self) -> int:
+        """The work of the result."""
+        return cost_of(self.result)
 
     def holds(self, match: Match) -> bool:
         """Whether the conditions hold; false also where one cannot say."""

@@ -19,6 +19,7 @@ from tvm_ext.passes.schedule_kernels import ScheduleKernels
 from tvm_ext.passes.threads_for_large_runs import ThreadsForLargeRuns
 from tvm_ext.passes.vector_math import VectorMath
 from tvm_ext.relay_passes import BUILTIN_PASSES
+from tvm_ext.relay_passes.common_subexpressions import eliminate_common_subexpr
 from tvm_ext.relay_passes.cuda_graphs import CudaGraphs
 from tvm_ext.relay_passes.legalize_ops import legalize_ops
 
@@ -31,7 +32,7 @@ _TVM_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
     "DecomposeOpsForInference": relax.transform.DecomposeOpsForInference,
     "DispatchSampling": relax.backend.DispatchSampling,
     "DispatchSortScan": DispatchSortScan,
-    "EliminateCommonSubexpr": relax.transform.EliminateCommonSubexpr,
+    "EliminateCommonSubexpr": eliminate_common_subexpr,
     "FoldConstant": relax.transform.FoldConstant,
     "FuseTIR": relax.transform.FuseTIR,
     "LegalizeOps": legalize_ops,
