@@ -198,14 +198,14 @@ def _casts(func: relax.Function) -> bool:
 def _ordered(func: relax.Function) -> relax.Function:
     # A later cast to a parameter's size defines nothing: who waited for it would wait for itself.
     known = {var for param in func.params for var in relax.analysis.tir_vars_in_type(param.ty)}
-    blocks = [_ordered_block(block, known) for block in func.body.blocks]
+    blocks = [ordered_block(block, known) for block in func.body.blocks]
     if all(new is old for new, old in zip(blocks, func.body.blocks, strict=True)):
         return func
     body = relax.SeqExpr(blocks, func.body.body)
     return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
 
 
-def _ordered_block(block: relax.BindingBlock, known: set[tirx.Var]) -> relax.BindingBlock:
+def ordered_block(block: relax.BindingBlock, known: set[tirx.Var]) -> relax.BindingBlock:
     """Always the first binding whose operands and sizes are there; its sizes become ``known``.
 
     Several casts may name a size. Whichever comes first defines it, the others compare.

@@ -1,0 +1,551 @@
+"""Fusion by cost behind TVM's: siblings as one kernel of several results, and cheap producers
+computed again by each of their readers.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, permutations
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.sym import Analyzer
+from tvm_ffi import structural_map
+
+from tvm_ext.compiler.kernel_work import kernel_work, sizes_of
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cost_model import CostModel, cost_model
+from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.targets import current_program_target
+from tvm_ext.relay_passes.fuse_operators import ordered_block
+from tvm_ext.relay_passes.graph_pass import OPAQUE, graph_pass, record_applied, record_refusal
+from tvm_ext.relay_passes.spans import (
+    describe_origin,
+    origins_of,
+    relax_functions,
+    retyped_var,
+    write_origins,
+)
+from tvm_ext.tir_schedules.analysis.buffer_access import runs_in_any_order
+from tvm_ext.tir_schedules.backend import scheduling_of
+from tvm_ext.tir_schedules.inlining import inlined_blocks, inlined_schedule
+
+NAME = "MultiOutputFusion"
+
+# Tensors whose addresses a loop keeps in registers, of the 16 that an x86 CPU has.
+_MOST_TENSORS = 10
+# Sizes that a run decides count as each of these: what is to pay must pay for all.
+_SAMPLED_SIZES = (1, 64, 1024)
+# Readers of a cheap producer, and results of a kernel.
+_MOST_TOGETHER = 4
+
+
+# What is looked at: the kernel calls of one dataflow block.
+
+
+@dataclass(frozen=True, eq=False)
+class KernelCall:
+    """One ``call_tir`` of a block.
+
+    Attributes
+    ----------
+    var : relax.Var
+        What it is bound to.
+    call : relax.Call
+        The call.
+    kernel : tirx.PrimFunc
+        What it calls.
+    """
+
+    var: relax.Var
+    call: relax.Call
+    kernel: tirx.PrimFunc
+
+    @property
+    def name(self) -> str:
+        """Of the kernel."""
+        return str(self.call.args[0].name_hint)
+
+    @property
+    def arguments(self) -> list[relax.Expr]:
+        """The tensors that it reads."""
+        given = self.call.args[1]
+        return list(given.fields) if isinstance(given, relax.Tuple) else [given]
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether it computes one tensor, each element of which on its own."""
+        if not isinstance(self.var.ty, relax.TensorType) or self.var.ty.shape is None:
+            return False
+        return _is_data_parallel(self.kernel)
+
+
+class BlockGraph:
+    """Who reads whom among the bindings of a dataflow block.
+
+    Parameters
+    ----------
+    kernels : mapping of str to tirx.PrimFunc
+        All kernels by name.
+    block : relax.DataflowBlock
+        The block.
+    """
+
+    def __init__(self, kernels: Mapping[str, tirx.PrimFunc], block: relax.DataflowBlock) -> None:
+        self.bindings = list(block.bindings)
+        self.calls: list[KernelCall] = []
+        self.readers: dict[int, list[relax.Binding]] = {}
+        for binding in self.bindings:
+            for var in relax.analysis.free_vars(binding.value):
+                self.readers.setdefault(hash(var), []).append(binding)
+            value = binding.value
+            is_cast = isinstance(binding, relax.MatchCast)
+            if not is_cast and isinstance(value, relax.Call) and _is_call_tir(value):
+                kernel = kernels[str(value.args[0].name_hint)]
+                self.calls.append(KernelCall(binding.var, value, kernel))
+        self._call_of = {hash(call.var): call for call in self.calls}
+
+    def call(self, var: relax.Var) -> KernelCall | None:
+        """The kernel call that ``var`` is bound to."""
+        return self._call_of.get(hash(var))
+
+    def kernel_readers(self, call: KernelCall) -> list[KernelCall] | None:
+        """The kernels that read a result; None where something else reads it, or nobody does."""
+        if not isinstance(call.var, relax.DataflowVar):
+            return None
+        found = [self.call(binding.var) for binding in self.readers.get(hash(call.var), ())]
+        known = [reader for reader in found if reader is not None]
+        return known if known and len(known) == len(found) else None
+
+    def reaches(self, first: KernelCall, second: KernelCall) -> bool:
+        """Whether the second call reads what is computed from the first."""
+        seen: set[int] = set()
+        left = [first.var]
+        while left:
+            for binding in self.readers.get(hash(left.pop()), ()):
+                if binding.var.same_as(second.var):
+                    return True
+                if hash(binding.var) not in seen:
+                    seen.add(hash(binding.var))
+                    left.append(binding.var)
+        return False
+
+
+# Kernels are shared by many calls, and looked at anew after each fusion.
+@lru_cache(maxsize=1024)
+def _is_data_parallel(kernel: tirx.PrimFunc) -> bool:
+    if "op_pattern" in kernel.attrs and int(kernel.attrs["op_pattern"]) == OPAQUE:
+        return False
+    blocks = inlined_blocks(kernel)
+    return bool(blocks) and all(map(runs_in_any_order, blocks))
+
+
+def _is_call_tir(value: relax.Call) -> bool:
+    return isinstance(value.op, tvm.ir.Op) and str(value.op.name) == "relax.call_tir"
+
+
+# Identify.
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Calls that may become other calls.
+
+    Attributes
+    ----------
+    groups : tuple of tuples of KernelCall
+        Each is to be one kernel; a call in several groups is computed in each of them.
+    results : tuple of tuples of KernelCall
+        Those of each group that are read outside of it.
+    """
+
+    groups: tuple[tuple[KernelCall, ...], ...]
+    results: tuple[tuple[KernelCall, ...], ...]
+
+    @property
+    def calls(self) -> list[KernelCall]:
+        """All of them, each once."""
+        return list(dict.fromkeys(call for group in self.groups for call in group))
+
+    @property
+    def what(self) -> str:
+        """In a few words, what becomes of them."""
+        if len(self.groups) == 1:
+            return f"one kernel with {len(self.results[0])} results"
+        return f"computed again in each of {len(self.groups)} kernels"
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Tells candidates apart."""
+        return tuple(hash(call.var) for group in self.groups for call in group)
+
+    @property
+    def where(self) -> str:
+        """The operators that it is about."""
+        return describe_origin(*(call.var for call in self.calls))
+
+
+def identify(graph: BlockGraph) -> Iterator[Candidate]:
+    """Cheap producers with their readers, then siblings: the most at once, then pairs.
+
+    A producer has two to four readers, all of which compute each element on its own, as itself
+    does. Siblings read a tensor in common, and none reads what is computed from another one.
+    """
+    for call in graph.calls:
+        readers = graph.kernel_readers(call)
+        if readers is None or not 2 <= len(readers) <= _MOST_TOGETHER:
+            continue
+        if all(one.is_data_parallel for one in (call, *readers)):
+            groups = tuple((call, reader) for reader in readers)
+            yield Candidate(groups, tuple((reader,) for reader in readers))
+    for readers in _readers_of_a_tensor(graph):
+        if 2 < len(readers) <= _MOST_TOGETHER and _are_apart(graph, readers):
+            yield Candidate((tuple(readers),), (tuple(readers),))
+        for pair in combinations(readers, 2):
+            if _are_apart(graph, pair):
+                yield Candidate((pair,), (pair,))
+
+
+def _readers_of_a_tensor(graph: BlockGraph) -> Iterator[list[KernelCall]]:
+    tensors = dict.fromkeys(hash(one) for call in graph.calls for one in _tensors_read(call))
+    for tensor in tensors:
+        found = [graph.call(binding.var) for binding in graph.readers.get(tensor, ())]
+        yield [one for one in found if one is not None and one.is_data_parallel]
+
+
+def _are_apart(graph: BlockGraph, calls: Sequence[KernelCall]) -> bool:
+    """Whether none of the calls reads what is computed from another one."""
+    return not any(graph.reaches(first, second) for first, second in permutations(calls, 2))
+
+
+def _tensors_read(call: KernelCall) -> list[relax.Var]:
+    return [one for one in call.arguments if isinstance(one, relax.Var)]
+
+
+# Check.
+
+
+@dataclass(frozen=True, eq=False)
+class FusedCall:
+    """A kernel for a group, with its call.
+
+    Attributes
+    ----------
+    kernel : tirx.PrimFunc
+        The kernel.
+    arguments : list of relax.Expr
+        What it is called with, the name of the kernel left out.
+    ty : relax.Type
+        Of the call.
+    """
+
+    kernel: tirx.PrimFunc
+    arguments: list[relax.Expr]
+    ty: Any
+
+
+def check(candidate: Candidate, machine: MachineDescription) -> list[FusedCall]:
+    """The kernels of a candidate that may be applied and pays.
+
+    Raises
+    ------
+    NotApplicable
+        The reason why it may not, or does not pay.
+    """
+    if len(candidate.groups) == 1:
+        _check_equal_sizes(candidate.results[0])
+    fused = [
+        fused_call(group, results)
+        for group, results in zip(candidate.groups, candidate.results, strict=True)
+    ]
+    for one, results in zip(fused, candidate.results, strict=True):
+        _check_loops(one.kernel, results, machine)
+    _check_cost(candidate.calls, [one.kernel for one in fused], cost_model(machine))
+    return fused
+
+
+def _check_equal_sizes(results: Sequence[KernelCall]) -> None:
+    first, *others = [_elements(call.var) for call in results]
+    if not all(Analyzer().can_prove_equal(first, other) for other in others):
+        raise NotApplicable("the results have other numbers of elements")
+
+
+def _elements(var: relax.Var) -> Any:
+    count: Any = tirx.const(1, "int64")
+    for size in var.ty.shape:
+        count = count * size
+    return count
+
+
+def _check_loops(
+    kernel: tirx.PrimFunc, results: Sequence[KernelCall], machine: MachineDescription
+) -> None:
+    tensors = [param for param in kernel.params if hasattr(param, "shape")]
+    if len(tensors) > _MOST_TENSORS:
+        raise NotApplicable(
+            f"the kernel would have {len(tensors)} tensors, whose addresses do not stay in "
+            f"registers; expected {_MOST_TENSORS} at most"
+        )
+    if len(results) > 1:
+        in_one_nest = scheduling_of(machine).several_results
+        if in_one_nest is None:
+            raise NotApplicable(f"for '{machine.name}' each result has loops of its own")
+        in_one_nest(kernel, machine)
+    elif len(inlined_blocks(kernel)) > 1:
+        raise NotApplicable("the producer would stay a loop nest of its own")
+
+
+def _check_cost(
+    before: Sequence[KernelCall], after: Sequence[tirx.PrimFunc], costs: CostModel
+) -> None:
+    for size in _SAMPLED_SIZES:
+        apart = sum(_seconds(call.kernel, costs, size) for call in before)
+        fused = sum(_seconds(kernel, costs, size) for kernel in after)
+        if fused >= apart:
+            raise NotApplicable(
+                f"it does not pay: {fused * 1e6:.2f} instead of {apart * 1e6:.2f} us (modelled)"
+            )
+
+
+def _seconds(kernel: tirx.PrimFunc, costs: CostModel, size: int) -> float:
+    inlined = inlined_schedule(kernel).mod["main"]
+    sizes = {one: tirx.const(size, str(one.ty)) for one in sizes_of(inlined)}
+    work = kernel_work(inlined).at(sizes)
+    return costs.seconds(work) if work is not None else 0.0
+
+
+def fused_call(group: Sequence[KernelCall], results: Sequence[KernelCall]) -> FusedCall:
+    """One kernel for the calls of a group, made by TVM's FuseTIR, with its call."""
+    inside = {hash(call.var) for call in group}
+    given: list[relax.Expr] = []
+    for argument in (one for call in group for one in call.arguments):
+        if hash(argument) not in inside and not any(one.same_as(argument) for one in given):
+            given.append(argument)
+    sizes = _free_sizes(group, given)
+    params = [relax.Var(f"p{i}", one.ty) for i, one in enumerate(given)]
+    shape = relax.Var("sizes", relax.ShapeType(sizes)) if sizes else None
+    taken = [*params, *([shape] if shape is not None else [])]
+
+    builder = relax.BlockBuilder()
+    names: dict[str, tvm.ir.GlobalVar] = {}
+    for call in group:
+        if call.name not in names:
+            names[call.name] = builder.add_func(call.kernel, call.name)
+    primitive = _primitive(group, results, names, taken, given)
+    short = "_".join(["fused", *(call.name.removeprefix("fused_") for call in group)])
+    inner = builder.add_func(relax.utils.copy_with_new_vars(primitive), short[:60].rstrip("_"))
+    outer = [relax.Var(str(one.name), one.ty) for one in taken]
+    with builder.function("main", outer):
+        result = builder.emit(relax.Call(inner, outer))
+        builder.emit_func_output(result)
+    mod = relax.transform.FuseTIR()(builder.get())
+    return _taken_out(mod, outer, given, sizes)
+
+
+def _primitive(
+    group: Sequence[KernelCall],
+    results: Sequence[KernelCall],
+    names: Mapping[str, tvm.ir.GlobalVar],
+    params: Sequence[relax.Var],
+    given: Sequence[relax.Expr],
+) -> relax.Function:
+    """The function of a group, as FuseOps would write it."""
+    known: list[tuple[relax.Expr, relax.Expr]] = list(zip(given, params, strict=False))
+    bindings: list[relax.Binding] = []
+
+    def inner(expr: relax.Expr) -> relax.Expr:
+        return next((new for old, new in known if old.same_as(expr)), expr)
+
+    for call in group:
+        made = relax.Tuple([inner(argument) for argument in call.arguments])
+        rest = [made, *call.call.args[2:]]
+        value = relax.Call(
+            call.call.op, [names[call.name], *rest], call.call.attrs, call.call.ty_args
+        )
+        is_result = len(results) == 1 and call is results[0]
+        kind = relax.Var if is_result else relax.DataflowVar
+        var = kind(str(call.var.name), call.var.ty)
+        bindings.append(relax.VarBinding(var, value))
+        known.append((call.var, var))
+    output: relax.Expr = inner(results[0].var)
+    if len(results) > 1:
+        fields = relax.Tuple([inner(call.var) for call in results])
+        output = relax.Var("results", relax.TupleType([call.var.ty for call in results]))
+        bindings.append(relax.VarBinding(output, fields))
+    body = relax.SeqExpr([relax.DataflowBlock(bindings)], output)
+    func = relax.Function(list(params), body, output.ty, True)
+    return func.with_attr("Primitive", True)
+
+
+def _free_sizes(group: Sequence[KernelCall], given: Sequence[relax.Expr]) -> list[tirx.Var]:
+    """Sizes that no tensor which the group takes has on an axis of its own."""
+    defined = {size for one in given for size in relax.analysis.definable_tir_vars_in_type(one.ty)}
+    found: dict[tirx.Var, None] = {}
+    for call in group:
+        types = [
+            call.var.ty,
+            *(one.ty for one in call.arguments),
+            *(a.ty for a in call.call.args[2:]),
+        ]
+        for ty in types:
+            found.update(dict.fromkeys(relax.analysis.tir_vars_in_type(ty)))
+    return [size for size in found if size not in defined]
+
+
+def _taken_out(
+    mod: tvm.IRModule,
+    outer: Sequence[relax.Var],
+    given: Sequence[relax.Expr],
+    sizes: Sequence[tirx.Var],
+) -> FusedCall:
+    """The kernel that FuseTIR made, and its call with the arguments of the whole graph."""
+    kernels = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
+    values = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
+    calls = [v for v in values if isinstance(v, relax.Call) and _is_call_tir(v)]
+    if len(calls) != 1:
+        raise NotApplicable("TVM does not make one kernel of it")
+    call = calls[0]
+    own = dict(zip(map(hash, outer), [*given, relax.ShapeExpr(list(sizes))], strict=False))
+    arguments = [
+        structural_map(one, (relax.Var, lambda var: own.get(hash(var), var)))
+        for one in call.args[1:]
+    ]
+    kernel = mod[call.args[0]]
+    return FusedCall(kernel, arguments, call.ty_args[0])
+
+
+# Apply.
+
+
+def apply(
+    candidate: Candidate,
+    fused: Sequence[tuple[tvm.ir.GlobalVar, FusedCall]],
+    block: relax.DataflowBlock,
+    known: set[tirx.Var],
+) -> tuple[relax.DataflowBlock, dict[relax.Var, tuple[str, ...]]]:
+    """The block with the fused calls in place of the candidate's, and the origins of their results.
+
+    ``known`` has the sizes that are there ahead of the block.
+    """
+    replaced = {hash(call.var) for call in candidate.calls}
+    bindings = [one for one in block.bindings if hash(one.var) not in replaced]
+    origins: dict[relax.Var, tuple[str, ...]] = {}
+    for (name, one), group, results in zip(fused, candidate.groups, candidate.results, strict=True):
+        value = relax.Call(tvm.ir.Op.get("relax.call_tir"), [name, *one.arguments], None, [one.ty])
+        merged = origins_of(*(call.var for call in group))
+        if len(results) == 1:
+            bindings.append(relax.VarBinding(results[0].var, value))
+            origins[results[0].var] = merged
+            continue
+        together = retyped_var(relax.DataflowVar("results", one.ty), one.ty, merged)
+        bindings.append(relax.VarBinding(together, value))
+        bindings += [
+            relax.VarBinding(call.var, relax.TupleGetItem(together, place))
+            for place, call in enumerate(results)
+        ]
+    return ordered_block(relax.DataflowBlock(bindings), known), origins
+
+
+class _Fusion:
+    """The three phases, one candidate after the other, until none is left."""
+
+    def __init__(self, mod: tvm.IRModule, machine: MachineDescription) -> None:
+        self.machine = machine
+        self.builder = relax.BlockBuilder(mod)
+        self.kernels = {
+            str(name.name_hint): func
+            for name, func in mod.functions.items()
+            if isinstance(func, tirx.PrimFunc)
+        }
+        self.origins: dict[relax.Var, tuple[str, ...]] = {}
+        self.tried: set[tuple[int, ...]] = set()
+
+    def function(self, func: relax.Function) -> relax.Function:
+        """``func`` itself where nothing is fused."""
+        if not isinstance(func.body, relax.SeqExpr):
+            return func
+        known = {v for param in func.params for v in relax.analysis.tir_vars_in_type(param.ty)}
+        blocks = []
+        for block in func.body.blocks:
+            is_dataflow = isinstance(block, relax.DataflowBlock)
+            blocks.append(self.block(block, set(known)) if is_dataflow else block)
+            for binding in block.bindings:
+                known.update(relax.analysis.tir_vars_in_type(binding.var.ty))
+        if all(new.same_as(old) for new, old in zip(blocks, func.body.blocks, strict=True)):
+            return func
+        body = relax.SeqExpr(blocks, func.body.body)
+        return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
+
+    def block(self, block: relax.DataflowBlock, known: set[tirx.Var]) -> relax.DataflowBlock:
+        """``block`` itself where nothing is fused."""
+        while True:
+            graph = BlockGraph(self.kernels, block)
+            found = next(filter(None, map(self._checked, identify(graph))), None)
+            if found is None:
+                return block
+            candidate, fused = found
+            named = [(self._named(one.kernel, candidate), one) for one in fused]
+            block, origins = apply(candidate, named, block, known)
+            self.origins.update(origins)
+
+    def _checked(self, candidate: Candidate) -> tuple[Candidate, list[FusedCall]] | None:
+        if candidate.key in self.tried:
+            return None
+        self.tried.add(candidate.key)
+        try:
+            fused = check(candidate, self.machine)
+        except NotApplicable as refused:
+            record_refusal(NAME, candidate.where, refused.reason)
+            return None
+        record_applied(NAME, candidate.where, candidate.what)
+        return candidate, fused
+
+    def _named(self, kernel: tirx.PrimFunc, candidate: Candidate) -> tvm.ir.GlobalVar:
+        hint = str(kernel.attrs["global_symbol"]) if "global_symbol" in kernel.attrs else "fused"
+        name = self.builder.add_func(kernel.without_attr("global_symbol"), hint)
+        self.kernels[str(name.name_hint)] = kernel
+        return name
+
+
+@graph_pass
+class MultiOutputFusion:
+    """Fuses what FuseOps leaves apart, where the cost model says that it pays.
+
+    Before: ``a = multiply_subtract(x, y)``; ``b = multiply_add(x, y)``
+    After:  ``a, b = multiply_subtract_multiply_add(x, y)``, whose one loop stores both
+
+    Before: ``m = cast(x)``; ``a = multiply(m, y)``; ``b = add(m, z)``
+    After:  ``a = cast_multiply(x, y)``; ``b = cast_add(x, z)``
+
+    It works in three phases, for one candidate after the other. ``identify`` finds kernels that
+    compute each element on its own: siblings, which read a tensor in common, and producers of two
+    to four readers. ``check`` says whether they may be fused (no path from one sibling to another,
+    loops that are proved to be equal also where sizes are symbolic, a backend that stores several
+    results in one loop) and whether it pays (bytes that are not moved, kernels that are not
+    started, against work that is repeated). ``apply`` puts the kernel that FuseTIR makes of them in
+    their place.
+
+    Leaves alone: kernels that reduce, branch or transpose; siblings without a tensor in common;
+    siblings on GPUs.
+
+    Run after: FuseTIR, NameSymbolicSizes and RewriteDataflowReshape. Run before: ScheduleKernels.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns ``mod`` itself when nothing is fused."""
+        machine = current_program_target()
+        if machine is None:
+            return mod
+        fusion = _Fusion(mod, machine)
+        changed = {
+            name: new
+            for name, func in relax_functions(mod).items()
+            if (new := fusion.function(func)) is not func
+        }
+        if not changed:
+            return mod
+        for name, func in changed.items():
+            fusion.builder.update_func(name, func)
+        fused = relax.transform.DeadCodeElimination()(fusion.builder.get())
+        return write_origins(fused, fusion.origins)
