@@ -11,7 +11,6 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 from tvm.sym import Analyzer
-from tvm_ffi import structural_map
 
 from tvm_ext.compiler.kernel_work import kernel_work, sizes_of
 from tvm_ext.configs.errors import NotApplicable
@@ -20,6 +19,7 @@ from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import current_program_target
 from tvm_ext.relay_passes.fuse_operators import ordered_block
 from tvm_ext.relay_passes.graph_pass import OPAQUE, graph_pass, record_applied, record_refusal
+from tvm_ext.relay_passes.name_symbolic_sizes import is_simple, without_number
 from tvm_ext.relay_passes.spans import (
     describe_origin,
     origins_of,
@@ -28,6 +28,7 @@ from tvm_ext.relay_passes.spans import (
     write_origins,
 )
 from tvm_ext.tir_schedules.analysis.buffer_access import runs_in_any_order
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.inlining import inlined_blocks, inlined_schedule
 
@@ -39,6 +40,8 @@ _MOST_TENSORS = 10
 _SAMPLED_SIZES = (1, 64, 1024)
 # Readers of a cheap producer, and results of a kernel.
 _MOST_TOGETHER = 4
+# Letters of a kernel's name.
+_LONGEST_NAME = 60
 
 
 # What is looked at: the kernel calls of one dataflow block.
@@ -238,11 +241,14 @@ class FusedCall:
         What it is called with, the name of the kernel left out.
     ty : relax.Type
         Of the call.
+    name : str
+        For the kernel, where no other one has it.
     """
 
     kernel: tirx.PrimFunc
     arguments: list[relax.Expr]
     ty: Any
+    name: str
 
 
 def check(candidate: Candidate, machine: MachineDescription) -> list[FusedCall]:
@@ -315,104 +321,142 @@ def _seconds(kernel: tirx.PrimFunc, costs: CostModel, size: int) -> float:
     return costs.seconds(work) if work is not None else 0.0
 
 
+# One kernel of several calls, made by TVM's FuseTIR in a module of its own.
+
+
+class _Sizes:
+    """Names for the sizes of a group, the same one for sizes that are proved to be equal.
+
+    Kernels have such names (NameSymbolicSizes): TVM would put what they stand for back into every
+    index.
+    """
+
+    def __init__(self) -> None:
+        # What each name stands for, less the number that is added to it.
+        self.named: list[tuple[Any, int, tirx.Var]] = []
+
+    def type_of(self, ty: Any) -> Any:
+        """The type of a tensor, with names for its sizes."""
+        if not isinstance(ty, relax.TensorType) or ty.shape is None:
+            raise NotApplicable("a kernel reads what is no tensor of a known number of dimensions")
+        return relax.TensorType(relax.ShapeExpr([self.size(one) for one in ty.shape]), ty.dtype)
+
+    def size(self, size: Any) -> Any:
+        """``size`` in names."""
+        if isinstance(size, tirx.IntImm):
+            return size
+        if is_simple(size):
+            return substitute(
+                size, {v: self._name(v, 0) for v in tirx.analysis.undefined_vars(size)}
+            )
+        base, added = without_number(size)
+        return self._name(base, added)
+
+    def number(self, value: Any) -> Any:
+        """A number that a kernel takes, in names for the variables in it."""
+        variables = tirx.analysis.undefined_vars(value)
+        return substitute(value, {one: self._name(one, 0) for one in variables})
+
+    def _name(self, base: Any, added: int) -> Any:
+        analyzer = Analyzer()
+        for known, of_name, name in self.named:
+            if str(known.ty) == str(base.ty) and analyzer.can_prove_equal(known, base):
+                return name + (added - of_name) if added != of_name else name
+        name = tirx.Var(f"size_{len(self.named)}", base.ty)
+        self.named.append((base, added, name))
+        return name
+
+    def beyond(self, types: Sequence[Any]) -> dict[tirx.Var, Any]:
+        """The names that stand alone on no axis of these tensors, and what they stand for."""
+        known = {one for ty in types for one in relax.analysis.definable_tir_vars_in_type(ty)}
+        return {
+            name: base + added if added else base
+            for base, added, name in self.named
+            if name not in known
+        }
+
+
 def fused_call(group: Sequence[KernelCall], results: Sequence[KernelCall]) -> FusedCall:
-    """One kernel for the calls of a group, made by TVM's FuseTIR, with its call."""
-    inside = {hash(call.var) for call in group}
-    given: list[relax.Expr] = []
-    for argument in (one for call in group for one in call.arguments):
-        if hash(argument) not in inside and not any(one.same_as(argument) for one in given):
-            given.append(argument)
-    sizes = _free_sizes(group, given)
-    params = [relax.Var(f"p{i}", one.ty) for i, one in enumerate(given)]
-    shape = relax.Var("sizes", relax.ShapeType(sizes)) if sizes else None
-    taken = [*params, *([shape] if shape is not None else [])]
+    """One kernel for the calls of a group, with its call.
 
+    Raises NotApplicable where TVM makes none.
+    """
+    given = _taken_by(group)
+    sizes = _Sizes()
+    params = [relax.Var(f"p{place}", sizes.type_of(one.ty)) for place, one in enumerate(given)]
     builder = relax.BlockBuilder()
-    names: dict[str, tvm.ir.GlobalVar] = {}
-    for call in group:
-        if call.name not in names:
-            names[call.name] = builder.add_func(call.kernel, call.name)
-    primitive = _primitive(group, results, names, taken, given)
+    own = dict(zip(map(hash, given), params, strict=True))
+    body = _body(group, results, own, sizes, builder)
+    outside: dict[Any, Any] = dict(zip(params, given, strict=True))
+    beyond = sizes.beyond([one.ty for one in params])
+    if beyond:
+        params.append(relax.Var("sizes", relax.ShapeType(list(beyond))))
+        outside.update(beyond)
+    func = relax.Function(params, body, body.body.ty, True).with_attr("Primitive", True)
     short = "_".join(["fused", *(call.name.removeprefix("fused_") for call in group)])
-    inner = builder.add_func(relax.utils.copy_with_new_vars(primitive), short[:60].rstrip("_"))
-    outer = [relax.Var(str(one.name), one.ty) for one in taken]
-    with builder.function("main", outer):
-        result = builder.emit(relax.Call(inner, outer))
-        builder.emit_func_output(result)
-    mod = relax.transform.FuseTIR()(builder.get())
-    return _taken_out(mod, outer, given, sizes)
+    name = builder.add_func(relax.utils.copy_with_new_vars(func), short[:_LONGEST_NAME].rstrip("_"))
+    with builder.function("main", params):
+        builder.emit_func_output(builder.emit(relax.Call(name, params)))
+    try:
+        mod = relax.transform.FuseTIR()(builder.get())
+    except (tvm.error.InternalError, ValueError, TypeError) as error:
+        raise NotApplicable("TVM cannot make one kernel of it") from error
+    call = _only_call(mod["main"])
+    fields = [substitute(one, outside) for one in call.args[1].fields]
+    types = [one.var.ty for one in results]
+    ty = types[0] if len(types) == 1 else relax.TupleType(types)
+    return FusedCall(mod[call.args[0]], [relax.Tuple(fields)], ty, str(name.name_hint))
 
 
-def _primitive(
+def _taken_by(group: Sequence[KernelCall]) -> list[relax.Expr]:
+    """The tensors that calls of a group take from outside of it, each once."""
+    inside = {hash(call.var) for call in group}
+    found: list[relax.Expr] = []
+    for one in (argument for call in group for argument in call.arguments):
+        is_known = hash(one) in inside or any(known.same_as(one) for known in found)
+        if not is_known and not tvm.ir.is_prim_expr(one):
+            found.append(one)
+    return found
+
+
+def _body(
     group: Sequence[KernelCall],
     results: Sequence[KernelCall],
-    names: Mapping[str, tvm.ir.GlobalVar],
-    params: Sequence[relax.Var],
-    given: Sequence[relax.Expr],
-) -> relax.Function:
-    """The function of a group, as FuseOps would write it."""
-    known: list[tuple[relax.Expr, relax.Expr]] = list(zip(given, params, strict=False))
+    given: Mapping[int, relax.Var],
+    sizes: _Sizes,
+    builder: relax.BlockBuilder,
+) -> relax.SeqExpr:
+    """The calls of a group, as FuseOps would write them; ``given`` has parameters by hash."""
+    known = dict(given)
     bindings: list[relax.Binding] = []
-
-    def inner(expr: relax.Expr) -> relax.Expr:
-        return next((new for old, new in known if old.same_as(expr)), expr)
-
     for call in group:
-        made = relax.Tuple([inner(argument) for argument in call.arguments])
-        rest = [made, *call.call.args[2:]]
-        value = relax.Call(
-            call.call.op, [names[call.name], *rest], call.call.attrs, call.call.ty_args
-        )
-        is_result = len(results) == 1 and call is results[0]
-        kind = relax.Var if is_result else relax.DataflowVar
-        var = kind(str(call.var.name), call.var.ty)
-        bindings.append(relax.VarBinding(var, value))
-        known.append((call.var, var))
-    output: relax.Expr = inner(results[0].var)
-    if len(results) > 1:
-        fields = relax.Tuple([inner(call.var) for call in results])
-        output = relax.Var("results", relax.TupleType([call.var.ty for call in results]))
-        bindings.append(relax.VarBinding(output, fields))
-    body = relax.SeqExpr([relax.DataflowBlock(bindings)], output)
-    func = relax.Function(list(params), body, output.ty, True)
-    return func.with_attr("Primitive", True)
-
-
-def _free_sizes(group: Sequence[KernelCall], given: Sequence[relax.Expr]) -> list[tirx.Var]:
-    """Sizes that no tensor which the group takes has on an axis of its own."""
-    defined = {size for one in given for size in relax.analysis.definable_tir_vars_in_type(one.ty)}
-    found: dict[tirx.Var, None] = {}
-    for call in group:
-        types = [
-            call.var.ty,
-            *(one.ty for one in call.arguments),
-            *(a.ty for a in call.call.args[2:]),
+        if len(call.call.args) > 2:
+            raise NotApplicable("a kernel takes sizes as a shape")
+        fields = [
+            sizes.number(one) if tvm.ir.is_prim_expr(one) else known[hash(one)]
+            for one in call.arguments
         ]
-        for ty in types:
-            found.update(dict.fromkeys(relax.analysis.tir_vars_in_type(ty)))
-    return [size for size in found if size not in defined]
+        ty = sizes.type_of(call.var.ty)
+        name = builder.add_func(call.kernel, call.name)
+        value = relax.Call(call.call.op, [name, relax.Tuple(fields)], None, [ty])
+        is_result = len(results) == 1 and call is results[0]
+        var = (relax.Var if is_result else relax.DataflowVar)(str(call.var.name), ty)
+        bindings.append(relax.VarBinding(var, value))
+        known[hash(call.var)] = var
+    made = [known[hash(call.var)] for call in results]
+    output = made[0]
+    if len(made) > 1:
+        output = relax.Var("results", relax.TupleType([one.ty for one in made]))
+        bindings.append(relax.VarBinding(output, relax.Tuple(made)))
+    return relax.SeqExpr([relax.DataflowBlock(bindings)], output)
 
 
-def _taken_out(
-    mod: tvm.IRModule,
-    outer: Sequence[relax.Var],
-    given: Sequence[relax.Expr],
-    sizes: Sequence[tirx.Var],
-) -> FusedCall:
-    """The kernel that FuseTIR made, and its call with the arguments of the whole graph."""
-    kernels = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
-    values = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
-    calls = [v for v in values if isinstance(v, relax.Call) and _is_call_tir(v)]
-    if len(calls) != 1:
+def _only_call(func: relax.Function) -> relax.Call:
+    values = [binding.value for block in func.body.blocks for binding in block.bindings]
+    calls = [one for one in values if isinstance(one, relax.Call) and _is_call_tir(one)]
+    if len(calls) != 1 or len(calls[0].args) != 2:
         raise NotApplicable("TVM does not make one kernel of it")
-    call = calls[0]
-    own = dict(zip(map(hash, outer), [*given, relax.ShapeExpr(list(sizes))], strict=False))
-    arguments = [
-        structural_map(one, (relax.Var, lambda var: own.get(hash(var), var)))
-        for one in call.args[1:]
-    ]
-    kernel = mod[call.args[0]]
-    return FusedCall(kernel, arguments, call.ty_args[0])
+    return calls[0]
 
 
 # Apply.
@@ -485,7 +529,7 @@ class _Fusion:
             if found is None:
                 return block
             candidate, fused = found
-            named = [(self._named(one.kernel, candidate), one) for one in fused]
+            named = [(self._named(one), one) for one in fused]
             block, origins = apply(candidate, named, block, known)
             self.origins.update(origins)
 
@@ -501,10 +545,9 @@ class _Fusion:
         record_applied(NAME, candidate.where, candidate.what)
         return candidate, fused
 
-    def _named(self, kernel: tirx.PrimFunc, candidate: Candidate) -> tvm.ir.GlobalVar:
-        hint = str(kernel.attrs["global_symbol"]) if "global_symbol" in kernel.attrs else "fused"
-        name = self.builder.add_func(kernel.without_attr("global_symbol"), hint)
-        self.kernels[str(name.name_hint)] = kernel
+    def _named(self, fused: FusedCall) -> tvm.ir.GlobalVar:
+        name = self.builder.add_func(fused.kernel, fused.name)
+        self.kernels[str(name.name_hint)] = fused.kernel
         return name
 
 
