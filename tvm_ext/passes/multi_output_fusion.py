@@ -9,15 +9,15 @@ from itertools import combinations, permutations
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.compiler.kernel_work import kernel_work, sizes_of
+from tvm_ext.compiler.kernel_work import KernelWork, kernel_work, sizes_of
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.cost_model import CostModel, cost_model
+from tvm_ext.hardware.cost_model import CostModel, Work, cost_model
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import current_program_target
-from tvm_ext.relay_passes.fuse_operators import ordered_block
+from tvm_ext.relay_passes.fuse_operators import needs_of, ordered_block, sizes_defined_by
 from tvm_ext.relay_passes.graph_pass import OPAQUE, graph_pass, record_applied, record_refusal
 from tvm_ext.relay_passes.name_symbolic_sizes import is_simple, without_number
 from tvm_ext.relay_passes.spans import (
@@ -27,7 +27,7 @@ from tvm_ext.relay_passes.spans import (
     retyped_var,
     write_origins,
 )
-from tvm_ext.tir_schedules.analysis.buffer_access import runs_in_any_order
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, runs_in_any_order
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.inlining import inlined_blocks, inlined_schedule
@@ -99,7 +99,11 @@ class BlockGraph:
         self.bindings = list(block.bindings)
         self.calls: list[KernelCall] = []
         self.readers: dict[int, list[relax.Binding]] = {}
+        # Those that wait for a size as well, which a cast reads from a tensor.
+        self._waiting: dict[int, list[relax.Binding]] = {}
         for binding in self.bindings:
+            for needed in needs_of(binding):
+                self._waiting.setdefault(hash(needed), []).append(binding)
             for var in relax.analysis.free_vars(binding.value):
                 self.readers.setdefault(hash(var), []).append(binding)
             value = binding.value
@@ -107,6 +111,7 @@ class BlockGraph:
             if not is_cast and isinstance(value, relax.Call) and _is_call_tir(value):
                 kernel = kernels[str(value.args[0].name_hint)]
                 self.calls.append(KernelCall(binding.var, value, kernel))
+        self._known_behind: dict[int, set[int]] = {}
         self._call_of = {hash(call.var): call for call in self.calls}
 
     def call(self, var: relax.Var) -> KernelCall | None:
@@ -122,25 +127,31 @@ class BlockGraph:
         return known if known and len(known) == len(found) else None
 
     def reaches(self, first: KernelCall, second: KernelCall) -> bool:
-        """Whether the second call reads what is computed from the first."""
+        """Whether the second call reads what is computed from the first, a size of it included."""
+        return hash(second.var) in self._behind(first)
+
+    def _behind(self, call: KernelCall) -> set[int]:
+        """What waits for the result of a call."""
+        if hash(call.var) in self._known_behind:
+            return self._known_behind[hash(call.var)]
         seen: set[int] = set()
-        left = [first.var]
+        left = [hash(call.var)]
         while left:
-            for binding in self.readers.get(hash(left.pop()), ()):
-                if binding.var.same_as(second.var):
-                    return True
-                if hash(binding.var) not in seen:
-                    seen.add(hash(binding.var))
-                    left.append(binding.var)
-        return False
+            for binding in self._waiting.get(left.pop(), ()):
+                for made in (binding.var, *sizes_defined_by(binding)):
+                    if hash(made) not in seen:
+                        seen.add(hash(made))
+                        left.append(hash(made))
+        self._known_behind[hash(call.var)] = seen
+        return seen
 
 
 # Kernels are shared by many calls, and looked at anew after each fusion.
 @lru_cache(maxsize=1024)
 def _is_data_parallel(kernel: tirx.PrimFunc) -> bool:
-    if "op_pattern" in kernel.attrs and int(kernel.attrs["op_pattern"]) == OPAQUE:
+    if int(kernel.attrs.get("op_pattern", 0)) == OPAQUE:
         return False
-    blocks = inlined_blocks(kernel)
+    blocks = [one for one in nodes(kernel.body, s_tir.SBlock) if str(one.name_hint) != "root"]
     return bool(blocks) and all(map(runs_in_any_order, blocks))
 
 
@@ -305,20 +316,32 @@ def _check_loops(
 def _check_cost(
     before: Sequence[KernelCall], after: Sequence[tirx.PrimFunc], costs: CostModel
 ) -> None:
+    """What is computed again is counted where it is computed: in the loops of the reader."""
+    apart = [_work(call.kernel) for call in before]
+    fused = [_work(inlined_schedule(kernel).mod["main"]) for kernel in after]
     for size in _SAMPLED_SIZES:
-        apart = sum(_seconds(call.kernel, costs, size) for call in before)
-        fused = sum(_seconds(kernel, costs, size) for kernel in after)
-        if fused >= apart:
+        seconds, seconds_apart = (
+            sum(costs.seconds(work) for work in _at(size, works)) for works in (fused, apart)
+        )
+        if seconds >= seconds_apart:
             raise NotApplicable(
-                f"it does not pay: {fused * 1e6:.2f} instead of {apart * 1e6:.2f} us (modelled)"
+                f"it does not pay: {seconds * 1e6:.2f} instead of {seconds_apart * 1e6:.2f} us "
+                "(modelled)"
             )
 
 
-def _seconds(kernel: tirx.PrimFunc, costs: CostModel, size: int) -> float:
-    inlined = inlined_schedule(kernel).mod["main"]
-    sizes = {one: tirx.const(size, str(one.ty)) for one in sizes_of(inlined)}
-    work = kernel_work(inlined).at(sizes)
-    return costs.seconds(work) if work is not None else 0.0
+@lru_cache(maxsize=1024)
+def _work(kernel: tirx.PrimFunc) -> tuple[KernelWork, tuple[tirx.Var, ...]]:
+    return kernel_work(kernel), tuple(sizes_of(kernel))
+
+
+def _at(size: int, works: Sequence[tuple[KernelWork, tuple[tirx.Var, ...]]]) -> Iterator[Work]:
+    """What kernels do where each size that a run decides is ``size``."""
+    for work, sizes in works:
+        found = work.at({one: tirx.const(size, str(one.ty)) for one in sizes})
+        if found is None:
+            raise NotApplicable("the sizes of a kernel do not tell what it costs")
+        yield found
 
 
 # One kernel of several calls, made by TVM's FuseTIR in a module of its own.
