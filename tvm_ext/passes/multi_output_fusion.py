@@ -12,7 +12,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.compiler.kernel_work import KernelWork, kernel_work, sizes_of
+from tvm_ext.compiler.kernel_work import KernelWork, kernel_work
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cost_model import CostModel, Work, cost_model
 from tvm_ext.hardware.machine import MachineDescription
@@ -31,13 +31,14 @@ from tvm_ext.tir_schedules.analysis.buffer_access import nodes, runs_in_any_orde
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.inlining import inlined_blocks, inlined_schedule
+from tvm_ext.tir_schedules.statements import sizes_at
 
 NAME = "MultiOutputFusion"
 
 # Tensors whose addresses a loop keeps in registers, of the 16 that an x86 CPU has.
 _MOST_TENSORS = 10
 # Sizes that a run decides count as each of these: what is to pay must pay for all.
-_SAMPLED_SIZES = (1, 64, 1024)
+_SAMPLED_SIZES = (1, 64, 4096)
 # Readers of a cheap producer, and results of a kernel.
 _MOST_TOGETHER = 4
 # Letters of a kernel's name.
@@ -248,18 +249,28 @@ class FusedCall:
     ----------
     kernel : tirx.PrimFunc
         The kernel.
-    arguments : list of relax.Expr
-        What it is called with, the name of the kernel left out.
-    ty : relax.Type
-        Of the call.
+    tensors : list of relax.Expr
+        What it is called with: tensors, then numbers.
+    types : list of relax.Type
+        Of its results.
     name : str
         For the kernel, where no other one has it.
     """
 
     kernel: tirx.PrimFunc
-    arguments: list[relax.Expr]
-    ty: Any
+    tensors: list[relax.Expr]
+    types: list[Any]
     name: str
+
+    @property
+    def ty(self) -> Any:
+        """Of the call."""
+        return self.types[0] if len(self.types) == 1 else relax.TupleType(self.types)
+
+    def call_of(self, name: tvm.ir.GlobalVar) -> relax.Call:
+        """The call, where the kernel has this name."""
+        arguments = [name, relax.Tuple(self.tensors)]
+        return relax.Call(tvm.ir.Op.get("relax.call_tir"), arguments, None, [self.ty])
 
 
 def check(candidate: Candidate, machine: MachineDescription) -> list[FusedCall]:
@@ -278,7 +289,7 @@ def check(candidate: Candidate, machine: MachineDescription) -> list[FusedCall]:
     ]
     for one, results in zip(fused, candidate.results, strict=True):
         _check_loops(one.kernel, results, machine)
-    _check_cost(candidate.calls, [one.kernel for one in fused], cost_model(machine))
+    _check_cost(candidate.calls, fused, cost_model(machine))
     return fused
 
 
@@ -313,15 +324,16 @@ def _check_loops(
         raise NotApplicable("the producer would stay a loop nest of its own")
 
 
-def _check_cost(
-    before: Sequence[KernelCall], after: Sequence[tirx.PrimFunc], costs: CostModel
-) -> None:
+def _check_cost(before: Sequence[KernelCall], after: Sequence[FusedCall], costs: CostModel) -> None:
     """What is computed again is counted where it is computed: in the loops of the reader."""
-    apart = [_work(call.kernel) for call in before]
-    fused = [_work(inlined_schedule(kernel).mod["main"]) for kernel in after]
+    apart = [_Priced(_work(one.kernel), one.arguments, [one.var.ty]) for one in before]
+    fused = [
+        _Priced(_work(inlined_schedule(one.kernel).mod["main"]), one.tensors, one.types)
+        for one in after
+    ]
     for size in _SAMPLED_SIZES:
         seconds, seconds_apart = (
-            sum(costs.seconds(work) for work in _at(size, works)) for works in (fused, apart)
+            sum(costs.seconds(one.work_at(size)) for one in calls) for calls in (fused, apart)
         )
         if seconds >= seconds_apart:
             raise NotApplicable(
@@ -331,17 +343,41 @@ def _check_cost(
 
 
 @lru_cache(maxsize=1024)
-def _work(kernel: tirx.PrimFunc) -> tuple[KernelWork, tuple[tirx.Var, ...]]:
-    return kernel_work(kernel), tuple(sizes_of(kernel))
+def _work(kernel: tirx.PrimFunc) -> tuple[tirx.PrimFunc, KernelWork]:
+    return kernel, kernel_work(kernel)
 
 
-def _at(size: int, works: Sequence[tuple[KernelWork, tuple[tirx.Var, ...]]]) -> Iterator[Work]:
-    """What kernels do where each size that a run decides is ``size``."""
-    for work, sizes in works:
-        found = work.at({one: tirx.const(size, str(one.ty)) for one in sizes})
+@dataclass(frozen=True, eq=False)
+class _Priced:
+    """A kernel with what it is called with, in the sizes of the whole graph."""
+
+    kernel: tuple[tirx.PrimFunc, KernelWork]
+    arguments: Sequence[relax.Expr]
+    results: Sequence[Any]
+
+    def work_at(self, size: int) -> Work:
+        """What the call does where each size that a run decides is ``size``."""
+        func, work = self.kernel
+        given: list[Any] = [
+            _number_at(one, size) if tvm.ir.is_prim_expr(one) else _shape_at(one.ty, size)
+            for one in self.arguments
+        ]
+        given += [_shape_at(ty, size) for ty in self.results]
+        found = None if None in given else work.at(sizes_at(func, given))
         if found is None:
             raise NotApplicable("the sizes of a kernel do not tell what it costs")
-        yield found
+        return found
+
+
+def _shape_at(ty: Any, size: int) -> tuple[int, ...] | None:
+    found = [_number_at(one, size) for one in ty.shape]
+    return None if None in found else tuple(found)
+
+
+def _number_at(expr: Any, size: int) -> int | None:
+    values = {one: tirx.const(size, str(one.ty)) for one in tirx.analysis.undefined_vars(expr)}
+    number = Analyzer().simplify(substitute(expr, values))
+    return int(number) if isinstance(number, tirx.IntImm) and int(number) >= 0 else None
 
 
 # One kernel of several calls, made by TVM's FuseTIR in a module of its own.
@@ -427,8 +463,7 @@ def fused_call(group: Sequence[KernelCall], results: Sequence[KernelCall]) -> Fu
     call = _only_call(mod["main"])
     fields = [substitute(one, outside) for one in call.args[1].fields]
     types = [one.var.ty for one in results]
-    ty = types[0] if len(types) == 1 else relax.TupleType(types)
-    return FusedCall(mod[call.args[0]], [relax.Tuple(fields)], ty, str(name.name_hint))
+    return FusedCall(mod[call.args[0]], fields, types, str(name.name_hint))
 
 
 def _taken_by(group: Sequence[KernelCall]) -> list[relax.Expr]:
@@ -499,7 +534,7 @@ def apply(
     bindings = [one for one in block.bindings if hash(one.var) not in replaced]
     origins: dict[relax.Var, tuple[str, ...]] = {}
     for (name, one), group, results in zip(fused, candidate.groups, candidate.results, strict=True):
-        value = relax.Call(tvm.ir.Op.get("relax.call_tir"), [name, *one.arguments], None, [one.ty])
+        value = one.call_of(name)
         merged = origins_of(*(call.var for call in group))
         if len(results) == 1:
             bindings.append(relax.VarBinding(results[0].var, value))
