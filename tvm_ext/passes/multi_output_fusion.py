@@ -571,7 +571,7 @@ class _Fusion:
         blocks = []
         for block in func.body.blocks:
             is_dataflow = isinstance(block, relax.DataflowBlock)
-            blocks.append(self.block(block, set(known)) if is_dataflow else block)
+            blocks.append(self.block(block, known) if is_dataflow else block)
             for binding in block.bindings:
                 known.update(relax.analysis.tir_vars_in_type(binding.var.ty))
         if all(new.same_as(old) for new, old in zip(blocks, func.body.blocks, strict=True)):
@@ -588,7 +588,7 @@ class _Fusion:
                 return block
             candidate, fused = found
             named = [(self._named(one), one) for one in fused]
-            block, origins = apply(candidate, named, block, known)
+            block, origins = apply(candidate, named, block, set(known))
             self.origins.update(origins)
 
     def _checked(self, candidate: Candidate) -> tuple[Candidate, list[FusedCall]] | None:
