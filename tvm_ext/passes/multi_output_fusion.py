@@ -281,6 +281,8 @@ def check(candidate: Candidate, machine: MachineDescription) -> list[FusedCall]:
     NotApplicable
         The reason why it may not, or does not pay.
     """
+    if scheduling_of(machine).several_results is None:
+        raise NotApplicable(f"for '{machine.name}' it is not known to pay")
     if len(candidate.groups) == 1:
         _check_equal_sizes(candidate.results[0])
     fused = [
@@ -315,10 +317,8 @@ def _check_loops(
             f"the kernel would have {len(tensors)} tensors, whose addresses do not stay in "
             f"registers; expected {_MOST_TENSORS} at most"
         )
-    if len(results) > 1:
-        in_one_nest = scheduling_of(machine).several_results
-        if in_one_nest is None:
-            raise NotApplicable(f"for '{machine.name}' each result has loops of its own")
+    in_one_nest = scheduling_of(machine).several_results
+    if len(results) > 1 and in_one_nest is not None:
         in_one_nest(kernel, machine)
     elif len(inlined_blocks(kernel)) > 1:
         raise NotApplicable("the producer would stay a loop nest of its own")
@@ -628,7 +628,7 @@ class MultiOutputFusion:
     their place.
 
     Leaves alone: kernels that reduce, branch or transpose; siblings without a tensor in common;
-    siblings on GPUs.
+    programs for GPUs, for which it was not measured.
 
     Run after: FuseTIR, NameSymbolicSizes and RewriteDataflowReshape. Run before: ScheduleKernels.
     """
