@@ -53,7 +53,7 @@ def sum_and_difference(emit, x, y):
     return [op.add(x, y), op.subtract(x, y)]
 
 
-@pytest.mark.parametrize("shape", [(8, 100), (N, 100), (N, M), (N * 2, M + 1)])
+@pytest.mark.parametrize("shape", [(8, 100), (N, 100), (N, M), (N, N * 2)])
 def test_siblings_become_one_kernel_with_two_results(shape) -> None:
     before = kernels_before(sum_and_difference, shape, shape)
     text = before.script()
@@ -108,7 +108,7 @@ REFUSED = {
     ),
     "transposed": (
         lambda emit, x: [op.exp(x), op.permute_dims(x)],
-        [(64, 100)],
+        [(64, 64)],
         "a tensor is read along another axis than a result is written",
     ),
     "branches": (
@@ -180,4 +180,4 @@ def test_numbers_and_origins(shape: list) -> None:
 def test_the_kernel_has_the_origins_of_both() -> None:
     program = tvm_ext.compile(rotation([7, 33]))
     (kernel,) = program.report.kernels
-    assert {"Sub_2", "Add_5"} <= set(kernel.where.split(" + "))
+    assert {"Sub_2", "Add_5"} <= set(kernel.origins[0].split(" + "))
