@@ -90,6 +90,10 @@ def test_refusals() -> None:
         axis = te.reduce_axis((0, 100), "k")
         return te.compute((64,), lambda i: te.sum(x[i, axis] * y[i, axis], axis=axis))
 
+    def elsewhere(x, y):
+        return te.compute((64, 100), lambda i, j: x[63 - i, j] * y[63 - i, j])
+
+    assert refused(elsewhere) == "the results are computed from different elements"
     extents = "the loops of two results have different extents"
     assert refused(longer) == extents
     assert refused(transposed) == extents
