@@ -371,7 +371,8 @@ class _Priced:
 
 def _shape_at(ty: Any, size: int) -> tuple[int, ...] | None:
     found = [_number_at(one, size) for one in ty.shape]
-    return None if None in found else tuple(found)
+    known = tuple(one for one in found if one is not None)
+    return known if len(known) == len(found) else None
 
 
 def _number_at(expr: Any, size: int) -> int | None:
