@@ -333,13 +333,24 @@ def _check_cost(before: Sequence[KernelCall], after: Sequence[FusedCall], costs:
     ]
     for size in _SAMPLED_SIZES:
         seconds, seconds_apart = (
-            sum(costs.seconds(one.work_at(size)) for one in calls) for calls in (fused, apart)
+            _seconds([one.work_at(size) for one in calls], costs) for calls in (fused, apart)
         )
         if seconds >= seconds_apart:
             raise NotApplicable(
                 f"it does not pay: {seconds * 1e6:.2f} instead of {seconds_apart * 1e6:.2f} us "
                 "(modelled)"
             )
+
+
+def _seconds(works: Sequence[Work], costs: CostModel) -> float:
+    """Modelled time of kernels that run one after the other.
+
+    All of their bytes count for the memory that holds them: what they read in common is in a cache
+    for one kernel where it is there for several.
+    """
+    flops, nbytes = sum(one.flops for one in works), sum(one.bytes for one in works)
+    start = costs.seconds(Work(0, 0))
+    return costs.seconds(Work(flops, nbytes, works[0].dtype)) + (len(works) - 1) * start
 
 
 @lru_cache(maxsize=1024)
