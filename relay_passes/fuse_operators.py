@@ -198,22 +198,22 @@ def _casts(func: relax.Function) -> bool:
 def _ordered(func: relax.Function) -> relax.Function:
     # A later cast to a parameter's size defines nothing: who waited for it would wait for itself.
     known = {var for param in func.params for var in relax.analysis.tir_vars_in_type(param.ty)}
-    blocks = [_ordered_block(block, known) for block in func.body.blocks]
+    blocks = [ordered_block(block, known) for block in func.body.blocks]
     if all(new is old for new, old in zip(blocks, func.body.blocks, strict=True)):
         return func
     body = relax.SeqExpr(blocks, func.body.body)
     return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
 
 
-def _ordered_block(block: relax.BindingBlock, known: set[tirx.Var]) -> relax.BindingBlock:
+def ordered_block(block: relax.BindingBlock, known: set[tirx.Var]) -> relax.BindingBlock:
     """Always the first binding whose operands and sizes are there; its sizes become ``known``.
 
     Several casts may name a size. Whichever comes first defines it, the others compare.
     """
     bindings = list(block.bindings)
-    made = [{binding.var, *_sizes_defined(binding)} - known for binding in bindings]
+    made = [{binding.var, *sizes_defined_by(binding)} - known for binding in bindings]
     makeable = set().union(*made)
-    needs = [_needs(binding) & makeable for binding in bindings]
+    needs = [needs_of(binding) & makeable for binding in bindings]
     readers: dict[Any, list[int]] = {}
     for place, needed in enumerate(needs):
         for one in needed:
@@ -227,25 +227,25 @@ def _ordered_block(block: relax.BindingBlock, known: set[tirx.Var]) -> relax.Bin
                 needs[reader].discard(one)
                 if not needs[reader]:
                     heapq.heappush(ready, reader)
-    known.update(size for binding in bindings for size in _sizes_defined(binding))
+    known.update(size for binding in bindings for size in sizes_defined_by(binding))
     if order == sorted(order) or len(order) < len(bindings):
         return block
     kind = relax.DataflowBlock if isinstance(block, relax.DataflowBlock) else relax.BindingBlock
     return kind([bindings[place] for place in order])
 
 
-def _sizes_defined(binding: relax.Binding) -> set[tirx.Var]:
+def sizes_defined_by(binding: relax.Binding) -> set[tirx.Var]:
     """Those that stand alone in the type of a cast; in ``n - 1`` it reads ``n``."""
     if not isinstance(binding, relax.MatchCast):
         return set()
     return set(relax.analysis.definable_tir_vars_in_type(binding.ty))
 
 
-def _needs(binding: relax.Binding) -> set[Any]:
+def needs_of(binding: relax.Binding) -> set[Any]:
     """Variables and symbolic sizes that a binding reads, in its type and its operands."""
     cast = isinstance(binding, relax.MatchCast)
     sizes = set(relax.analysis.tir_vars_in_type(binding.ty if cast else binding.var.ty))
-    sizes -= _sizes_defined(binding)
+    sizes -= sizes_defined_by(binding)
     operands = binding.value.args if isinstance(binding.value, relax.Call) else [binding.value]
     sizes.update(size for operand in operands for size in _sizes_in(operand))
     return sizes | set(relax.analysis.free_vars(binding.value))

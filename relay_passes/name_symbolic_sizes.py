@@ -54,8 +54,8 @@ def _computed_sizes(func: tirx.PrimFunc) -> dict[Any, tuple[Any, int]]:
     sizes: dict[Any, tuple[Any, int]] = {}
     for buffer in func.params:
         for size in getattr(buffer.ty, "shape", ()):
-            base, added = _without_number(size)
-            if isinstance(base, _COMPUTED) and not _is_simple(base):
+            base, added = without_number(size)
+            if isinstance(base, _COMPUTED) and not is_simple(base):
                 sizes.setdefault(tvm_ffi.StructuralKey(base), (size, added))
     return sizes
 
@@ -70,24 +70,24 @@ def _undefined_sizes(func: tvm.ir.BaseFunc) -> dict[Any, tuple[Any, int]]:
     for shape in (getattr(param.ty, "shape", None) for param in func.params):
         for size in shape.values if isinstance(shape, relax.ShapeExpr) else ():
             if not set(tirx.analysis.undefined_vars(size)) <= defined:
-                base, added = _without_number(size)
+                base, added = without_number(size)
                 sizes.setdefault(tvm_ffi.StructuralKey(base), (size, added))
     return sizes
 
 
-def _without_number(size: tirx.Expr) -> tuple[Any, int]:
+def without_number(size: tirx.Expr) -> tuple[Any, int]:
     """``size`` as a sum of something and a number."""
     if isinstance(size, tirx.Add | tirx.Sub) and isinstance(size.b, tirx.IntImm):
-        base, added = _without_number(size.a)
+        base, added = without_number(size.a)
         number = int(size.b)
         return base, added + (number if isinstance(size, tirx.Add) else -number)
     return size, 0
 
 
-def _is_simple(size: Any) -> bool:
+def is_simple(size: Any) -> bool:
     """A variable with numbers added to it or multiplied by, which TVM's analysis sees through."""
     if isinstance(size, tirx.Add | tirx.Sub | tirx.Mul) and isinstance(size.b, tirx.IntImm):
-        return _is_simple(size.a)
+        return is_simple(size.a)
     return isinstance(size, tirx.Var)
 
 
@@ -122,8 +122,8 @@ def _holds_any(size: Any, keys: Container[Any]) -> bool:
 
 def _is_part(part: Any, whole: Any) -> bool:
     """Whether ``part``, or it with a number added, is in ``whole``."""
-    base, _ = _without_number(part)
-    return any(tvm_ffi.structural_equal(base, _without_number(one)[0]) for one in _parts(whole))
+    base, _ = without_number(part)
+    return any(tvm_ffi.structural_equal(base, without_number(one)[0]) for one in _parts(whole))
 
 
 def _parts(size: Any) -> list[Any]:
@@ -140,7 +140,7 @@ def _with_names(func: tvm.ir.BaseFunc, sizes: dict[Any, tuple[Any, int]]) -> tvm
     }
 
     def named(expr: Any) -> Any:
-        base, added = _without_number(expr)
+        base, added = without_number(expr)
         found = names.get(tvm_ffi.StructuralKey(base))
         if found is None:
             return expr

@@ -28,6 +28,9 @@ class Scheduling:
         Used only where a record says so.
     finishing : sequence of callables
         What a template's schedule goes through before it is built, in order.
+    several_results : callable, optional
+        Schedules several results of equal loops in one loop nest, or raises NotApplicable; None
+        where each result gets loops of its own.
     is_bound : callable, optional
         Whether a kernel's loops are bound to threads already, of a machine that runs no others;
         None where any loops run.
@@ -38,6 +41,7 @@ class Scheduling:
     fallback: Template | None = None
     libraries: Sequence[Template] = ()
     finishing: Sequence[Callable[[tirx.PrimFunc, Any], tirx.PrimFunc]] = ()
+    several_results: Callable[[tirx.PrimFunc, Any], Any] | None = None
     is_bound: Callable[[tirx.PrimFunc], bool] | None = None
 
     @property

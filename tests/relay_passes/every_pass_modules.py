@@ -35,6 +35,7 @@ RUNS_AFTER = {
     "RewriteDataflowReshape": LEGALIZED,
     "FuseOperators": ANNOTATED,
     "FuseTIR": (*ANNOTATED, "FuseOperators"),
+    "MultiOutputFusion": (*ANNOTATED, "FuseOperators", "FuseTIR"),
     "SinkReshapes": ("ConvTransposeToConv", "GroupedConvolution"),
 }
 

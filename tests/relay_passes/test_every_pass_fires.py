@@ -32,6 +32,7 @@ NOT_FOR = {
         *("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
         *("FakeQuantizationToInteger", "FuseDequantizeMatmul", "ZeroPointCompensation"),
         *("ActivationLookupTables", "CompressWeights", "MinMaxFusion", "MixedPrecision"),
+        "MultiOutputFusion",
     ),
     "wafer": (
         *("AccumulateInFloat32", "AttentionFusion", "ConvTransposeToConv"),
@@ -40,6 +41,7 @@ NOT_FOR = {
         *("PadOutputChannels", "PadOutputWidth"),
         *("WinogradConvolution", "ZeroPointCompensation"),
         *("ActivationLookupTables", "CompressWeights", "MinMaxFusion", "MixedPrecision"),
+        "MultiOutputFusion",
     ),
 }
 
@@ -179,6 +181,11 @@ def neutral_factor(emit, x):
     return [emit(op.tanh(emit(op.multiply(x, relax.const(np.float32(1))))))]
 
 
+def sum_and_difference(emit, x):
+    y = relax.const(rand(4, 6))
+    return [emit(op.add(x, y)), emit(op.subtract(x, y))]
+
+
 H, W = (tvm.tirx.Var(name, "int64") for name in "hw")
 MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
     "AccumulateInFloat32": lambda: [
@@ -213,6 +220,7 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
     "NameSymbolicSizes": lambda: [build([1, 4, H, W], every_other)],
     "PropagateSpans": lambda: [half_with_origins()],
     "FreshOutputs": lambda: [build([4, 6], lambda emit, x: [x, emit(op.tanh(x))])],
+    "MultiOutputFusion": lambda: [build([4, 6], sum_and_difference)],
     "EmptyConstants": lambda: [build([4, 6], with_no_rows)],
 }
 PLACES = {**RUNS_AFTER, "NameSymbolicSizes": (*ANNOTATED, "FuseOperators", "FuseTIR")}

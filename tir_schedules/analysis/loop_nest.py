@@ -230,20 +230,37 @@ def in_order_of_writing(nest: Nest) -> Nest:
 
 def joined(nest: Nest) -> Nest:
     """Neighbouring loops that every buffer walks as if they were one are made one."""
-    moving = (one for one in nest.loads() if not is_looked_up(one.source, one.indices[0]))
-    addresses = [nest.store.indices[0], *(load.indices[0] for load in moving)]
-    table = [tuple(stride(index, axis.var) for axis in nest.axes) for index in addresses]
-    kept = nest.free_axes()
-    position = len(nest.axes) - 1
+    return joined_together((nest,))[0]
+
+
+def joined_together(nests: Sequence[Nest]) -> list[Nest]:
+    """The same for nests over the same axes: loops that the buffers of all walk as if one."""
+    table = [
+        tuple(stride(index, axis.var) for axis in nest.axes)
+        for nest in nests
+        for index in _moving_addresses(nest)
+    ]
+    kept = set().union(*(nest.free_axes() for nest in nests))
+    axes = nests[0].axes
+    changed = list(nests)
+    position = len(axes) - 1
     while position > 0:
-        inner = nest.axes[position].extent
-        # The positions before this one are still those of the nest as it came.
+        inner = axes[position].extent
+        # The positions before this one are still those of the nests as they came.
         free = {position - 1, position} & kept
         if not free and all(_is_dense(row[position - 1], row[position], inner) for row in table):
-            nest = _join(nest, position)
+            both = _as_one(axes, position)
+            changed = [_join(nest, position, both) for nest in changed]
+            axes = changed[0].axes
             table = [(*row[: position - 1], *row[position:]) for row in table]
         position -= 1
-    return simplified(nest)
+    return [simplified(nest) for nest in changed]
+
+
+def _moving_addresses(nest: Nest) -> list[tvm.ir.Expr]:
+    """Of the store and the loads, without those of tables that stay in registers."""
+    moving = (one for one in nest.loads() if not is_looked_up(one.source, one.indices[0]))
+    return [nest.store.indices[0], *(load.indices[0] for load in moving)]
 
 
 def _is_dense(outer: Any, inner: Any, extent: Any) -> bool:
@@ -254,9 +271,13 @@ def _is_dense(outer: Any, inner: Any, extent: Any) -> bool:
     return bool(Analyzer().can_prove_equal(outer, inner * extent))
 
 
-def _join(nest: Nest, position: int) -> Nest:
+def _as_one(axes: Sequence[LoopAxis], position: int) -> LoopAxis:
+    outer, inner = axes[position - 1 : position + 1]
+    return LoopAxis(fresh(inner.var), outer.extent * inner.extent)
+
+
+def _join(nest: Nest, position: int, both: LoopAxis) -> Nest:
     outer, inner = nest.axes[position - 1 : position + 1]
-    both = LoopAxis(fresh(inner.var), outer.extent * inner.extent)
     # Every address is linear in both, and steps along the outer one are those of all of the inner.
     values = {outer.var: tirx.const(0, str(outer.var.ty)), inner.var: both.var}
     moved = nest.with_expressions(lambda e: substitute(e, values))

@@ -2,6 +2,7 @@
 loop nest a block.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 
@@ -51,6 +52,7 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     split_at_borders,
 )
 from tvm_ext.tir_schedules.cpu.register_transpose import TransposeTileDecision, tile_code
+from tvm_ext.tir_schedules.cpu.several_results import several_results
 from tvm_ext.tir_schedules.inlining import inlined_blocks, inlined_schedule
 from tvm_ext.tir_schedules.statements import FlatViews, sequence, where_long
 from tvm_ext.tir_schedules.template import Decisions
@@ -246,6 +248,9 @@ class CpuElementwise:
         """See ``Template.apply``."""
         if not all(map(runs_in_any_order, inlined_blocks(func))):
             raise NotApplicable("the kernel reduces or scans")
+        if len(inlined_blocks(func)) > 1:
+            with suppress(NotApplicable):
+                return several_results(func, machine, decisions)
         try:
             plan = plan_blocks(func, machine, decisions)
         except NotApplicable:

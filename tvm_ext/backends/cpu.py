@@ -26,6 +26,7 @@ from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer
 from tvm_ext.tir_schedules.cpu.reduction import CpuReduction
 from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
 from tvm_ext.tir_schedules.cpu.scan import CpuScan
+from tvm_ext.tir_schedules.cpu.several_results import several_results
 from tvm_ext.tir_schedules.cpu.softmax_and_norm import SoftmaxAndNorm
 from tvm_ext.tir_schedules.cpu.symbolic_tile import SymbolicTiles
 from tvm_ext.tir_schedules.cpu.winograd import Winograd
@@ -80,6 +81,7 @@ CPU = Backend(
                 SymbolicTiles(),
             ),
             fallback=Blockwise(),
+            several_results=several_results,
             finishing=(lambda func, _machine: with_overlapping_tiles(func), _masked_tails),
         ),
         Tuning(

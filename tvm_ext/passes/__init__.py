@@ -9,6 +9,7 @@ from tvm import relax
 from tvm_ext.passes.attention_fusion import AttentionFusion
 from tvm_ext.passes.check_bounds import CheckBounds
 from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
+from tvm_ext.passes.multi_output_fusion import MultiOutputFusion
 from tvm_ext.passes.pack_weights import MarkConstantParameters, PackWeights
 from tvm_ext.passes.plan_memory import BoundSizes, DropResultChecks, RoundStorage, ShareStorage
 from tvm_ext.passes.plan_workspaces import PlanWorkspaces
@@ -51,7 +52,7 @@ _TVM_MEMORY_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
 }
 
 _OURS: dict[Level, tuple[Any, ...]] = {
-    "graph": (*BUILTIN_PASSES, AttentionFusion),
+    "graph": (*BUILTIN_PASSES, AttentionFusion, MultiOutputFusion),
     "schedule": (
         *(MarkConstantParameters, CheckBounds, ScheduleKernels, PackWeights),
         PlanWorkspaces,
@@ -76,6 +77,7 @@ _BEHIND: dict[str, tuple[str, ...]] = {
     "AnnotateTIROpPattern": ("LegalizeOps",),
     "FuseOperators": ("LegalizeOps",),
     "FuseTIR": ("FuseOperators",),
+    "MultiOutputFusion": ("LegalizeOps", "FuseTIR"),
     "FreshOutputs": ("LegalizeOps", "FuseTIR"),
     "EmptyConstants": ("LegalizeOps", "FuseTIR"),
     "CheckBounds": ("LegalizeOps", "FuseTIR"),
