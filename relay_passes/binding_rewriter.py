@@ -312,8 +312,9 @@ class _Scope:
 
     @cached_property
     def _bound(self) -> set[int]:
-        is_dataflow = isinstance(self._block, relax.DataflowBlock)
-        return {hash(b.var) for b in self._block.bindings[:]} if is_dataflow else set()
+        if not isinstance(self._block, relax.DataflowBlock):
+            return set()
+        return {hash(binding.var) for binding in self._block.bindings[:]}
 
     def add(self, var: relax.Var) -> None:
         """Notes a variable that the block did not have."""
