@@ -24,8 +24,8 @@ __all__ = [
 compilers._installed = lambda wanted: HostCompiler()
 
 CHAIN = ("Neg", "Exp", "Neg", "Abs", "Sqrt", "Neg", "Exp")
-# Every operator a kernel of its own.
-ALONE = ("FuseOperators", "FuseTIR")
+# Every operator stays, as a kernel of its own.
+ALONE = ("AlgebraicSimplification", "CorrelatedValuePropagation", "FuseOperators", "FuseTIR")
 
 
 def chain(rows: int | str = 4) -> onnx.ModelProto:
