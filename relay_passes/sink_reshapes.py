@@ -107,7 +107,7 @@ class _Sinker(BindingRewriter):
         # What is already behind the kernel is fused into it while nothing else reads in between.
         behind = [arg for arg in call.args if isinstance(arg, relax.Var)]
         return call.op.name in _KERNELS or (
-            self.view.uses(behind[0]) == 1 and self._is_kernel_result(behind[0])
+            bool(behind) and self.view.uses(behind[0]) == 1 and self._is_kernel_result(behind[0])
         )
 
     def _has_other_users(self, var: relax.Var) -> bool:

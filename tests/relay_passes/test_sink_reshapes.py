@@ -180,6 +180,15 @@ def test_other_kernels_and_plain_reshapes_are_left_alone():
     assert structural_equal(delay(before), before)
 
 
+def test_a_reshape_of_what_is_computed_of_constants_is_left_alone():
+    def body(emit, x):
+        total = emit(relax.op.add(relax.const(draw(4, 6)), relax.const(draw(4, 1))))
+        return [relax.op.add(x, emit(relax.op.reshape(total, [2, 12])))]
+
+    before = module((2, 12), body)
+    assert structural_equal(delay(before), before)
+
+
 def test_origins_stay():
     after = delay(behind_kernel(lambda emit, y: [nn.relu(emit(relax.op.exp(y)))]))
     names = [origins_of(b.var) for b in bindings(after)]
