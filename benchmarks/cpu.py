@@ -22,7 +22,7 @@ from pathlib import Path
 from figures import draw, require_matplotlib
 from kernel_models import GROUPS, KernelModel, Scale, kernel_models, select_kernels
 from measure import Settings, busy_programs, measure_kernel, measure_model
-from model_list import FILE_FORMAT, ModelEntry, entries_of, fixed_shapes
+from model_list import FILE_FORMAT, ModelEntry, add_model_arguments, entries_of, fixed_shapes
 from peers import PEERS, UNFUSED, Peer
 from report import Report, write_report
 from results import CaseResult
@@ -123,15 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("models", nargs="*", type=Path, metavar="MODEL.onnx")
-    add("--models", dest="files", action="append", default=[], type=Path, metavar="FILE")
-    add(
-        "--input-shape",
-        action="append",
-        default=[],
-        metavar="NAME=SIZES",
-        help="freeze an input's dimensions, in every model that has it",
-    )
+    add_model_arguments(parser)
     add(
         "--kernels",
         nargs="*",

@@ -1,5 +1,6 @@
 """Which models are measured, in which shapes: from the command line and from files."""
 
+import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,21 @@ format of --models FILE (.toml, or .json with the same keys; paths are relative 
   [[model]]
   path = "classifier.onnx"
 """
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that name models: paths, files that list them, and shapes of inputs."""
+    add = parser.add_argument
+    add("models", nargs="*", type=Path, metavar="MODEL.onnx")
+    add("--models", dest="files", action="append", default=[], type=Path, metavar="FILE")
+    add(
+        "--input-shape",
+        action="append",
+        default=[],
+        metavar="NAME=SIZES",
+        help="freeze an input's dimensions, in every model that has it",
+    )
+
 
 Size = Annotated[int, Field(gt=0)]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ablation import AblationSettings, ModelEffects, measure_effects, optional_passes, verdicts
-from model_list import FILE_FORMAT, ModelEntry, entries_of, fixed_shapes
+from model_list import FILE_FORMAT, ModelEntry, add_model_arguments, entries_of, fixed_shapes
 from pass_page import Setup, from_dict, page, to_dict, verdict_table
 from rich.console import Console
 
@@ -149,15 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("models", nargs="*", type=Path, metavar="MODEL.onnx")
-    add("--models", dest="files", action="append", default=[], type=Path, metavar="FILE")
-    add(
-        "--input-shape",
-        action="append",
-        default=[],
-        metavar="NAME=SIZES",
-        help="freeze an input's dimensions, in every model that has it",
-    )
+    add_model_arguments(parser)
     add("--passes", default="", metavar="LIST", help="these alone, separated by commas")
     add("--threads", type=int, default=machine.cores, help="default: all cores, %(default)s here")
     add("--alternations", type=int, default=9, help="ratios of each pair; default %(default)s")
