@@ -42,6 +42,10 @@ class DefectWarning(UserWarning):
     """A part of this package failed, and another part did its work instead."""
 
 
+# Why a template or a pass that raised was not used.
+FAILED = "it failed, which is a bug in tvm-ext"
+
+
 class FormError(ValueError):
     """A part of a model has a form that is not supported.
 

@@ -8,7 +8,7 @@ from threading import Lock
 import tvm
 from tvm import s_tir, tirx
 
-from tvm_ext.configs.errors import NotApplicable, ScheduleRefusedError, TvmExtError
+from tvm_ext.configs.errors import FAILED, NotApplicable, ScheduleRefusedError, TvmExtError
 from tvm_ext.configs.progress import tell
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.tvm_compat import without_scope_marks
@@ -21,9 +21,6 @@ from tvm_ext.tir_schedules.backend import Scheduling, scheduling_of
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.template import Decisions, StatedDecisions, Template, stated_decisions
-
-# The refusal of a template that raised something.
-TEMPLATE_FAILED = "it failed, which is a bug in tvm-ext"
 
 
 @dataclass(frozen=True)
@@ -193,7 +190,7 @@ def _tried(
         raise
     except Exception as error:  # noqa: BLE001
         failures[template.name] = error
-        return NotApplicable(TEMPLATE_FAILED)
+        return NotApplicable(FAILED)
 
 
 def _choice(

@@ -48,6 +48,7 @@ from tvm_ext.compiler.stages import (
     usual_sizes,
 )
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders, require_hits
+from tvm_ext.configs.errors import FAILED
 from tvm_ext.errors import REPORT_IT, DefectWarning, InputError
 from tvm_ext.hardware.cost_model import cost_model
 from tvm_ext.hardware.cpu.description import current_cpu
@@ -72,7 +73,7 @@ from tvm_ext.report.records import (
     SizesRecord,
 )
 from tvm_ext.tensor_spec import TensorSpec
-from tvm_ext.tir_schedules.schedule_kernels import TEMPLATE_FAILED, ScheduleChoice
+from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 
 SamplesSource: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path | None"
 TargetSource: TypeAlias = "str | Path | tvm.target.Target | MachineDescription"
@@ -318,8 +319,9 @@ def _from_cache(
         return found
     compiled = _compiled_for(model, request, input_shapes)
     refusals = [one for kernel in compiled.report.kernels for one in kernel.refusals]
+    refusals += [one.skipped for one in compiled.report.passes]
     # Users hear each time of what went wrong.
-    is_sound = not any(refusal.endswith(TEMPLATE_FAILED) for refusal in refusals)
+    is_sound = not any(refusal.endswith(FAILED) for refusal in refusals)
     if key is not None and type(compiled) is CompiledModel and is_sound:
         with phases.timed(FROM_CACHE):
             # The file may have been written to while it was compiled.

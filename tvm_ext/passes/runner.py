@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,12 @@ from tvm_ffi import structural_equal
 
 from tvm_ext.compiler.graph_analysis import ModuleCounter
 from tvm_ext.configs.decision import Decision
+from tvm_ext.configs.errors import FAILED
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import (
     REPORT_IT,
     ConfigError,
+    DefectWarning,
     PassError,
     RecordsError,
     ScheduleRefusedError,
@@ -63,6 +66,14 @@ class PassFailure:
     mod: tvm.IRModule
     inputs: InputShapes
 
+    def may_be_left_out(self, raised: Exception | None) -> bool:
+        """Whether the module as it was is compiled instead: the pass is ours, and may be disabled.
+
+        An interrupt comes back from TVM as an error without a text.
+        """
+        is_failure = raised is None or bool(str(raised))
+        return is_failure and self.entry.source in _OURS and not self.entry.required
+
     def error(self, raised: Exception | None) -> PassError:
         """The error to raise: for what the pass raised, or for a module that is not well-formed."""
         name = self.entry.name
@@ -78,10 +89,16 @@ class PassFailure:
             )
         # An expected error of a pass, say for a wrong option, says itself what to do.
         reason = reason or own_words(raised)
-        remedy = "--opt-level 0" if self.entry.required else f"--disable-pass {name}"
+        found = f"bug in tvm-ext: pass '{name}' failed{where}{f': {reason}' if reason else ''}"
+        if self.may_be_left_out(raised):
+            return PassError(
+                f"{found}, and was left out: the program may be slower; expected a valid module: "
+                f"{REPORT_IT}",
+                defect=True,
+            )
         return PassError(
-            f"bug in tvm-ext: pass '{name}' failed{where}{f': {reason}' if reason else ''}; "
-            f"expected a valid module: {freezing_advice(self.inputs)}try {remedy}, and {REPORT_IT}",
+            f"{found}; expected a valid module: {freezing_advice(self.inputs)}try --opt-level 0, "
+            f"and {REPORT_IT}",
             defect=True,
         )
 
@@ -206,7 +223,9 @@ class PassRunner:
         Raises
         ------
         PassError
-            A pass raised, or left a module that is not well-formed; the message names it.
+            A pass of a user, or one that no program can do without, raised or left a module that
+            is not well-formed; the message names it. Another pass of ours is left out, with a
+            DefectWarning.
         """
         passes = [None if step.skipped else step.make() for step in steps]
         with (
@@ -226,6 +245,11 @@ class PassRunner:
                     begun = time.perf_counter()
                     after = self._applied(step, made, mod)
                     seconds = time.perf_counter() - begun
+                if after is None:
+                    failed = PassRecord(name, level, seconds, False, 0, 0, FAILED, [], counts)
+                    self.records.append(failed)
+                    del decisions[first:]
+                    continue
                 changed = not after.same_as(mod) and not structural_equal(after, mod)
                 if not after.same_as(mod):
                     forget_views()
@@ -239,7 +263,10 @@ class PassRunner:
         changes = [one for one in self.records if one.changed and one.level in levels]
         return any(registry.get(one.name).source not in _OURS for one in changes)
 
-    def _applied(self, step: PassStep, made: tvm.transform.Pass, mod: tvm.IRModule) -> tvm.IRModule:
+    def _applied(
+        self, step: PassStep, made: tvm.transform.Pass, mod: tvm.IRModule
+    ) -> tvm.IRModule | None:
+        """The module behind the pass; None where it failed and is left out, with a warning."""
         # A pass that asks for others ahead of it gets them from a Sequential only.
         runnable = tvm.transform.Sequential([made]) if made.info.required else made
         tell(f"pass {step.entry.name}")
@@ -247,14 +274,26 @@ class PassRunner:
         raised_in_pass()
         try:
             after = runnable(mod)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (the model compiles without the pass)
             raised = raised_in_pass()
             if isinstance(raised, _HANDED_ON):
                 raise raised from None
-            raise failure.error(error) from error
+            _leave_out(failure, error)
+            return None
         if not after.same_as(mod) and not is_well_formed(after):
-            raise failure.error(None)
+            _leave_out(failure, None)
+            return None
         return after
+
+
+def _leave_out(failure: PassFailure, raised: Exception | None) -> None:
+    """Warns of a pass that failed where the model is compiled without it, and raises elsewhere."""
+    error = failure.error(raised)
+    if not failure.may_be_left_out(raised):
+        raise error from raised
+    warning = DefectWarning(str(error))
+    warning.__cause__ = raised
+    warnings.warn(warning, stacklevel=2)
 
 
 def _dump_instrument(folder: Path) -> object:
