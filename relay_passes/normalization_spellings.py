@@ -31,6 +31,8 @@ _ROUNDING = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-22, "float64":
 
 # Operators that put axes back which a reduction has dropped.
 _RESHAPES = ("relax.reshape", "relax.expand_dims")
+_VIEWS = (*_RESHAPES, "relax.broadcast_to")
+_ONE = tirx.const(1, "int64")
 _REDUCTIONS = ("relax.mean", "relax.sum", "relax.variance")
 
 # A divisor as it is read from the root down: the guard, its number, and what is below the root.
@@ -214,7 +216,7 @@ def _scaled_inverse(view: GraphView, expr: relax.Expr) -> tuple[_Guarded, relax.
 
 def _inverse(view: GraphView, expr: relax.Expr) -> _Guarded | None:
     """What is divided by where the model multiplies by ``expr``."""
-    expr = _unreshaped(view, expr)
+    expr = _unviewed(view, expr)
     if (call := view.call(expr, "relax.rsqrt")) is not None:
         return _below_root(view, call.args[0])
     if (call := view.call(expr, "relax.power")) is not None:
@@ -235,9 +237,7 @@ def _inverse(view: GraphView, expr: relax.Expr) -> _Guarded | None:
 
 def _divisor(view: GraphView, expr: relax.Expr) -> _Guarded | None:
     """``expr`` as a root of something, with a number that keeps it away from zero."""
-    expr = _unreshaped(view, expr)
-    if (call := view.call(expr, "relax.broadcast_to")) is not None:
-        return _divisor(view, call.args[0])
+    expr = _unviewed(view, expr)
     if (inside := _root(view, expr)) is not None:
         return _below_root(view, inside)
     if (call := view.call(expr, "relax.where")) is not None:
@@ -254,7 +254,7 @@ def _divisor(view: GraphView, expr: relax.Expr) -> _Guarded | None:
 
 
 def _below_root(view: GraphView, expr: relax.Expr) -> _Guarded:
-    expr = _unreshaped(view, expr)
+    expr = _unviewed(view, expr)
     for guard, names in (
         (Guard.ADD_INSIDE, ("relax.add",)),
         (Guard.MAX_INSIDE, ("relax.maximum", "relax.clip")),
@@ -267,7 +267,7 @@ def _below_root(view: GraphView, expr: relax.Expr) -> _Guarded:
 
 def _root(view: GraphView, expr: relax.Expr) -> relax.Expr | None:
     """What ``expr`` is the square root of."""
-    expr = _unreshaped(view, expr)
+    expr = _unviewed(view, expr)
     if (call := view.call(expr, "relax.sqrt")) is not None:
         return call.args[0]
     call = view.call(expr, "relax.power")
@@ -336,19 +336,19 @@ def _centred(view: GraphView, reading: _Reading, axes: tuple[int, ...]) -> relax
 
 def _squares(view: GraphView, expr: relax.Expr) -> tuple[_Reduced, Squares] | None:
     """``expr`` as a sum or mean of squares."""
-    if (variance := view.call(_unreshaped(view, expr), "relax.variance")) is not None:
+    if (variance := view.call(_unviewed(view, expr), "relax.variance")) is not None:
         axes = _axes(variance)
         found = None if axes is None else _Reduced(variance.args[0], axes, True)
         return None if found is None else (found, Squares.OF_DEVIATIONS)
     if (reduced := _reduced(view, expr)) is not None:
         base = _square_root(view, reduced.of)
         return None if base is None else (replace(reduced, of=base), Squares.OF_VALUES)
-    return _difference_of_means(view, _unreshaped(view, expr))
+    return _difference_of_means(view, _unviewed(view, expr))
 
 
 def _reduced(view: GraphView, expr: relax.Expr) -> _Reduced | None:
     """``expr`` as a sum or a mean, or as a number of times one."""
-    expr = _unreshaped(view, expr)
+    expr = _unviewed(view, expr)
     with_number = _with_number(view, expr, "relax.multiply")
     if with_number is None and (call := view.call(expr, "relax.divide")) is not None:
         number = scalar_value(call.args[1], call.args[0])
@@ -367,7 +367,7 @@ def _difference_of_means(view: GraphView, expr: relax.Expr) -> tuple[_Reduced, S
     """``mean(x * x) - mean(x) * mean(x)``, which may be kept from being below zero."""
     limited = _with_number(view, expr, "relax.maximum", "relax.clip")
     if limited is not None:
-        found = _difference_of_means(view, _unreshaped(view, limited[0]))
+        found = _difference_of_means(view, _unviewed(view, limited[0]))
         is_zero = limited[1] == 0.0
         return (found[0], Squares.DIFFERENCE_FROM_ZERO) if found and is_zero else None
     difference = view.call(expr, "relax.subtract")
@@ -375,7 +375,7 @@ def _difference_of_means(view: GraphView, expr: relax.Expr) -> tuple[_Reduced, S
         return None
     squares = _reduced(view, difference.args[0])
     x = None if squares is None else _square_root(view, squares.of)
-    mean = _square_root(view, _unreshaped(view, difference.args[1]))
+    mean = _square_root(view, _unviewed(view, difference.args[1]))
     if squares is None or x is None or mean is None or not squares.is_mean:
         return None
     if squares.factor != 1.0 or not _is_mean(view, mean, x, squares.axes):
@@ -413,9 +413,9 @@ def _is_mean(view: GraphView, expr: relax.Expr, x: relax.Expr, axes: tuple[int, 
     return found is not None and is_mean and found.axes == axes and _same(view, found.of, x)
 
 
-def _unreshaped(view: GraphView, expr: relax.Expr) -> relax.Expr:
-    """``expr`` without reshapes of it, which ``_rows_line_up`` looks at once ``x`` is known."""
-    while (call := view.call(expr, *_RESHAPES)) is not None:
+def _unviewed(view: GraphView, expr: relax.Expr) -> relax.Expr:
+    """``expr`` without views of it, which ``_rows_line_up`` looks at once ``x`` is known."""
+    while (call := view.call(expr, *_VIEWS)) is not None:
         expr = call.args[0]
     return expr
 
@@ -457,14 +457,17 @@ def _inner(view: GraphView, value: relax.Expr, ends: Iterable[relax.Expr]) -> tu
 
     Raises NotApplicable where one has other readers: it would be computed twice.
     """
-    known = {hash(end) for end in ends}
+    ends = list(ends)
     reads: Counter[relax.Var] = Counter()
     left = [value]
     while left:
         expr = left.pop()
         operands = expr.args if isinstance(expr, relax.Call) else [expr]
         for operand in operands:
-            if not isinstance(operand, relax.Var) or hash(operand) in known:
+            if not isinstance(operand, relax.Var):
+                continue
+            # A model may compute the same value twice, once for each reader.
+            if any(_same(view, operand, end) for end in ends):
                 continue
             if operand not in reads:
                 left.append(view.bindings()[operand])
@@ -482,17 +485,30 @@ def _rows_line_up(
     """Whether values of rows meet others only with all axes, those of an extent of 1 included.
 
     Values that lack the reduced axes are computed with among themselves, and a reshape puts these
-    back where they were.
+    back where they were. None is repeated for more than the input has.
     """
-    one, own = tirx.const(1, "int64"), {hash(var) for var in inner}
-    shape = enumerate(norm.x.ty.shape)
-    kept = relax.ShapeExpr([one if axis in norm.axes else extent for axis, extent in shape])
-    for call in (value, *(view.value(var) for var in inner)):
-        if view.call(call, *_REDUCTIONS) is not None:
-            continue
+    own, shape = {hash(var) for var in inner}, list(norm.x.ty.shape)
+    kept = [_ONE if axis in norm.axes else extent for axis, extent in enumerate(shape)]
+    calls = [value, *(view.value(var) for var in inner)]
+    if not all(isinstance(call.ty.shape, relax.ShapeExpr) for call in calls):
+        return False
+    for call in calls:
         if view.call(call, *_RESHAPES) is not None:
-            if not structural_equal(call.ty.shape, kept):
-                return False
-        elif any(hash(one) in own and one.ty.ndim != call.ty.ndim for one in call.args):
+            fits = structural_equal(call.ty.shape, relax.ShapeExpr(kept))
+        elif view.call(call, "relax.broadcast_to") is not None:
+            fits = _is_within(list(call.ty.shape), shape)
+        elif view.call(call, *_REDUCTIONS) is None:
+            fits = all(hash(a) not in own or a.ty.ndim == call.ty.ndim for a in call.args)
+        else:
+            fits = True
+        if not fits:
             return False
     return True
+
+
+def _is_within(extents: Sequence[Any], shape: Sequence[Any]) -> bool:
+    """Whether ``extents`` are those of ``shape``, or 1."""
+    if len(extents) != len(shape):
+        return False
+    pairs = zip(extents, shape, strict=True)
+    return all(structural_equal(one, _ONE) or structural_equal(one, other) for one, other in pairs)
