@@ -10,12 +10,17 @@ from tvm.ir import GenericConst
 from tvm_ffi import structural_equal
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
+from tvm_ext.relay_passes.binding_rewriter import (
+    BindingRewriter,
+    GraphView,
+    Replacement,
+    view_of,
+)
 from tvm_ext.relay_passes.expressions import is_symbolic
 from tvm_ext.relay_passes.gemm_epilogue import FLOAT_TYPES, same_shape
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.normalization import NARROW_TYPES, Divisor, Guard, Normalization, Squares
-from tvm_ext.relay_passes.normalization_spellings import Spelled, spelled_out
+from tvm_ext.relay_passes.normalization_spellings import ROOTS, Spelled, spelled_out
 
 _OPERATORS = ("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.instance_norm")
 
@@ -149,6 +154,9 @@ class _Fuser(_NormalizationRewriter):
     roots = frozenset(
         {*_OPERATORS, "relax.divide", "relax.multiply", "relax.add", "relax.subtract"}
     )
+
+    def has_work(self, func: relax.Function) -> bool:
+        return not view_of(func).operators.isdisjoint((*_OPERATORS, *ROOTS))
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         if not isinstance(value, relax.Call):

@@ -29,9 +29,11 @@ _NO_LIMIT = 3.0e38
 # How far a number may be from the inverse of a count that it was rounded from.
 _ROUNDING = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-22, "float64": 2**-51}
 
+# One of these is in every divisor.
+ROOTS = ("relax.sqrt", "relax.rsqrt", "relax.power")
 # Operators that put axes back which a reduction has dropped.
-_RESHAPES = ("relax.reshape", "relax.expand_dims")
-_VIEWS = (*_RESHAPES, "relax.broadcast_to")
+RESHAPES = ("relax.reshape", "relax.expand_dims")
+_VIEWS = (*RESHAPES, "relax.broadcast_to")
 _ONE = tirx.const(1, "int64")
 _REDUCTIONS = ("relax.mean", "relax.sum", "relax.variance")
 
@@ -114,7 +116,7 @@ def spelled_out(view: GraphView, value: relax.Call) -> Spelled | None:
         found = _normalization(view, reading)
         if found is not None:
             ends = [found.x, *(operand for _, operand in reading.steps)]
-            inner = _inner(view, value, ends)
+            inner = inner_variables(view, value, ends)
             if not _rows_line_up(view, value, inner, found):
                 return None
             norm = replace(found, multiplies=reading.multiplies)
@@ -337,7 +339,7 @@ def _centred(view: GraphView, reading: _Reading, axes: tuple[int, ...]) -> relax
 def _squares(view: GraphView, expr: relax.Expr) -> tuple[_Reduced, Squares] | None:
     """``expr`` as a sum or mean of squares."""
     if (variance := view.call(_unviewed(view, expr), "relax.variance")) is not None:
-        axes = _axes(variance)
+        axes = reduced_axes(variance)
         found = None if axes is None else _Reduced(variance.args[0], axes, True)
         return None if found is None else (found, Squares.OF_DEVIATIONS)
     if (reduced := _reduced(view, expr)) is not None:
@@ -357,7 +359,7 @@ def _reduced(view: GraphView, expr: relax.Expr) -> _Reduced | None:
         found = _reduced(view, with_number[0]) if with_number[1] > 0.0 else None
         return None if found is None else found.times(with_number[1])
     call = view.call(expr, "relax.mean", "relax.sum")
-    axes = None if call is None else _axes(call)
+    axes = None if call is None else reduced_axes(call)
     if call is None or axes is None:
         return None
     return _Reduced(call.args[0], axes, call.op.name == "relax.mean")
@@ -383,7 +385,7 @@ def _difference_of_means(view: GraphView, expr: relax.Expr) -> tuple[_Reduced, S
     return replace(squares, of=x), Squares.DIFFERENCE
 
 
-def _axes(call: relax.Call) -> tuple[int, ...] | None:
+def reduced_axes(call: relax.Call) -> tuple[int, ...] | None:
     """The axes of a reduction, without repetition; None for one that has none."""
     attrs: Any = call.attrs
     rank = call.args[0].ty.ndim
@@ -393,9 +395,10 @@ def _axes(call: relax.Call) -> tuple[int, ...] | None:
     return tuple(sorted({int(axis) % rank for axis in axes})) or None
 
 
-def kept_axes(call: relax.Call) -> tuple[int, ...] | None:
-    """The axes of a reduction that leaves them with an extent of 1; None for another one."""
-    return _axes(call) if call.attrs.keepdims else None
+def kept_shape(x: relax.Expr, axes: Sequence[int]) -> relax.ShapeExpr:
+    """The shape of a reduction of ``x`` that leaves its axes with an extent of 1."""
+    extents = enumerate(x.ty.shape)
+    return relax.ShapeExpr([_ONE if axis in axes else extent for axis, extent in extents])
 
 
 def _less_its_mean(view: GraphView, expr: relax.Expr, axes: tuple[int, ...]) -> relax.Expr | None:
@@ -452,10 +455,15 @@ def _narrow(view: GraphView, found: Normalization) -> Normalization:
     return replace(found, x=cast.args[0])
 
 
-def _inner(view: GraphView, value: relax.Expr, ends: Iterable[relax.Expr]) -> tuple[relax.Var, ...]:
+def inner_variables(
+    view: GraphView, value: relax.Expr, ends: Iterable[relax.Expr]
+) -> tuple[relax.Var, ...]:
     """The variables between ``ends`` and ``value``.
 
-    Raises NotApplicable where one has other readers: it would be computed twice.
+    Raises
+    ------
+    NotApplicable
+        One of them has other readers: it would be computed twice.
     """
     ends = list(ends)
     reads: Counter[relax.Var] = Counter()
@@ -488,13 +496,13 @@ def _rows_line_up(
     back where they were. None is repeated for more than the input has.
     """
     own, shape = {hash(var) for var in inner}, list(norm.x.ty.shape)
-    kept = [_ONE if axis in norm.axes else extent for axis, extent in enumerate(shape)]
+    kept = kept_shape(norm.x, norm.axes)
     calls = [value, *(view.value(var) for var in inner)]
     if not all(isinstance(call.ty.shape, relax.ShapeExpr) for call in calls):
         return False
     for call in calls:
-        if view.call(call, *_RESHAPES) is not None:
-            fits = structural_equal(call.ty.shape, relax.ShapeExpr(kept))
+        if view.call(call, *RESHAPES) is not None:
+            fits = structural_equal(call.ty.shape, kept)
         elif view.call(call, "relax.broadcast_to") is not None:
             fits = _is_within(list(call.ty.shape), shape)
         elif view.call(call, *_REDUCTIONS) is None:
