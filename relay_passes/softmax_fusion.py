@@ -199,8 +199,8 @@ class _SoftmaxFuser(BindingRewriter):
 
     def _same_row_value(self, one: relax.Expr, other: relax.Expr) -> bool:
         """Whether two values of rows are the same one, which may have lost the reduced axes."""
-        reshape = self.view.call(one, *RESHAPES)
-        return one.same_as(other) or (reshape is not None and reshape.args[0].same_as(other))
+        view = self.view.call(one, *RESHAPES, "relax.squeeze")
+        return one.same_as(other) or (view is not None and view.args[0].same_as(other))
 
     def _reduced(self, expr: relax.Expr, combine: str) -> _Reduced | None:
         """What ``expr`` combines, over which axes, whether or not a reshape puts these back."""
