@@ -195,7 +195,7 @@ def _digit(nest: Nest) -> tuple[int, int] | None:
 
 def _piece(dividend: tvm.ir.Expr, axis: LoopAxis, divisor: int | None) -> int | None:
     step = slope(dividend, axis.var)
-    if divisor is None or not step or divisor % step:
+    if divisor is None or axis.is_symbolic or not step or divisor % step:
         return None
     size = divisor // abs(step)
     return size if 1 < size < axis.extent and axis.extent % size == 0 else None

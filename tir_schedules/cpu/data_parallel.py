@@ -15,7 +15,12 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, count_calls
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    buffer_bytes,
+    count_calls,
+    element_bytes,
+)
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
@@ -247,6 +252,13 @@ def lanes_of(piece: Piece, machine: CpuDescription) -> int:
     return min(machine.vector_lanes(str(buffer.dtype)) for buffer in buffers)
 
 
+def moved_bytes(nest: Nest) -> int:
+    """What a nest of known extents stores and loads, of each tensor no more than it has."""
+    sources = {hash(load.source): load.source for load in nest.loads()}
+    buffers = [nest.store.buffer, *sources.values()]
+    return sum(min(nest.volume() * element_bytes(one), buffer_bytes(one)) for one in buffers)
+
+
 @dataclass(frozen=True)
 class _Unit:
     """What is handed to threads on its own, with what decides about it."""
@@ -260,7 +272,8 @@ class _Unit:
 
     def is_long(self, machine: CpuDescription) -> bool:
         """Whether it takes long enough to split over threads."""
-        return worth_threads(machine, self.operations, self.lanes)
+        nbytes = sum(moved_bytes(nest) for nest in leaves(self.piece))
+        return worth_threads(machine, self.operations, self.lanes, nbytes)
 
     def trips(self) -> int:
         """Iterations that threads can share, of loops as ``leaf_code`` writes them."""

@@ -196,11 +196,19 @@ def elements_per_instruction(length: int) -> float:
     return length / length.bit_count()
 
 
-def worth_threads(machine: CpuDescription, operations: float, lanes: int) -> bool:
-    """Whether ``operations`` vectorised operations take long enough to split over threads."""
+def worth_threads(
+    machine: CpuDescription, operations: float, lanes: int, nbytes: float = 0.0
+) -> bool:
+    """Whether loops take long enough to split over threads.
+
+    They take as long as their ``operations``, of which a vector holds ``lanes``, or as the
+    ``nbytes`` that they read and write. What threads have just written waits in the caches of
+    several cores, from where one core reads it no faster than from memory.
+    """
     if machine.cores < 2:
         return False
-    seconds = operations / (lanes * machine.clock_ghz * 1e9)
+    computed = operations / (lanes * machine.clock_ghz * 1e9)
+    seconds = max(computed, nbytes / (machine.core_memory_gbs * 1e9))
     return seconds > PARALLEL_GAIN * machine.parallel_overhead_us * 1e-6
 
 

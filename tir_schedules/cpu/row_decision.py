@@ -12,7 +12,12 @@ from tvm_ffi import structural_equal
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import count_calls, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    buffer_bytes,
+    count_calls,
+    nodes,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
     RowKernel,
@@ -342,7 +347,7 @@ def decide_rows(
         return _symbolic_rows(kernel, lanes, machine)
     runs_across = _runs_across(kernel, lanes)
     across = bool(decisions.pick("across", ways(kernel, lanes), int(runs_across)))
-    busy = worth_threads(machine, operations(kernel, across, lanes), lanes)
+    busy = worth_threads(machine, operations(kernel, across, lanes), lanes, _bytes_moved(kernel))
     if across:
         tiles = AcrossOptions(kernel, lanes, machine.cores if busy else 1)
         default = _registers_across(kernel, machine, lanes)
@@ -420,6 +425,13 @@ def operations(kernel: RowKernel, across: bool, lanes: int) -> float:
         if block.starts and not across:
             total += kernel.count * len(block.stores) * CYCLES_PER_COMBINATION * lanes
     return total
+
+
+def _bytes_moved(kernel: RowKernel) -> int:
+    """Of the tensors that the kernel reads and writes."""
+    stored = [store.buffer for block in kernel.blocks for store in block.stores]
+    buffers = {buffer_key(one): one for one in (*stored, *(load.source for load in kernel.loads()))}
+    return sum(buffer_bytes(one) for key, one in buffers.items() if key not in kernel.inner)
 
 
 def _lanes(kernel: RowKernel, machine: CpuDescription) -> int:

@@ -21,6 +21,7 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
     substitute,
     without_divisions,
 )
+from tvm_ext.tir_schedules.cpu.data_parallel import moved_bytes
 from tvm_ext.tir_schedules.cpu.nest_code import (
     chunks,
     loop,
@@ -178,7 +179,7 @@ def _on_threads(
     nests: Sequence[Nest], lanes: int, machine: CpuDescription, decisions: Decisions
 ) -> bool:
     operations = sum(n.volume() * (1 + CYCLES_PER_CALL * count_calls(n.store.value)) for n in nests)
-    worth = worth_threads(machine, operations, lanes)
+    worth = worth_threads(machine, operations, lanes, sum(map(moved_bytes, nests)))
     return pick_threads(decisions, machine, lambda: nests[0].volume() // lanes, worth)
 
 

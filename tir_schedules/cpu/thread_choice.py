@@ -4,7 +4,8 @@ Handing work to threads takes microseconds, and waking them up tens of these: a 
 row takes less in all. Where all sizes are known the schedules decide; here a run does.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from tvm_ffi import structural_map, structural_walk
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     buffer_bytes,
+    depends,
+    element_bytes,
     nodes,
     static_extent,
     static_product,
@@ -38,8 +41,9 @@ CONDITION = "tvm_ext.threads_if"
 # Items for each thread, at least, so that a last round of few does not make the others wait.
 _ENOUGH_ITEMS = 4
 
-# Cycles at most that a statement waits for what it reads: it may read a part of an array only.
-_LOADING_STATEMENT = 8
+# Cycles at most that a statement waits for weights, and for what other cores have written: it may
+# read a part of an array only.
+_LOADING_STATEMENT, _HANDED_OVER_STATEMENT = 8, 128
 
 # Taken for a loop that only its condition ends.
 _TURNS_OF_WHILE = 8
@@ -81,11 +85,11 @@ def with_thread_choice(func: tirx.PrimFunc, machine: CpuDescription) -> ThreadCh
             return _items_or_parts(node, machine.cores)
         if tirx.ForKind(node.kind) != tirx.ForKind.PARALLEL or _MARK in node.annotations:
             return node
-        work = _with_loading(_work(node, frozenset()), node, machine)
+        work = _work(node, frozenset())
         if work is None:
             left += not isinstance(node.extent, tirx.IntImm)
             return node
-        work = Analyzer().simplify(work)
+        work = Analyzer().simplify(_with_loading(work, node, machine))
         if isinstance(work, tirx.IntImm) or _at_least(work) > least:
             return node
         loops += 1
@@ -154,14 +158,37 @@ def _at_least(work: tvm.ir.Expr) -> int:
 
 
 def _with_loading(work: Any, loop: tirx.For, machine: CpuDescription) -> Any:
-    """``work``, and the cycles to read arrays of known size from outside of L2: weights, say."""
-    arrays = {load.source for load in nodes(loop.body, tvm.ir.TensorLoad)}
-    nbytes = sum(buffer_bytes(a) for a in arrays if static_product(a.shape) is not None)
-    if work is None or nbytes <= machine.l2_bytes:
-        return work
-    cycles = nbytes / machine.bandwidth(nbytes) * machine.clock_ghz * 1e9
-    loading = tirx.const(round(cycles), "int64")
-    return work + tirx.min(loading, work * tirx.const(_LOADING_STATEMENT, "int64"))
+    """The cycles of ``work``, one a statement, or more where it waits for arrays.
+
+    Arrays of known size, weights say, come from outside of L2. Arrays of a size that a run decides
+    come from the caches of the cores that wrote them.
+    """
+    inside = _allocated(loop)
+    loads = {load.source for load in nodes(loop.body, tvm.ir.TensorLoad)} - inside
+    stores = {store.buffer for store in nodes(loop.body, tirx.BufferStore)} - inside
+    nbytes = sum(buffer_bytes(one) for one in loads if static_product(one.shape) is not None)
+    loading: Any = tirx.const(0, "int64")
+    if nbytes > machine.l2_bytes:
+        cycles = nbytes / machine.bandwidth(nbytes) * machine.clock_ghz * 1e9
+        most = work * tirx.const(_LOADING_STATEMENT, "int64")
+        loading = tirx.min(tirx.const(round(cycles), "int64"), most)
+    written = [one for one in loads | stores if static_product(one.shape) is None]
+    moved = _bytes_at_run(written, loop)
+    # Cycles for 64 bytes, a number that is not far from a whole one.
+    line = tirx.const(round(64 * machine.clock_ghz / machine.core_memory_gbs), "int64")
+    most = work * tirx.const(_HANDED_OVER_STATEMENT, "int64")
+    handed_over = tirx.min(tirx.floordiv(moved, tirx.const(64, "int64")) * line, most)
+    return tirx.max(work + loading, handed_over)
+
+
+def _bytes_at_run(arrays: Iterable[tirx.Buffer], loop: tirx.For) -> Any:
+    """Bytes of arrays, int64, of those whose shapes do not depend on the variable of ``loop``."""
+    total: Any = tirx.const(0, "int64")
+    for array in sorted(arrays, key=lambda one: str(one.name)):
+        if not any(depends(size, loop.loop_var) for size in array.shape):
+            sizes = [size.astype("int64") for size in array.shape]
+            total = total + math.prod(sizes, start=tirx.const(element_bytes(array), "int64"))
+    return total
 
 
 def _sequence_work(parts: list[tirx.Stmt], inner: frozenset[tirx.Var]) -> tvm.ir.Expr:

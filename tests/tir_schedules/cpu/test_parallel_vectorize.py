@@ -51,6 +51,9 @@ def test_worth_threads() -> None:
     assert worth_threads(MACHINE, threshold * 1.01, 16)
     assert not worth_threads(MACHINE, threshold * 0.99, 16)
     assert not worth_threads(MACHINE.with_cores(1), threshold * 1000, 16)
+    nbytes = 4 * MACHINE.parallel_overhead_us * 1e-6 * MACHINE.core_memory_gbs * 1e9
+    assert worth_threads(MACHINE, 1, 16, nbytes * 1.01)
+    assert not worth_threads(MACHINE, 1, 16, nbytes * 0.99)
 
 
 @pytest.mark.parametrize(

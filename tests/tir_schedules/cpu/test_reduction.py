@@ -84,8 +84,9 @@ def test_decisions() -> None:
     assert {name: knob.options for name, knob in knobs.items()} == {
         "parts": (1,),
         "across": (1,),
-        "registers": (1, 2, 4, 8, 32, 64, 128),
+        "registers": (1, 2, 4, 8, 32, 64),
         "threads": (0, 1),
+        "chunks": (4, 8, 16),
     }
 
 

@@ -67,6 +67,17 @@ def test_symbolic_rows_are_one_nest_with_a_version_for_few_elements() -> None:
     assert kinds.count("vectorized") == 1
 
 
+def test_a_loop_of_symbolic_size_is_not_split_for_a_division() -> None:
+    rows = tirx.Var("rows", "int64")
+    x = te.placeholder((rows, 8), "float32", "x")
+    steps = te.placeholder((rows // 4,), "float32", "steps")
+    added = te.compute((rows, 8), lambda i, j: x[i, j] + steps[i // 4], "added")
+    taken = te.compute((rows, 8), lambda i, j: x[i, j] - steps[i // 4], "taken")
+    func = te.create_prim_func([x, steps, added, taken])
+    with pytest.raises(NotApplicable, match="read along another axis"):
+        several_results(func, MACHINE)
+
+
 def test_decisions() -> None:
     func = two_results(7, 1000)
     knobs = assert_defaults_give_the_default_schedule(CpuElementwise(), func, MACHINE)

@@ -9,10 +9,14 @@ import tvm
 from small_models import model, node, rand, value
 from tvm import tirx
 from tvm.script import tirx as T
+from tvm.sym import Analyzer
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.tir_schedules.cpu.thread_choice import with_thread_choice
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.cpu.parallel_vectorize import PARALLEL_GAIN
+from tvm_ext.tir_schedules.cpu.thread_choice import CONDITION, with_thread_choice
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 
 MACHINE = HOST.with_cores(2)
@@ -36,6 +40,31 @@ def test_a_run_decides() -> None:
     assert "n" in choice.split("tvm_ext.threads_if")[1]
     assert loop.startswith("for i in T.parallel(n")
     assert with_thread_choice(found.func, MACHINE).loops == 0
+
+
+@T.prim_func(private=True, s_tir=True)
+def copied(x: T.handle, y: T.handle) -> None:
+    n = T.int64()
+    a, b = T.match_buffer(x, (n, 64), "float32"), T.match_buffer(y, (n, 64), "float32")
+    for i in T.parallel(n):
+        for j in T.vectorized(64):
+            b[i, j] = a[i, j]
+
+
+def test_what_is_read_and_written_counts() -> None:
+    found = with_thread_choice(copied, MACHINE).func
+    (condition,) = [
+        one.value for one in nodes(found.body, tirx.AttrStmt) if one.attr_key == CONDITION
+    ]
+    (size,) = tirx.analysis.undefined_vars(condition)
+    nbytes = PARALLEL_GAIN * MACHINE.parallel_overhead_us * MACHINE.core_memory_gbs * 1e3
+
+    def has_threads(rows: int) -> bool:
+        return bool(Analyzer().simplify(substitute(condition, {size: tirx.const(rows, "int64")})))
+
+    # A row is read and written; lines of 64 bytes are counted in whole cycles.
+    assert has_threads(round(1.1 * nbytes / 512))
+    assert not has_threads(round(0.9 * nbytes / 512))
 
 
 def built(func: tirx.PrimFunc) -> tvm.runtime.Executable:
