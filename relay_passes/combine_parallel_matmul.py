@@ -22,7 +22,8 @@ class CombineParallelMatmul:
     """Computes products of one input with several constant weights as one product.
 
     Before: ``q = matmul(x, Wq) + bq``, ``k = matmul(x, Wk) + bk``, each reshaped and transposed
-            into heads; or both of them fields of one ``split``
+            into heads, as Keras does it with the bias added to the heads and with axes of an
+            extent of 1; or both of them fields of one ``split``
     After:  ``qk = matmul(x, concat(Wq, Wk)) + concat(bq, bk)``; a kernel for each of ``q`` and
             ``k`` reads its columns of ``qk`` as heads, in place of the transpose
 
@@ -73,6 +74,20 @@ class _Heads:
 
 
 @dataclass(frozen=True)
+class _Transposed:
+    """What a transpose makes heads of.
+
+    ``passed`` are the variables between ``source`` and it, ``bias`` has a number for each column
+    and is None where none is added to the heads.
+    """
+
+    source: relax.Var
+    heads: _Heads
+    passed: tuple[relax.Var, ...]
+    bias: GenericConst | None
+
+
+@dataclass(frozen=True)
 class _Product:
     """One product with what follows it, up to ``end``, the transpose into heads.
 
@@ -108,29 +123,42 @@ class _HeadRewriter(BindingRewriter):
     pass_name = "CombineParallelMatmul"
     roots = frozenset({"relax.permute_dims"})
 
-    def _heads(self, var: relax.Var, value: relax.Expr) -> tuple[relax.Var, _Heads] | None:
-        """What ``var`` has the heads of, if it is a transpose of a reshape that makes heads."""
+    def _heads(self, value: relax.Expr) -> _Transposed | None:
+        """What ``value`` has the heads of, if it is a transpose of a reshape that makes heads."""
         # Another name of a transpose is none.
         is_call = isinstance(value, relax.Call)
         transpose = self.view.call(value, "relax.permute_dims") if is_call else None
         if transpose is None or not isinstance(transpose.args[0], relax.Var):
             return None
-        reshape = self.view.call(transpose.args[0], "relax.reshape")
-        if reshape is None or self.view.uses(transpose.args[0]) > 1:
+        inner, axes = transpose.args[0], transpose.attrs.axes
+        rank, passed = inner.ty.ndim, [inner]
+        order = list(reversed(range(rank)) if axes is None else (int(a) % rank for a in axes))
+        if (expand := self.view.call(inner, "relax.expand_dims")) is not None:
+            added = {int(axis) % rank for axis in expand.attrs.axis}
+            kept = [axis for axis in range(rank) if axis not in added]
+            order = [kept.index(axis) for axis in order if axis not in added]
+            inner = expand.args[0]
+            passed.insert(0, inner)
+        bias, add = None, self.view.call(inner, "relax.add")
+        if add is not None:
+            pair = _value_and_constant_of_heads(add)
+            if pair is None:
+                return None
+            inner, bias = pair
+            passed.insert(0, inner)
+        reshape = self.view.call(inner, "relax.reshape")
+        if reshape is None or any(self.view.uses(one) > 1 for one in passed):
             return None
-        extents, source = transpose.args[0].ty.shape, reshape.args[0]
+        extents, source = inner.ty.shape, reshape.args[0]
         if not isinstance(extents, relax.ShapeExpr) or len(extents) < 3:
             return None
         *lead, number, size = extents
-        columns = _last_extent(source)
         if not all(isinstance(n, tirx.IntImm) for n in (number, size)):
             return None
-        if columns != int(number) * int(size) or self.view.uses(source) > 1:
+        if _last_extent(source) != int(number) * int(size) or self.view.uses(source) > 1:
             return None
-        axes = transpose.attrs.axes
-        rank = len(extents)
-        order = reversed(range(rank)) if axes is None else [int(axis) % rank for axis in axes]
-        return source, _Heads(tuple(lead), int(number), int(size), tuple(order))
+        heads = _Heads(tuple(lead), int(number), int(size), tuple(order))
+        return _Transposed(source, heads, tuple(passed), bias)
 
     def _copied(self, heads: _Heads, source: relax.Var) -> relax.Call:
         return self.builder.call_te(
@@ -163,18 +191,20 @@ class _Combiner(_HeadRewriter):
         self._combined: dict[int, relax.Var] = {}
 
     def _product(self, end: relax.Var, value: relax.Expr) -> _Product | None:
-        read = self._heads(end, value)
+        read = self._heads(value)
         if read is None:
             return None
-        expr, heads = read
+        expr, heads, bias = read.source, read.heads, read.bias
         passed = [expr]
         cast = self.view.call(expr, "relax.astype")
         if cast is not None:
+            if bias is not None:
+                return None
             passed.insert(0, cast.args[0])
-        bias, added = None, self.view.call(passed[0], "relax.add")
+        added = self.view.call(passed[0], "relax.add")
         if added is not None:
             pair = _value_and_row(added, heads.columns)
-            if pair is None:
+            if pair is None or bias is not None:
                 return None
             bias = pair[1]
             passed.insert(0, pair[0])
@@ -185,8 +215,8 @@ class _Combiner(_HeadRewriter):
         is_weight = isinstance(weight, GenericConst) and weight.ty.ndim == 2
         if not is_weight or not isinstance(x, relax.Var) or self._around.shared(weight):
             return None
-        reshape = self.view.value(end).args[0]
-        return _Product(end, (*passed, reshape), x, weight, bias, str(expr.ty.dtype), heads)
+        passed += read.passed
+        return _Product(end, tuple(passed), x, weight, bias, str(expr.ty.dtype), heads)
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         group = next((g for g in self._groups if any(p.end.same_as(var) for p in g)), None)
@@ -201,7 +231,9 @@ class _Combiner(_HeadRewriter):
         for product in group:
             if product.end.same_as(var):
                 heads = replace(product.heads, first=first)
-                made = self._copied(heads, self._combined[key])
+                made: relax.Expr = self._copied(heads, self._combined[key])
+                if var.ty.ndim != len(heads.axes):
+                    made = relax.op.reshape(self.bind(made, var), var.ty.shape)
                 return Replacement(made, (), f"one of {len(group)} products computed as one")
             first += product.heads.columns
         return None
@@ -249,6 +281,21 @@ def _value_and_row(add: relax.Call, columns: int) -> tuple[relax.Expr, GenericCo
     return None
 
 
+def _value_and_constant_of_heads(add: relax.Call) -> tuple[relax.Expr, GenericConst] | None:
+    """The sum as a value and a constant with a number for each column of each head."""
+    for value, other in (add.args, reversed(add.args)):
+        if not isinstance(other, GenericConst) or not isinstance(value, relax.Var):
+            continue
+        if not isinstance(value.ty.shape, relax.ShapeExpr) or value.ty.ndim < 2:
+            return None
+        shape, heads = list(other.value.numpy().shape), list(value.ty.shape)[-2:]
+        known = all(isinstance(extent, tirx.IntImm) for extent in heads)
+        if known and shape[-2:] == [int(extent) for extent in heads]:
+            is_row = prod(shape) == prod(shape[-2:]) and len(shape) <= value.ty.ndim
+            return (value, other) if is_row else None
+    return None
+
+
 def _row(product: _Product) -> np.ndarray:
     """The bias of a product, zeros where it has none."""
     if product.bias is not None:
@@ -265,14 +312,14 @@ class _SplitReader(_HeadRewriter):
         return view_of(func).operators >= {"relax.permute_dims", "relax.split"}
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        read = self._heads(var, value)
-        field = None if read is None else self.view.bindings().get(read[0])
+        read = self._plain_heads(value)
+        field = None if read is None else self.view.bindings().get(read.source)
         if read is None or not isinstance(field, relax.TupleGetItem):
             return None
         split = self.view.call(field.tuple_value, "relax.split")
         if split is None or not isinstance(split.args[0], relax.Var):
             return None
-        source, (_, heads) = split.args[0], read
+        source, heads = split.args[0], read.heads
         fields = split.ty.fields
         widths = [_last_extent(relax.Var("field", one)) for one in fields]
         axis = int(split.attrs.axis) % source.ty.ndim
@@ -282,8 +329,13 @@ class _SplitReader(_HeadRewriter):
             return None
         first = sum(int(width or 0) for width in widths[: field.index])
         made = self._copied(replace(heads, first=first), source)
-        reshape = self.view.value(var).args[0]
-        return Replacement(made, (read[0], reshape), "a field of a split read of the whole")
+        absorbed = (read.source, *read.passed)
+        return Replacement(made, absorbed, "a field of a split read of the whole")
+
+    def _plain_heads(self, value: relax.Expr) -> _Transposed | None:
+        """Those of a transpose with nothing but a reshape in front of it."""
+        read = self._heads(value)
+        return read if read is not None and len(read.passed) == 1 else None
 
     def _all_heads(self, fields: relax.Expr) -> bool:
         """Whether each field in use becomes heads: a split that is left has them all as results."""
@@ -293,5 +345,5 @@ class _SplitReader(_HeadRewriter):
             for var, value in bindings.items()
             if isinstance(value, relax.TupleGetItem) and value.tuple_value.same_as(fields)
         }
-        made = (self._heads(var, value) for var, value in bindings.items())
-        return taken == {hash(heads[0]) for heads in made if heads and hash(heads[0]) in taken}
+        made = map(self._plain_heads, bindings.values())
+        return taken == {hash(one.source) for one in made if one and hash(one.source) in taken}

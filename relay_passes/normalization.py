@@ -24,6 +24,19 @@ class Guard(Enum):
     ONE_FOR_ZERO = "1 where sqrt(s) is 0, else sqrt(s)"
 
 
+class Squares(Enum):
+    """What stands below the root; all but the first have the mean ``m`` of ``x`` subtracted.
+
+    A difference of two means has other digits than the mean of the squared deviations, and may be
+    below zero, so that a model that is written with one keeps it.
+    """
+
+    OF_VALUES = "x * x"
+    OF_DEVIATIONS = "(x - m) * (x - m)"
+    DIFFERENCE = "mean(x * x) - m * m"
+    DIFFERENCE_FROM_ZERO = "max(mean(x * x) - m * m, 0)"
+
+
 @dataclass(frozen=True)
 class Divisor:
     """What is divided by: ``guard`` of ``factor`` times the sum of the squares, or their mean."""
@@ -33,12 +46,14 @@ class Divisor:
     is_mean: bool
     factor: float = 1.0
 
-    def compute(self, squares: Any, count: Any) -> Any:
-        """The divisor of the sum ``squares`` of ``count`` elements, as an expression of TVM."""
-        dtype = str(squares.ty)
-        number: Callable[[float], Any] = lambda value: tirx.const(value, dtype)  # noqa: E731
+    def below_root(self, squares: Any, count: Any) -> Any:
+        """Of the sum ``squares`` of ``count`` elements, as an expression of TVM."""
         found = squares / count if self.is_mean else squares
-        found = found if self.factor == 1.0 else found * number(self.factor)
+        return found if self.factor == 1.0 else found * tirx.const(self.factor, str(squares.ty))
+
+    def guarded(self, found: Any) -> Any:
+        """The divisor, of what is below its root."""
+        number: Callable[[float], Any] = lambda value: tirx.const(value, str(found.ty))  # noqa: E731
         eps = number(self.eps)
         if self.guard is Guard.ADD_INSIDE:
             return te.sqrt(found + eps)
@@ -54,7 +69,7 @@ class Divisor:
 
 @dataclass(frozen=True)
 class Normalization:
-    """``x``, less its mean where ``is_centred``, over ``divisor``; both over ``axes``.
+    """``x``, less its mean where ``squares`` has one, over ``divisor``; both over ``axes``.
 
     ``multiplies`` says that the model multiplies by the inverse of the divisor. The result has the
     type ``dtype``; numbers of 16 bits are computed with as float32. With ``groups`` the first of
@@ -63,11 +78,16 @@ class Normalization:
 
     x: relax.Expr
     axes: tuple[int, ...]
-    is_centred: bool
+    squares: Squares
     divisor: Divisor
     dtype: str
     multiplies: bool = False
     groups: int = 1
+
+    @property
+    def is_centred(self) -> bool:
+        """Whether the mean is subtracted."""
+        return self.squares is not Squares.OF_VALUES
 
     @property
     def name(self) -> str:
@@ -88,25 +108,38 @@ class Normalization:
         wide = "float32" if str(x.dtype) in NARROW_TYPES else str(x.dtype)
         count = tirx.Cast(wide, reduce(lambda a, b: a * b, self._extents(x)))
         source: Any = lambda *i: x(*i).astype(wide)  # noqa: E731
+        value, mean = source, None
         if self.is_centred:
-            source = self._deviations(x, source, count)
-        squares = self._sum(x, lambda *i: source(*i) * source(*i), "squares")
+            total = self._sum(x, source, "total")
+            mean = te.compute(total.shape, lambda *i: total(*i) / count, "mean")
+            value = self._deviation(x, source, mean)
+        squared = value if self.squares is Squares.OF_DEVIATIONS else source
+        squares = self._sum(x, lambda *i: squared(*i) * squared(*i), "squares")
         divisor = te.compute(
-            squares.shape, lambda *i: self.divisor.compute(squares(*i), count), "divisor"
+            squares.shape, lambda *i: self._divisor(squares, mean, count, i), "divisor"
         )
         return te.compute(
             x.shape,
-            lambda *i: self._quotient(source(*i), divisor(*self._kept(x, i))).astype(self.dtype),
+            lambda *i: self._quotient(value(*i), divisor(*self._kept(x, i))).astype(self.dtype),
             "normalised",
         )
 
-    def _deviations(self, x: te.Tensor, source: Any, count: Any) -> Any:
-        total = self._sum(x, source, "total")
-        mean = te.compute(total.shape, lambda *i: total(*i) / count, "mean")
+    def _deviation(self, x: te.Tensor, source: Any, mean: te.Tensor) -> Any:
         deviation: Any = lambda *i: source(*i) - mean(*self._kept(x, i))  # noqa: E731
         known = all(isinstance(extent, tirx.IntImm) for extent in self._extents(x))
-        waits = known and self.groups == 1
+        used_twice = self.squares is Squares.OF_DEVIATIONS
+        waits = known and used_twice and self.groups == 1
         return te.compute(x.shape, deviation, "centred") if waits else deviation
+
+    def _divisor(
+        self, squares: te.Tensor, mean: te.Tensor | None, count: Any, index: Sequence[tirx.Var]
+    ) -> Any:
+        found = self.divisor.below_root(squares(*index), count)
+        if mean is not None and self.squares is not Squares.OF_DEVIATIONS:
+            found = found - mean(*index) * mean(*index)
+            if self.squares is Squares.DIFFERENCE_FROM_ZERO:
+                found = te.max(tirx.const(0.0, str(found.ty)), found)
+        return self.divisor.guarded(found)
 
     def _quotient(self, value: Any, divisor: Any) -> Any:
         if self.multiplies:

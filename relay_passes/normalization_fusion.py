@@ -10,12 +10,17 @@ from tvm.ir import GenericConst
 from tvm_ffi import structural_equal
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
+from tvm_ext.relay_passes.binding_rewriter import (
+    BindingRewriter,
+    GraphView,
+    Replacement,
+    view_of,
+)
 from tvm_ext.relay_passes.expressions import is_symbolic
 from tvm_ext.relay_passes.gemm_epilogue import FLOAT_TYPES, same_shape
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
-from tvm_ext.relay_passes.normalization import NARROW_TYPES, Divisor, Guard, Normalization
-from tvm_ext.relay_passes.normalization_spellings import spelled_out
+from tvm_ext.relay_passes.normalization import NARROW_TYPES, Divisor, Guard, Normalization, Squares
+from tvm_ext.relay_passes.normalization_spellings import ROOTS, Spelled, spelled_out
 
 _OPERATORS = ("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.instance_norm")
 
@@ -28,16 +33,17 @@ class NormalizationFusion:
     After:  ``layer_norm(x)``; scale and shift that follow join it when operators are fused
     Before: ``w = astype(x, float32); w * rsqrt(mean(w * w) + eps)``
     After:  ``rms_norm(x)``, which reads the narrow numbers
+    Before: ``s = scale * rsqrt(v + eps); x * s + (shift - m * s)``
+    After:  ``layer_norm(x) * scale + shift``
 
     ``Guard`` has the ways in which ``eps`` may stand, ``normalization_spellings`` the operators.
     Also for ``layer_norm``, ``rms_norm``, ``group_norm`` and ``instance_norm`` of ``relax.nn``. TVM
     computes some of them from the mean of the squares, which loses all digits when the mean is
-    much larger than the deviations. Here deviations are squared. Sizes may be symbolic. Numbers of
-    16 bits are computed with as float32.
+    much larger than the deviations. Here deviations are squared; a model that spells out the other
+    formula keeps it. Sizes may be symbolic. Numbers of 16 bits are computed with as float32.
 
-    Leaves alone: a variance that is written as ``mean(x * x) - mean(x) * mean(x)``; values inside
-    that are used elsewhere as well; unknown shapes; scales of ``layer_norm`` and ``rms_norm`` that
-    are not over the last axes.
+    Leaves alone: values inside that are used elsewhere as well; unknown shapes; scales of
+    ``layer_norm`` and ``rms_norm`` that are not over the last axes.
 
     Run after: LayoutPlanning, FoldConstantCalls. Run before: LegalizeOps.
     """
@@ -80,11 +86,13 @@ class _GroupFuser(_NormalizationRewriter):
             return None
         passed, steps, inside = self._constant_steps(back.args[0])
         try:
-            found = spelled_out(self.view, self.view.value(inside))
+            found = self._of_call(inside)
         except NotApplicable:
             return None
-        norm = None if found is None else _of_groups(self.view, found[0], var)
-        if found is None or norm is None or any(self.view.uses(v) > 1 for v in passed):
+        if found is None or found.steps or any(self.view.uses(v) > 1 for v in passed):
+            return None
+        norm = _of_groups(self.view, found.norm, var)
+        if norm is None:
             return None
         result: relax.Expr = self._kernel(norm)
         for operator, constant in reversed(steps):
@@ -92,8 +100,12 @@ class _GroupFuser(_NormalizationRewriter):
             if not np.all(repeated == (operator == "relax.multiply")):
                 apply = relax.op.multiply if operator == "relax.multiply" else relax.op.add
                 result = apply(self.bind(result, var), relax.const(repeated, norm.dtype))
-        absorbed = (*found[1], *reversed(passed))
+        absorbed = (*found.inner, *reversed(passed))
         return Replacement(result, absorbed, f"over {norm.groups} groups of channels")
+
+    def _of_call(self, expr: relax.Expr) -> Spelled | None:
+        value = self.view.value(expr)
+        return spelled_out(self.view, value) if isinstance(value, relax.Call) else None
 
     def _constant_steps(
         self, expr: relax.Expr
@@ -115,7 +127,9 @@ class _GroupFuser(_NormalizationRewriter):
         x, rank = call.args[0], call.args[0].ty.ndim
         axes = tuple(sorted({int(axis) % rank for axis in attrs.axes}))
         divisor = Divisor(Guard.ADD_INSIDE, float(attrs.epsilon), is_mean=True)
-        norm = Normalization(x, (1, *range(2, rank)), True, divisor, str(x.ty.dtype))
+        norm = Normalization(
+            x, (1, *range(2, rank)), Squares.OF_DEVIATIONS, divisor, str(x.ty.dtype)
+        )
         norm = replace(norm, groups=int(attrs.num_groups))
         try:
             _check(norm)
@@ -135,8 +149,14 @@ class _GroupFuser(_NormalizationRewriter):
 class _Fuser(_NormalizationRewriter):
     """All others."""
 
-    # The last operator of one that is spelled out divides, or multiplies by an inverse.
-    roots = frozenset({*_OPERATORS, "relax.divide", "relax.multiply"})
+    # The last operator of one that is spelled out divides, multiplies by an inverse, or adds what
+    # is left of the mean.
+    roots = frozenset(
+        {*_OPERATORS, "relax.divide", "relax.multiply", "relax.add", "relax.subtract"}
+    )
+
+    def has_work(self, func: relax.Function) -> bool:
+        return not view_of(func).operators.isdisjoint((*_OPERATORS, *ROOTS))
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         if not isinstance(value, relax.Call):
@@ -147,12 +167,20 @@ class _Fuser(_NormalizationRewriter):
             found = spelled_out(self.view, value)
             if found is None:
                 return None
-            norm, inner = found
-            _check(norm)
+            _check(found.norm)
+            self._check_reached(found)
         except NotApplicable as refused:
             self.refuse(str(refused), var)
             return None
-        return Replacement(self._kernel(norm), inner, f"over {_words(norm)} of its input")
+        result: relax.Expr = self._kernel(found.norm)
+        for operator, operand in found.steps:
+            apply = relax.op.multiply if operator == "relax.multiply" else relax.op.add
+            result = apply(self.bind(result, var), operand)
+        return Replacement(result, found.inner, f"over {_words(found.norm)} of its input")
+
+    def _check_reached(self, found: Spelled) -> None:
+        if not all(self.reaches(operand) for _, operand in found.steps):
+            raise NotApplicable("its scale or shift is computed inside another block")
 
     def _operator(self, var: relax.Var, call: relax.Call) -> Replacement:
         attrs: Any = call.attrs
@@ -160,7 +188,8 @@ class _Fuser(_NormalizationRewriter):
         rank, is_rms = x.ty.ndim, kind == "rms_norm"
         axes = tuple(sorted(int(axis) % rank for axis in attrs.axes))
         divisor = Divisor(Guard.ADD_INSIDE, float(attrs.epsilon), is_mean=True)
-        norm = Normalization(x, axes, not is_rms, divisor, str(x.ty.dtype))
+        squares = Squares.OF_VALUES if is_rms else Squares.OF_DEVIATIONS
+        norm = Normalization(x, axes, squares, divisor, str(x.ty.dtype))
         _check(norm)
         if kind == "instance_norm":
             steps = self._by_channel(call, int(attrs.channel_axis) % rank, var)

@@ -220,7 +220,44 @@ def _attributes(prefix: str = "") -> dict[str, str]:
     return {name: prefix + name for name in ("axes", "begin", "end", "strides")}
 
 
+def _progression(match: Match) -> range:
+    """The constant as a range forward within an axis; raises NotApplicable for another one."""
+    places, extent = match.constants["places"], match.shape("x")[match["axis"]]
+    if places.ndim != 1 or not places.size or not isinstance(extent, int):
+        raise NotApplicable("the places are no list, or the extent of the axis is not known")
+    steps = set(np.diff(places).tolist()) or {1}
+    first, last = int(places[0]), int(places[-1])
+    if len(steps) > 1 or min(steps) < 1 or first < 0 or last >= extent:
+        raise NotApplicable("the places are at no even distances forward, or out of bounds")
+    return range(first, last + 1, int(min(steps)))
+
+
+def _moved_axes(match: Match) -> tuple[int, ...]:
+    """The axes of a slice in front of the transpose ``p``."""
+    return tuple(match["p"][axis] for axis in match["axes"])
+
+
 SLICES = (
+    Rule(
+        "elements at even distances",
+        op["take"](x, Constant("places"), axis="axis"),
+        strided_slice(
+            x,
+            axes=lambda match: (match["axis"],),
+            begin=lambda match: (_progression(match).start,),
+            end=lambda match: (_progression(match).stop,),
+            strides=lambda match: (_progression(match).step,),
+        ),
+        ANY,
+        condition=lambda match: len(_progression(match)) > 0,
+    ),
+    Rule(
+        "transposes around a slice",
+        transpose(strided_slice(transpose(x, **P), **_attributes()), **Q),
+        strided_slice(x, axes=_moved_axes, begin="begin", end="end", strides="strides"),
+        ANY,
+        condition=_cancel,
+    ),
     Rule(
         "slice of everything",
         strided_slice(x, **_attributes()),

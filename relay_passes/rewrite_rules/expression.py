@@ -232,6 +232,10 @@ def _slice(x: np.ndarray, axes: Any, begin: Any, end: Any, strides: Any) -> np.n
     return x[tuple(index)]
 
 
+def _take(x: np.ndarray, places: np.ndarray, axis: int) -> np.ndarray:
+    return np.take(x, places, axis)
+
+
 def _split(x: np.ndarray, parts: Any, axis: int, index: int) -> np.ndarray:
     return np.split(x, parts, axis)[index]
 
@@ -304,6 +308,7 @@ OPERATORS: dict[str, Operator] = {
         Operator("reshape", lambda x, shape: np.reshape(x, shape), 1),
         Operator("broadcast_to", lambda x, shape: np.broadcast_to(x, shape)),
         Operator("strided_slice", _slice, 4),
+        Operator("take", _take, 5),
         Operator("concat", lambda *xs, axis: np.concatenate(xs, axis), 4),
         Operator("split", _split, 3),
         Operator("pad", _pad, 4),

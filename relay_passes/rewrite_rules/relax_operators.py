@@ -66,6 +66,7 @@ NAMES: dict[str, str] = {
     "relax.permute_dims": "transpose",
     "relax.broadcast_to": "broadcast_to",
     "relax.strided_slice": "strided_slice",
+    "relax.take": "take",
     "relax.concat": "concat",
     "relax.split": "split",
     "relax.nn.pad": "pad",
@@ -143,6 +144,14 @@ def _read_slice(name: str, call: relax.Call, _ty: Any) -> Operation:
     return Operation(name, (call.args[0],), given)
 
 
+def _read_take(name: str, call: relax.Call, _ty: Any) -> Operation:
+    if call.attrs.axis is None:
+        raise NotApplicable("elements are taken from all axes at once")
+    return Operation(
+        name, tuple(call.args[:]), {"axis": int(call.attrs.axis) % _rank(call.args[0])}
+    )
+
+
 def _read_concat(name: str, call: relax.Call, ty: Any) -> Operation:
     if not isinstance(call.args[0], relax.Tuple):
         raise NotApplicable("a tuple is joined that another operator made")
@@ -180,6 +189,7 @@ _READERS: dict[str, Callable[[str, relax.Call, Any], Operation]] = {
     "cast": _read_cast,
     "transpose": _read_transpose,
     "strided_slice": _read_slice,
+    "take": _read_take,
     "concat": _read_concat,
     "split": _read_split,
     "pad": _read_pad,
@@ -252,6 +262,7 @@ _BUILDERS: dict[str, Callable[..., relax.Expr]] = {
     "reshape": _view,
     "broadcast_to": lambda x, shape: _op.broadcast_to(x, relax.ShapeExpr(list(shape))),
     "strided_slice": _slice,
+    "take": lambda x, places, axis: _op.take(x, places, axis),
     "concat": lambda *xs, axis: _op.concat(list(xs), axis),
     "split": _split,
     "pad": lambda x, widths, mode, value: _op.nn.pad(x, list(widths), mode, value),

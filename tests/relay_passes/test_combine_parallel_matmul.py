@@ -62,6 +62,36 @@ def test_one_product_and_kernels_that_read_heads(biases):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
+def keras_heads(bias_shape=(2, 4)):
+    """keras.layers.MultiHeadAttention: the bias is one of heads, and an axis of 1 is moved."""
+
+    def body(emit, x):
+        found = []
+        for seed, axes in enumerate([(0, 3, 1, 2, 4), (0, 3, 2, 4, 1), (0, 2, 1, 3, 4)]):
+            product = emit(op.matmul(x, relax.const(draw(6, 8, seed=seed))))
+            made = emit(op.reshape(product, [N, L, 2, 4]))
+            made = emit(op.add(made, relax.const(draw(*bias_shape, seed=seed))))
+            wider = emit(op.expand_dims(made, [1 + seed]))
+            found.append(emit(op.permute_dims(wider, list(axes))))
+        return found
+
+    return body
+
+
+def test_bias_of_heads_and_axes_of_one():
+    mod = module([N, L, 6], keras_heads())
+    new = combined(mod)
+    assert operators(new) == ["matmul", "add", *["call_tir", "reshape"] * 3]
+    x = draw(2, 5, 6)
+    for got, wanted in zip(run(new, x), run(mod, x), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_bias_of_one_number_for_each_head_is_left_alone():
+    mod = module([N, L, 6], keras_heads((2, 1)))
+    assert structural_equal(combined(mod), mod)
+
+
 def test_the_product_has_the_origins_of_all():
     new = combined(module([2, 5, 6], three_products(biases=(False,) * 3, lead=(2, 5))))
     names = origins_of(bindings(new)[0].var)

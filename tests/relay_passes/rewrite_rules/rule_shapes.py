@@ -31,6 +31,8 @@ _FAR = 2**31 - 1
 _SLICES = [(0, _FAR, 1), (1, _FAR, 1), (0, 2, 1), (-2, _FAR, 1), (0, _FAR, 2), (1, -1, 1)]
 _BACKWARDS = [(-1, -_FAR, -1), (_FAR, 0, -2)]
 _SHORT_SLICES = [(0, 1, 1), (1, 2, 1), (0, 2, 1), (2, 3, 1), (2, _FAR, 1), (3, 4, 1), (1, 3, 2)]
+# What is taken along an axis.
+_PLACES: list[Any] = [[0], [1], [0, 1], [0, 2], [1, 3], [0, 1, 2], [1, 0], [0, 0], [-1], [0, 1, 3]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Instance:
 def instances(rule: Rule, dtype: str = "float64") -> Iterator[Instance]:
     """All small instances of the pattern, whether the rule's condition holds or not."""
     names = _operator_names(rule.pattern)
-    shapes = _LONG_SHAPES if "concat" in names and len(names) > 1 else _SHAPES
+    is_long = "take" in names or ("concat" in names and len(names) > 1)
+    shapes = _LONG_SHAPES if is_long else _SHAPES
     for values, attributes, array in _Walk(shapes, dtype).of(rule.pattern, {}, {}):
         kinds = {n: TensorKind(v.shape, str(v.dtype)) for n, v in values.items()}
         known = {n: values[n] for n in _constants(rule.pattern)}
@@ -116,6 +119,10 @@ class _Walk:
         if variable.name in values:
             yield values, attributes, values[variable.name]
             return
+        if variable.name == "places":
+            arrays = (np.array(places, "int64") for places in _PLACES)
+            yield from (({**values, "places": array}, attributes, array) for array in arrays)
+            return
         for shape in self._shapes:
             numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape) + 100 * len(values) + 1
             array = numbers % 3 == 0 if variable.name == "mask" else numbers
@@ -129,7 +136,7 @@ class _Walk:
                 try:
                     meaning = WithNumpy(self._dtype)
                     array = meaning.apply(pattern.operator, operands, choice)
-                except ValueError:
+                except (ValueError, IndexError):
                     continue
                 yield own, {**given, **named}, array
 
@@ -192,6 +199,7 @@ _CHOICES: dict[str, Any] = {
     "transpose": lambda x: ({"axes": p} for p in itertools.permutations(range(x.ndim))),
     "reshape": lambda x: ({"shape": s} for s in _VIEWS if np.prod(s, dtype=int) == x.size),
     "broadcast_to": lambda x: ({"shape": s} for s in _SHAPES),
+    "take": lambda x: ({"axis": axis} for axis in range(x.ndim)),
     "concat": lambda x: ({"axis": axis} for axis in range(x.ndim)),
     "pad": lambda x: (
         {"widths": widths, "mode": "constant", "value": 0.0}

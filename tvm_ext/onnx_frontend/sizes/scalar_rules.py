@@ -21,9 +21,9 @@ from tvm_ext.onnx_frontend.sizes.quasi_affine import always
 from tvm_ext.onnx_frontend.sizes.size_values import FLOATS, INTEGERS, Element
 from tvm_ext.tensor_spec import SizeRange
 
-# What one size of a tensor is taken to be at most: with twice as many elements of a byte no kernel
-# could count them.
-LARGEST_SIZE = 1 << 30
+# What one size of a tensor is taken to be at most: with about twice as many elements of a byte no
+# kernel could count them, and tf2onnx writes this number for the end of an axis.
+LARGEST_SIZE = 10**9
 # Integers that float32 and float64 hold exactly.
 _EXACT = {"float32": 1 << 24, "float64": 1 << 53}
 

@@ -54,6 +54,15 @@ def test_as_onnx_runtime(rows, start, end, step):
         np.testing.assert_array_equal(compiled.run({"x": x})["y"], by_runtime(proto, {"x": x})[0])
 
 
+def test_the_end_that_tf2onnx_writes_leaves_the_size_as_it_is():
+    """It writes 10 ** 9 for the end of an axis, of any size."""
+    proto, _ = sliced("T", 0, 10**9, 1)
+    ended = program(sliced("T", 1, 10**9, 2)[0], "O0")
+    assert program(proto, "O0").report.kernel_calls == 0
+    for count in (1, 2, 7):
+        np.testing.assert_array_equal(ended.run({"x": X[:count]})["y"], X[1:count:2])
+
+
 def check_bounds_of_the_run(fed, bounds):
     """One compilation for all of ``bounds``, which differ in what is fed."""
     compiled = program(sliced("T", *bounds[0], fed)[0], "O0")
