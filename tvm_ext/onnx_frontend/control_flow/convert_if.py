@@ -33,7 +33,7 @@ from tvm_ext.onnx_frontend.control_flow.functions import (
 )
 from tvm_ext.onnx_frontend.diagnostics import NodeFailed
 from tvm_ext.onnx_frontend.onnx_graph import names_read
-from tvm_ext.onnx_frontend.sizes import SizeValues
+from tvm_ext.onnx_frontend.sizes import GeneratedTensor, SizeValues
 from tvm_ext.run_errors import FAILED_BRANCH
 
 # If together with the nodes behind it that must know which branch was chosen.
@@ -156,6 +156,8 @@ def _ranks(
 def _value_rank(value: Any) -> int | None:
     if isinstance(value, SizeValues):
         return value.elements.ndim
+    if isinstance(value, GeneratedTensor):
+        return len(value.sizes)
     if not isinstance(value, relax.Expr):
         return None
     return int(value.ty.ndim) if isinstance(value.ty, relax.TensorType) else None

@@ -15,7 +15,7 @@ from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.random import ITERATIONS
 from tvm_ext.onnx_frontend.ir_edits import draws_inside
 from tvm_ext.onnx_frontend.onnx_graph import free_names
-from tvm_ext.onnx_frontend.sizes import SizeValues
+from tvm_ext.onnx_frontend.sizes import GeneratedTensor, SizeValues
 from tvm_ext.onnx_frontend.sizes.scalar_rules import variables_of
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 
@@ -153,7 +153,7 @@ def as_tensor(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
     FormError
         The value is a sequence, an optional or of unknown rank.
     """
-    if isinstance(value, SizeValues):
+    if isinstance(value, SizeValues | GeneratedTensor):
         return value.as_tensor(bb)
     if not isinstance(value, relax.Expr):
         raise FormError("it passes an empty optional, where a tensor is expected")
@@ -189,6 +189,8 @@ def truth(value: Any) -> bool | None:
 
 def bound(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
     """Calls and the like as variables; a body can only name those."""
+    if isinstance(value, GeneratedTensor):
+        return value.as_tensor(bb)
     if isinstance(value, relax.Tuple):
         return relax.Tuple([bound(bb, field) for field in value.fields])
     if isinstance(value, relax.Call | relax.TupleGetItem):
