@@ -35,6 +35,7 @@ from tvm_ext.onnx_frontend.converters.shape_constraints import with_agreeing_siz
 from tvm_ext.onnx_frontend.diagnostics import NodeFailed, conversion_error, place_of
 from tvm_ext.onnx_frontend.ir_edits import written_iterations
 from tvm_ext.onnx_frontend.onnx_graph import names_read, operator_key, opset_of, split_key
+from tvm_ext.onnx_frontend.signature import sizes_of_branches
 from tvm_ext.onnx_frontend.sizes import (
     GeneratedTensor,
     SizeValues,
@@ -363,6 +364,16 @@ class _OriginImporter(ONNXGraphImporter):
             size: self._ranges[name]
             for size, name in self._dimensions.items()
             if name in self._ranges
+        }
+
+    def sizes_of_branch(self, branch: str) -> dict[tirx.Var, tirx.Var]:
+        """Sizes of inputs that this branch alone reads, and those that the model's author named
+        the same: where the branch is chosen, both are equal."""
+        by_name = {name: size for size, name in self._dimensions.items()}
+        return {
+            by_name[new]: by_name[old]
+            for new, (side, old) in sizes_of_branches(self.model).items()
+            if side == branch and new in by_name and old in by_name
         }
 
     def largest_sizes(self) -> dict[str, int]:
