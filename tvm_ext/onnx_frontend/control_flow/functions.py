@@ -269,7 +269,7 @@ class Signature:
         A size that is known inside only becomes a variable that is not in the signature.
         """
         # Of two sizes that are one inside, the first is that of more inputs.
-        inverse = {inner: outer for outer, inner in reversed(symbols.items())}
+        inverse = {inner: outer for outer, inner in reversed(list(symbols.items()))}
         return substitute(ty, inverse)
 
 

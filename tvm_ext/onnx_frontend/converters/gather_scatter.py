@@ -239,7 +239,8 @@ def _reading_generated(converter: type, alone: Callable[..., relax.Expr | None])
 
             return read
 
-    Reading.__name__, Reading.__doc__ = converter.__name__, converter.__doc__
+    Reading.__name__ = converter.__name__.removeprefix("_")
+    Reading.__doc__ = converter.__doc__
     return takes_generated(1)(Reading)
 
 

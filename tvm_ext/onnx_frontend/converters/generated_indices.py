@@ -41,9 +41,7 @@ def slices_at(
     if coordinates is None:
         return None
     sizes = sizes_of(data)
-    found = [
-        _inside(indices, one, size) for one, size in zip(coordinates, sizes, strict=False)
-    ]
+    found = [_inside(indices, one, size) for one, size in zip(coordinates, sizes, strict=False)]
     inner = new_axes(sizes[len(found) :])
     shape = [*indices.sizes[:-1], *sizes[len(found) :]]
     return _read(bb, data, shape, [*indices.axes[:-1], *inner], [*found, *inner])
@@ -143,7 +141,7 @@ def _before_reshape(
     A kernel that computes the tensor is fused with one that reads it, and not with a reshape.
     """
     call = bb.lookup_binding(data) if isinstance(data, relax.Var) else None
-    if operator_name(call) != "relax.reshape":
+    if call is None or operator_name(call) != "relax.reshape":
         return data, places
     sizes = sizes_of(call.args[0])
     flat = typed(0, "int64")
