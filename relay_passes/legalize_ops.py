@@ -65,7 +65,12 @@ def _rules() -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
 
 def _with_own_sizes(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    made = _by_tvm(builder, call)
+    return _with_own_sizes_of(builder, _by_tvm(builder, call), call)
+
+
+def _with_own_sizes_of(
+    builder: relax.BlockBuilder, made: relax.Expr, call: relax.Call
+) -> relax.Expr:
     wanted = call.ty
     if not isinstance(wanted, relax.TensorType) or static_shape(call) is not None:
         return made
@@ -228,9 +233,58 @@ def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 def _view(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if static_shape(call) is None or static_shape(call.args[0]) is None:
+        places = _places_without_ones(call)
+        if places is not None:
+            return _with_own_sizes_of(builder, _moved_ones(builder, call, places), call)
         is_reshape = call.op.name == "relax.reshape"
         return call if is_reshape else relax.op.reshape(call.args[0], call.ty.shape)
     return _by_tvm(builder, call)
+
+
+def _places_without_ones(call: relax.Call) -> list[int | None] | None:
+    """By axis of what is reshaped: the axis of the result, or None along one element.
+
+    None where the reshape does more than to add and remove axes of one element.
+    """
+    types = [call.args[0].ty, call.ty]
+    if not all(isinstance(ty.shape, relax.ShapeExpr) for ty in types):
+        return None
+    old, new = ([(a, s) for a, s in enumerate(ty.shape.values) if not _is_one(s)] for ty in types)
+    if len(old) != len(new) or len(types[0].shape.values) == len(types[1].shape.values):
+        return None
+    pairs = list(zip(old, new, strict=True))
+    if not all(Analyzer().can_prove_equal(a[1], b[1]) for a, b in pairs):
+        return None
+    found: list[int | None] = [None] * types[0].ndim
+    for (axis, _), (place, _) in pairs:
+        found[axis] = place
+    return found
+
+
+def _is_one(size: tirx.Expr) -> bool:
+    return isinstance(size, tirx.IntImm) and int(size) == 1
+
+
+def _moved_ones(
+    builder: relax.BlockBuilder, call: relax.Call, places: Sequence[int | None]
+) -> relax.Call:
+    """A kernel that reads one element for each of its own, which is fused with others."""
+    sizes = call.ty.shape.values
+    source = {place: axis for axis, place in enumerate(places) if place is not None}
+
+    def reshape(data: te.Tensor) -> te.Tensor:
+        shape = [
+            data.shape[source[axis]] if axis in source else sizes[axis]
+            for axis in range(len(sizes))
+        ]
+
+        def read(*index: tirx.Var) -> tirx.Expr:
+            zero = tirx.const(0, "int64")
+            return data(*(zero if place is None else index[place] for place in places))
+
+        return te.compute(shape, read, name="reshape")
+
+    return builder.call_te(reshape, call.args[0], primfunc_name_hint="reshape")
 
 
 def _by_tvm(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

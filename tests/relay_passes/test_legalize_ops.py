@@ -65,3 +65,36 @@ def test_a_narrow_batch_normalisation_that_no_pass_took_apart_keeps_its_type() -
     found, wanted = compiled.run(feed)["y"], by_runtime(proto, feed)[0]
     assert found.dtype == np.float16
     np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-3)
+
+
+# By name: the shape of a Reshape of ``x``, float32['N', 1, 'M'], and how many kernels there are.
+RESHAPES = {
+    "without an axis of one": ([0, -1], 1),
+    "with more of them": ([0, 1, 1, -1], 1),
+    "two axes as one": ([-1], 2),
+}
+
+
+@pytest.mark.parametrize("name", RESHAPES)
+def test_a_reshape_by_axes_of_one_element_is_fused(name: str) -> None:
+    """Others of symbolic sizes are views, with a kernel before them and one behind them."""
+    shape, count = RESHAPES[name]
+    nodes = [
+        node("Transpose", ["x"], ["a"], perm=[2, 1, 0]),
+        node("Reshape", ["a", "shape"], ["b"]),
+        node("Mul", ["b", "w"], ["y"]),
+    ]
+    proto = model(
+        nodes,
+        [value("x", ["N", 1, "M"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        shape=np.array(shape, "int64"),
+        w=np.float32([2]),
+    )
+    compiled = tvm_ext.compile(proto, HOST, opt_level="O2")
+    assert len(compiled.kernel_calls()) == count
+    for sizes in ((2, 1, 3), (1, 1, 1), (4, 1, 2)):
+        feed = {"x": rand(*sizes)}
+        np.testing.assert_allclose(
+            compiled.run(feed)["y"], by_runtime(proto, feed)[0], rtol=1e-6, atol=1e-7
+        )

@@ -116,7 +116,7 @@ def read_model(
     if input_shapes:
         refuse_negative_sizes(model, name)
     name_dimensions(model.graph)
-    name_sizes_of_branches(model.graph)
+    name_sizes_of_branches(model)
     name_nodes(model.graph)
     ranges = {
         dim.dim_param: given[value.name, axis]

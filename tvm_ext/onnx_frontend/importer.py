@@ -23,13 +23,25 @@ from tvm_ext.onnx_frontend.control_flow.convert_if import (
 from tvm_ext.onnx_frontend.control_flow.functions import as_tensor, without_unused_functions
 from tvm_ext.onnx_frontend.control_flow.squeeze_without_axes import with_named_axes
 from tvm_ext.onnx_frontend.converters import CONVERTERS
-from tvm_ext.onnx_frontend.converters.arguments import Size, gives_sequence, size_inputs, sizes_of
+from tvm_ext.onnx_frontend.converters.arguments import (
+    Size,
+    generated_inputs,
+    gives_sequence,
+    size_inputs,
+    sizes_of,
+)
 from tvm_ext.onnx_frontend.converters.runtime_sizes import dimensions_of
 from tvm_ext.onnx_frontend.converters.shape_constraints import with_agreeing_sizes
 from tvm_ext.onnx_frontend.diagnostics import NodeFailed, conversion_error, place_of
 from tvm_ext.onnx_frontend.ir_edits import written_iterations
 from tvm_ext.onnx_frontend.onnx_graph import names_read, operator_key, opset_of, split_key
-from tvm_ext.onnx_frontend.sizes import SizeValues, computed_from_sizes
+from tvm_ext.onnx_frontend.signature import sizes_of_branches
+from tvm_ext.onnx_frontend.sizes import (
+    GeneratedTensor,
+    SizeValues,
+    computed_from_sizes,
+    generated,
+)
 from tvm_ext.onnx_frontend.sizes.quasi_affine import shortened
 from tvm_ext.onnx_frontend.sizes.scalar_rules import SizeLimits, analyzer_of, within
 from tvm_ext.onnx_frontend.sizes.size_values import INTEGERS
@@ -312,12 +324,15 @@ def _with_single(value: onnx.ValueInfoProto, names: Collection[str]) -> onnx.Val
 def _given(bb: relax.BlockBuilder, key: str, inputs: Any) -> Any:
     """The inputs with tensors for numbers, and for sizes that the converter does not take."""
     taken = range(len(inputs)) if key in CONTROL_FLOW else size_inputs(CONVERTERS.get(key))
-    return onnx_input(
-        value.as_tensor(bb)
-        if isinstance(value, SizeValues) and (value.is_known or place not in taken)
-        else value
-        for place, value in enumerate(inputs)
-    )
+    generated_taken = generated_inputs(CONVERTERS.get(key))
+
+    def seen(place: int, value: Any) -> Any:
+        if isinstance(value, GeneratedTensor):
+            return value if place in generated_taken else value.as_tensor(bb)
+        is_number = isinstance(value, SizeValues) and (value.is_known or place not in taken)
+        return value.as_tensor(bb) if is_number else value
+
+    return onnx_input(seen(place, value) for place, value in enumerate(inputs))
 
 
 class _OriginImporter(ONNXGraphImporter):
@@ -349,6 +364,16 @@ class _OriginImporter(ONNXGraphImporter):
             size: self._ranges[name]
             for size, name in self._dimensions.items()
             if name in self._ranges
+        }
+
+    def sizes_of_branch(self, branch: str) -> dict[tirx.Var, tirx.Var]:
+        """Sizes of inputs that this branch alone reads, and those that the model's author named
+        the same: where the branch is chosen, both are equal."""
+        by_name = {name: size for size, name in self._dimensions.items()}
+        return {
+            by_name[new]: by_name[old]
+            for new, (side, old) in sizes_of_branches(self.model).items()
+            if side == branch and new in by_name and old in by_name
         }
 
     def largest_sizes(self) -> dict[str, int]:
@@ -404,7 +429,7 @@ class _OriginImporter(ONNXGraphImporter):
         if isinstance(graph, SimpleNamespace):
             for output in graph.output:
                 value = self._nodes[output.name]
-                if isinstance(value, SizeValues):
+                if isinstance(value, SizeValues | GeneratedTensor):
                     self._nodes[output.name] = value.as_tensor(self.bb)
 
     def _convert_nodes(
@@ -486,6 +511,9 @@ class _OriginImporter(ONNXGraphImporter):
         sizes = computed_from_sizes(node, inputs, self.opset) if key == node.op_type else None
         if sizes is not None and not any(value.unknown for value in sizes):
             return [self._long_sizes.shortened_values(self.bb, value) for value in sizes]
+        made = generated(node, inputs) if sizes is None and key == node.op_type else None
+        if made is not None:
+            return [made]
         given = _given(self.bb, key, inputs)
         try:
             results = self._results(node, self._convert_operator(key, given, attrs, self.opset))

@@ -261,13 +261,18 @@ def name_dimensions(graph: onnx.GraphProto) -> None:
             dim.dim_param = names.get(dim.dim_param, dim.dim_param)
 
 
-def name_sizes_of_branches(graph: onnx.GraphProto) -> None:
+# Entries of a model that say, by the new name of a size, which one it was and in which branch.
+_SIZE_OF_BRANCH = "tvm_ext.size_of_branch."
+
+
+def name_sizes_of_branches(model: onnx.ModelProto) -> None:
     """Gives sizes of inputs that one branch of an If alone reads names of their own, in place.
 
     Whoever chooses the other branch feeds something small there: the keys of the encoder in a
     merged decoder without past, under the name of the encoder's length. The first axis keeps its
-    name: it is the batch, of which all inputs are.
+    name: it is the batch, of which all inputs are. What ``sizes_of_branches`` reads is noted down.
     """
+    graph = model.graph
     side_of = _sides(graph)
     users: dict[str, set[str]] = {}
     for value in model_inputs(graph):
@@ -282,7 +287,20 @@ def name_sizes_of_branches(graph: onnx.GraphProto) -> None:
             key = f"{dim.dim_param} {side}"
             if key not in taken:
                 taken[key] = _free_name(f"{dim.dim_param}_{side}", taken)
+                branch = "then" if side.startswith("then") else "else"
+                entry = f"{branch} {dim.dim_param}"
+                model.metadata_props.add(key=_SIZE_OF_BRANCH + taken[key], value=entry)
             dim.dim_param = taken[key]
+
+
+def sizes_of_branches(model: onnx.ModelProto) -> dict[str, tuple[str, str]]:
+    """By names that sizes got: the branch that reads them, and the name of the model's author."""
+    noted = [entry for entry in model.metadata_props if entry.key.startswith(_SIZE_OF_BRANCH)]
+    found = {}
+    for entry in noted:
+        branch, name = entry.value.split(" ", 1)
+        found[entry.key.removeprefix(_SIZE_OF_BRANCH)] = (branch, name)
+    return found
 
 
 def _sides(graph: onnx.GraphProto) -> dict[str, str]:

@@ -49,7 +49,8 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "T5ForConditionalGeneration": (_TRANSLATION, SEQUENCES["T5ForConditionalGeneration"]),
     "BartForConditionalGeneration": (_TRANSLATION, SEQUENCES["BartForConditionalGeneration"]),
     "MarianMTModel": (_TRANSLATION, SEQUENCES["MarianMTModel"]),
-    "WhisperForConditionalGeneration": (_SPEECH, WHISPER),
+    # Optimum draws 3000 frames, whatever the model takes; of two frames the encoder makes one.
+    "WhisperForConditionalGeneration": (_SPEECH, {**WHISPER, "max_source_positions": 1500}),
 }
 
 

@@ -2,12 +2,14 @@
 
 import numpy as np
 import onnx
+import pytest
 from control_flow_models import assert_same, body
 from onnx import TensorProto
 from small_models import model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
+from tvm_ext.errors import RunError
 
 
 def merged() -> onnx.ModelProto:
@@ -43,3 +45,14 @@ def test_names_stay_where_every_branch_reads_and_on_the_first_axis():
     assert shapes["x"] == ("B", "T", 3)
     assert shapes["states"] == ("B", "S_else0", 3)
     assert shapes["keys"] == ("B", "S_then0", 3)
+
+
+def test_in_the_branch_that_is_chosen_sizes_of_one_name_are_equal():
+    """Nothing is compared or copied for the sum of a mask and of what one branch alone reads."""
+    compiled = tvm_ext.compile(merged(), HOST, opt_level="O0")
+    names = {call.kernel for call in compiled.kernel_calls()}
+    assert not any(word in name for name in names for word in ("broadcast", "agreed", "copy"))
+    for past, states, keys in ((True, 1, 4), (False, 4, 1)):
+        wrong = {**feed(past, states, keys), "mask": np.ones((2, 3, 1), np.float32)}
+        with pytest.raises(RunError, match="sizes do not fit together"):
+            compiled.run(wrong)

@@ -32,8 +32,8 @@ from tvm_ext.onnx_frontend.control_flow.functions import (
     with_symbols,
 )
 from tvm_ext.onnx_frontend.diagnostics import NodeFailed
-from tvm_ext.onnx_frontend.onnx_graph import names_read
-from tvm_ext.onnx_frontend.sizes import SizeValues
+from tvm_ext.onnx_frontend.onnx_graph import free_names, names_read
+from tvm_ext.onnx_frontend.sizes import GeneratedTensor, SizeValues
 from tvm_ext.run_errors import FAILED_BRANCH
 
 # If together with the nodes behind it that must know which branch was chosen.
@@ -156,6 +156,8 @@ def _ranks(
 def _value_rank(value: Any) -> int | None:
     if isinstance(value, SizeValues):
         return value.elements.ndim
+    if isinstance(value, GeneratedTensor):
+        return len(value.sizes)
     if not isinstance(value, relax.Expr):
         return None
     return int(value.ty.ndim) if isinstance(value.ty, relax.TensorType) else None
@@ -246,7 +248,8 @@ def _both(
         try:
             known = dict.fromkeys(captured.names_of(condition), relax.const(chosen, "bool"))
             graph, function_of = attrs[f"{side}_branch"], function_name(name, side)
-            made.append(_branch(importer, function_of, graph, captured, known, signature))
+            same = _same_sizes(importer.sizes_of_branch(side), graph, captured)
+            made.append(_branch(importer, function_of, graph, captured, known, signature, same))
         except NodeFailed as failed:
             moved = any(failed.is_of(other.decode()) for other in attrs.get(MOVED, ()))
             fails_in_the_run = failed.impossible or moved
@@ -262,6 +265,19 @@ def _both(
         else found
         for side, found in zip(("then", "else"), made, strict=True)
     ]
+
+
+def _same_sizes(
+    same: Mapping[tirx.Var, tirx.Var], graph: onnx.GraphProto, captured: Captured
+) -> dict[tirx.Var, tirx.Var]:
+    """Those of ``same`` of which the branch reads both sizes, each of a tensor of its own."""
+    read = {name: captured.values[name] for name in free_names(graph) if name in captured.values}
+    sizes = Captured(read).symbols()
+
+    def is_read(size: tirx.Var) -> bool:
+        return any(size.same_as(other) for other in sizes)
+
+    return {new: old for new, old in same.items() if is_read(new) and is_read(old)}
 
 
 def _impossible(name: str, side: str, failed: NodeFailed) -> str:
@@ -303,13 +319,15 @@ def _branch(
     captured: Captured,
     known: Mapping[str, relax.Expr],
     signature: Signature,
+    same: Mapping[tirx.Var, tirx.Var],
 ) -> _Made:
     """The function of a branch, and the types of its outputs in the symbols of the signature.
 
-    ``known`` are captured values that are constants here: the condition.
+    ``known`` are captured values that are constants here: the condition. Sizes that are keys of
+    ``same`` are equal to others here.
     """
     bb = importer.bb
-    parameters, values, symbols = signature.parameters()
+    parameters, values, symbols = signature.parameters(same)
 
     def build() -> relax.Expr:
         outputs = importer.convert_body(graph, {**captured.inside(values, symbols), **known})

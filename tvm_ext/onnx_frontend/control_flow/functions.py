@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.random import ITERATIONS
 from tvm_ext.onnx_frontend.ir_edits import draws_inside
 from tvm_ext.onnx_frontend.onnx_graph import free_names
-from tvm_ext.onnx_frontend.sizes import SizeValues
+from tvm_ext.onnx_frontend.sizes import GeneratedTensor, SizeValues
 from tvm_ext.onnx_frontend.sizes.scalar_rules import variables_of
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 
@@ -153,7 +154,7 @@ def as_tensor(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
     FormError
         The value is a sequence, an optional or of unknown rank.
     """
-    if isinstance(value, SizeValues):
+    if isinstance(value, SizeValues | GeneratedTensor):
         return value.as_tensor(bb)
     if not isinstance(value, relax.Expr):
         raise FormError("it passes an empty optional, where a tensor is expected")
@@ -189,6 +190,8 @@ def truth(value: Any) -> bool | None:
 
 def bound(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
     """Calls and the like as variables; a body can only name those."""
+    if isinstance(value, GeneratedTensor):
+        return value.as_tensor(bb)
     if isinstance(value, relax.Tuple):
         return relax.Tuple([bound(bb, field) for field in value.fields])
     if isinstance(value, relax.Call | relax.TupleGetItem):
@@ -233,13 +236,19 @@ class Signature:
     fixed: tuple[tirx.Var, ...]
     types: tuple[relax.Type, ...]
 
-    def parameters(self) -> tuple[list[relax.Var], list[relax.Var], dict[tirx.Var, tirx.Var]]:
-        """New parameters, those of them that stand for ``types``, and the new symbols by old."""
+    def parameters(
+        self, same: Symbols = MappingProxyType({})
+    ) -> tuple[list[relax.Var], list[relax.Var], dict[tirx.Var, tirx.Var]]:
+        """New parameters, those of them that stand for ``types``, and the new symbols by old.
+
+        A size that is a key of ``same`` gets the symbol of the other one, which a call checks.
+        """
         symbols = {var: _like(var) for var in self.fixed}
         for ty in self.types:
             for var in relax.analysis.tir_vars_in_type(ty):
                 if not any(var.same_as(other) for other in symbols):
                     symbols[var] = _like(var)
+        symbols.update({var: symbols[other] for var, other in same.items()})
         values = [
             relax.Var(f"p{index}", substitute(ty, symbols)) for index, ty in enumerate(self.types)
         ]
@@ -259,7 +268,8 @@ class Signature:
 
         A size that is known inside only becomes a variable that is not in the signature.
         """
-        inverse = {inner: outer for outer, inner in symbols.items()}
+        # Of two sizes that are one inside, the first is that of more inputs.
+        inverse = {inner: outer for outer, inner in reversed(list(symbols.items()))}
         return substitute(ty, inverse)
 
 
@@ -341,6 +351,9 @@ class BodyConverter(Protocol):
 
     bb: relax.BlockBuilder
     _nodes: dict[str, Any]
+
+    def sizes_of_branch(self, branch: str) -> dict[tirx.Var, tirx.Var]:
+        """Sizes that are equal to others where this branch of an If, then or else, is chosen."""
 
     def convert_body(self, graph: onnx.GraphProto, nodes: dict[str, Any]) -> list[Any]:
         """The outputs of a body whose surroundings are ``nodes``, emitted where ``bb`` is.

@@ -97,6 +97,21 @@ def size_inputs(converter: Any) -> tuple[int, ...]:
     return getattr(converter, "size_inputs", ())
 
 
+def takes_generated(*positions: int) -> Callable[[Converter], Converter]:
+    """Has a class of converter get ``GeneratedTensor`` at these inputs; others get tensors."""
+
+    def marked(converter: Converter) -> Converter:
+        converter.generated_inputs = positions  # type: ignore[attr-defined]
+        return converter
+
+    return marked
+
+
+def generated_inputs(converter: Any) -> tuple[int, ...]:
+    """Which inputs a converter, ours or TVM's, reads as ``GeneratedTensor``."""
+    return getattr(converter, "generated_inputs", ())
+
+
 def gives_sequence(converter: Any) -> bool:
     """Whether a tuple from this converter is one sequence, and not one value for each output."""
     return getattr(converter, "sequence", False)

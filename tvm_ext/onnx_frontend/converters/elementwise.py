@@ -20,6 +20,7 @@ from tvm_ext.onnx_frontend.ml_rewrites import ROUNDED
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_type_name
 from tvm_ext.relay_passes.graph_pass import OPAQUE
 
+_TvmMatMul = onnx_converter_map()["MatMul"]
 _StockDiv = onnx_converter_map()["Div"]
 _StockPow = onnx_converter_map()["Pow"]
 
@@ -423,6 +424,35 @@ def _usable_bound(
         return None if np.isnan(bound.value.numpy().astype("float32")).any() else bound
     endless = relax.const(instead_of_nan, dtype)
     return bb.emit(relax.op.where(relax.op.isnan(bound), endless, bound))
+
+
+# A matmul that sums one term.
+
+
+class MatMul(OnnxOpConverter):
+    """A column by a row, such as frequencies by positions, is a product by element.
+
+    It is fused with what is around it, and nothing is broadcast for it. As in a sum, -0 gives 0. A
+    stored right factor is a layer's weights, and stays a matmul.
+    """
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        a, b = inputs[0], inputs[1]
+        is_layer = constant_array(b, params) is not None
+        if is_layer or _is_integer(a) or not (_has_single(a, -1) and _has_single(b, -2)):
+            return _TvmMatMul.get_converter(13)(bb, inputs, attr, params)
+        product = bb.emit(relax.op.multiply(a, b))
+        zero = relax.const(0, str(product.ty.dtype))
+        # TVM leaves out the sum with zero.
+        is_zero = bb.emit(relax.op.equal(product, zero))
+        return relax.op.where(is_zero, zero, product)
+
+
+def _has_single(x: relax.Expr, axis: int) -> bool:
+    """Whether a matrix, or a stack of them, has one element along an axis."""
+    sizes = sizes_of(x)
+    return len(sizes) > 1 and isinstance(sizes[axis], int) and sizes[axis] == 1
 
 
 # Operators whose results are rounded to their type, whatever reads them.

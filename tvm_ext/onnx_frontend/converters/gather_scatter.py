@@ -17,9 +17,17 @@ from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.cuda.description import current_gpu
-from tvm_ext.onnx_frontend.converters.arguments import size_argument, sizes_of, takes_sizes, text
+from tvm_ext.onnx_frontend.converters.arguments import (
+    size_argument,
+    sizes_of,
+    takes_generated,
+    takes_sizes,
+    text,
+)
+from tvm_ext.onnx_frontend.converters.generated_indices import rows_at, slices_at, with_slices_at
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order, nested
 from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
+from tvm_ext.onnx_frontend.sizes import GeneratedTensor
 from tvm_ext.onnx_frontend.tvm_compat import (
     OnnxCompress,
     OnnxGather,
@@ -211,10 +219,52 @@ def _slices_alone(bb: relax.BlockBuilder, inputs: Any, attr: dict) -> relax.Expr
     return scattered_slices(bb, inputs[0], inputs[1], inputs[2], reduction)
 
 
+def _reading_generated(converter: type, alone: Callable[..., relax.Expr | None]) -> type:
+    """``converter`` with ``alone`` for indices that follow from places, where it can."""
+
+    class Reading(converter):
+        @classmethod
+        def get_converter(cls, opset: int) -> Callable[..., Any]:
+            convert = super().get_converter(opset)
+
+            def read(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
+                indices = inputs[1]
+                if not isinstance(indices, GeneratedTensor):
+                    return convert(bb, inputs, attr, params)
+                found = alone(bb, inputs, attr)
+                if found is not None:
+                    return found
+                given = [indices.as_tensor(bb) if one is indices else one for one in inputs]
+                return convert(bb, type(inputs)(given), attr, params)
+
+            return read
+
+    Reading.__name__ = converter.__name__.removeprefix("_")
+    Reading.__doc__ = converter.__doc__
+    return takes_generated(1)(Reading)
+
+
+def _gathered(bb: relax.BlockBuilder, inputs: Any, attr: dict) -> relax.Expr | None:
+    axis = int(attr.get("axis", 0)) % max(len(sizes_of(inputs[0])), 1)
+    return rows_at(bb, inputs[0], inputs[1], axis)
+
+
+def _gathered_slices(bb: relax.BlockBuilder, inputs: Any, attr: dict) -> relax.Expr | None:
+    return None if attr.get("batch_dims", 0) else slices_at(bb, inputs[0], inputs[1])
+
+
+def _replaced_slices(bb: relax.BlockBuilder, inputs: Any, attr: dict) -> relax.Expr | None:
+    if text(attr, "reduction", "none") != "none":
+        return None
+    return with_slices_at(bb, inputs[0], inputs[1], inputs[2])
+
+
 GatherElements = _clamping(OnnxGatherElements, _along_axis)
-GatherND = _clamping(OnnxGatherND, _of_coordinates)
+GatherND = _reading_generated(_clamping(OnnxGatherND, _of_coordinates), _gathered_slices)
 ScatterElements = _clamping(OnnxScatterElements, _along_axis, _elements_alone)
-ScatterND = _clamping(OnnxScatterND, _of_coordinates, _slices_alone)
+ScatterND = _reading_generated(
+    _clamping(OnnxScatterND, _of_coordinates, _slices_alone), _replaced_slices
+)
 
 
 # Gather that stays inside its data.
@@ -224,7 +274,7 @@ ScatterND = _clamping(OnnxScatterND, _of_coordinates, _slices_alone)
 # error for such an index; checking at run time would need a pass over all indices.)
 
 
-class Gather(OnnxGather):
+class _Gather(OnnxGather):
     """TVM's converter with the indices clamped to the data."""
 
     @classmethod
@@ -235,6 +285,9 @@ class Gather(OnnxGather):
             return result
         data, indices = result.args
         return relax.op.take(data, indices, result.attrs.axis, mode="clip")
+
+
+Gather = _reading_generated(_Gather, _gathered)
 
 
 class Compress(OnnxCompress):

@@ -384,7 +384,7 @@ def chosen(condition: Element, a: Element, b: Element, dtype: str) -> Element:
     if dtype in INTEGERS:
         return _integer(tirx.Select(condition, _wide(a), _wide(b)), dtype)
     if dtype == "bool":
-        return None
+        return either(both(condition, a, dtype), both(contrary(condition, dtype), b, dtype), dtype)
     a, b = _float(a, dtype), _float(b, dtype)
     return None if a is None or b is None else tirx.Select(condition, a, b)
 

@@ -13,6 +13,7 @@ from tvm import relax, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.onnx_frontend.sizes import scalar_rules as rules
+from tvm_ext.onnx_frontend.sizes.generated_tensors import GeneratedTensor
 from tvm_ext.onnx_frontend.sizes.size_values import (
     FLOATS,
     INTEGERS,
@@ -108,6 +109,8 @@ def computed_from_sizes(
         return _of_tensor(node, inputs[0])
     if not any(isinstance(value, SizeValues) for value in inputs):
         return None
+    if any(isinstance(value, GeneratedTensor) for value in inputs):
+        return None
     values = [_listed(value) for value in inputs]
     if [value is None for value in values] != [value is None for value in inputs]:
         return None
@@ -171,7 +174,7 @@ def _of_tensor(node: onnx.NodeProto, value: Any) -> list[SizeValues] | None:
         for size in sizes:
             total = rules.multiply(total, size, "int64")
         return [_values("int64", array_of([total], ()))]
-    attributes = _attributes(node)
+    attributes = attributes_of(node)
     sizes = sizes[attributes.get("start", 0) : attributes.get("end")]
     return [_values("int64", array_of(sizes, (len(sizes),)))]
 
@@ -180,7 +183,8 @@ def _values(dtype: str, elements: np.ndarray) -> SizeValues:
     return SizeValues.of(dtype, elements)
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """The attributes of a node by name."""
     return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
 
 
@@ -218,7 +222,7 @@ def _moved_inputs(node: onnx.NodeProto, values: _Values) -> tuple[int, ...]:
 def _moves(node: onnx.NodeProto, values: _Values) -> bool:
     """Whether it is such an operator, and where it puts things is known."""
     moved = _moved_inputs(node, values)
-    if not moved or _attributes(node).get("reduction", b"none") != b"none":
+    if not moved or attributes_of(node).get("reduction", b"none") != b"none":
         return False
     others = [value for place, value in enumerate(values) if place not in moved]
     return all(value is None or value.is_known for value in others)
@@ -291,7 +295,7 @@ def _where(node: onnx.NodeProto, values: _Values) -> list[SizeValues] | None:
 
 
 def _remainder(node: onnx.NodeProto, values: _Values) -> list[SizeValues] | None:
-    like_dividend = bool(_attributes(node).get("fmod", 0))
+    like_dividend = bool(attributes_of(node).get("fmod", 0))
     rule = _of_elements(lambda a, b, dtype: rules.remainder(a, b, dtype, like_dividend))
     return rule(node, values)
 
@@ -301,7 +305,7 @@ def _cast(node: onnx.NodeProto, values: _Values) -> list[SizeValues] | None:
         target = values[1].dtype if values[1] is not None else ""
     else:
         try:
-            target = str(onnx.helper.tensor_dtype_to_np_dtype(_attributes(node)["to"]))
+            target = str(onnx.helper.tensor_dtype_to_np_dtype(attributes_of(node)["to"]))
         except KeyError:
             return None
     value = values[0]
@@ -314,7 +318,7 @@ def _cast(node: onnx.NodeProto, values: _Values) -> list[SizeValues] | None:
 
 def _clip(node: onnx.NodeProto, values: _Values) -> list[SizeValues] | None:
     data, low, high = [*values, None, None][:3]
-    if data is None or {"min", "max"} & _attributes(node).keys():
+    if data is None or {"min", "max"} & attributes_of(node).keys():
         return None
     found = data.objects()
     for bound, rule in ((low, rules.maximum), (high, rules.minimum)):
@@ -326,7 +330,7 @@ def _clip(node: onnx.NodeProto, values: _Values) -> list[SizeValues] | None:
 
 def _reduction(rule: Callable[..., Element]) -> _Rule:
     def apply(node: onnx.NodeProto, values: _Values) -> list[SizeValues] | None:
-        attributes = _attributes(node)
+        attributes = attributes_of(node)
         data, axes = values[0], values[1] if len(values) > 1 else None
         if data is None or (axes is not None and not axes.is_known) or not data.elements.size:
             return None
@@ -347,7 +351,7 @@ def _reduction(rule: Callable[..., Element]) -> _Rule:
 
 def _cumulative_sum(node: onnx.NodeProto, values: _Values) -> list[SizeValues] | None:
     data, axis = values[0], values[1]
-    attributes = _attributes(node)
+    attributes = attributes_of(node)
     if data is None or axis is None or not axis.is_known or attributes.get("exclusive", 0):
         return None
     place, found = int(axis.elements.item()), data.objects()
@@ -413,4 +417,11 @@ _RULES: dict[str, _Rule] = {
     "Sub": _of_elements(rules.subtract),
     "Sum": _chain(rules.add),
     "Where": _where,
+}
+
+# Of them, those that compute each element of the result from one element of each input.
+SCALAR_RULES: dict[str, _Rule] = {
+    name: rule
+    for name, rule in _RULES.items()
+    if name != "CumSum" and name != "Range" and not name.startswith("Reduce")
 }

@@ -107,25 +107,26 @@ def _emitted(bb: relax.BlockBuilder, values: SizeValues) -> relax.Expr:
         def kernel(elements: list[Any]) -> te.Tensor:
             return vector(elements, dtype)
 
-        given = [_typed(element, dtype) for element in elements]
+        given = [typed(element, dtype) for element in elements]
         tensor = bb.emit_te(kernel, given, primfunc_name_hint="sizes")
     return tensor if len(shape) == 1 else bb.emit(relax.op.reshape(tensor, shape))
 
 
 def vector(values: Sequence[Any], dtype: str = "int64", name: str = "values") -> te.Tensor:
     """A tensor of one axis from scalar expressions."""
-    typed = [_typed(value, dtype) for value in values]
+    scalars = [typed(value, dtype) for value in values]
 
     def pick(place: tirx.Var) -> tirx.Expr:
-        picked = typed[-1]
-        for index in range(len(typed) - 2, -1, -1):
-            picked = tirx.Select(place == index, typed[index], picked)
+        picked = scalars[-1]
+        for index in range(len(scalars) - 2, -1, -1):
+            picked = tirx.Select(place == index, scalars[index], picked)
         return picked
 
-    return te.compute((len(typed),), pick, name=name)
+    return te.compute((len(scalars),), pick, name=name)
 
 
-def _typed(value: Any, dtype: str) -> tirx.Expr:
+def typed(value: Any, dtype: str) -> tirx.Expr:
+    """A number or an expression as an expression of this type."""
     if isinstance(value, int | float | np.generic):
         return tirx.const(value if dtype == "bool" else np.dtype(dtype).type(value).item(), dtype)
     is_typed = isinstance(value, tvm.ir.Expr) and str(value.ty.dtype) == dtype

@@ -5,8 +5,12 @@ import onnx
 import pytest
 from combinations import pairwise
 from one_model import in_one_model, run_model
-from operator_models import by_reference, check_operator
+from operator_models import by_reference, by_runtime, check_operator
 from small_models import model, node, rand, value
+from unoptimised import HOST
+
+import tvm_ext
+from tvm_ext.onnx_frontend import import_model
 
 X = rand(2, 3, 4)
 
@@ -61,3 +65,56 @@ def test_batch_statistics() -> None:
         training_mode=1,
         tolerance=1e-4,
     )
+
+
+ANGLES = [
+    node("Unsqueeze", ["t", "middle"], ["rows"]),
+    node("Expand", ["speeds", "shape"], ["columns"]),
+    node("MatMul", ["columns", "rows"], ["angles"]),
+    node("Cos", ["angles"], ["y"]),
+]
+
+
+def test_a_column_by_a_row_is_fused_with_its_readers() -> None:
+    """As the angles of rotary embeddings are computed."""
+    proto = model(
+        ANGLES,
+        [value("t", ["N", "T"])],
+        [onnx.ValueInfoProto(name="y")],
+        speeds=rand(1, 4, 1),
+        shape=np.array([1, 4, 1]),
+        middle=np.array([1]),
+    )
+    compiled = tvm_ext.compile(proto, HOST)
+    assert len(compiled.kernel_calls()) == 1
+    for sizes in ((2, 3), (1, 1), (1, 5)):
+        feed = {"t": rand(*sizes)}
+        np.testing.assert_allclose(compiled.run(feed)["y"], by_runtime(proto, feed)[0], rtol=1e-6)
+
+
+@in_one_model
+@pytest.mark.parametrize("shapes", [((4, 1), (1, 3)), ((2, 1, 4, 1), (3, 1, 5)), ((1, 1), (1, 1))])
+def test_a_matmul_of_one_term(shapes: tuple) -> None:
+    a, b = (rand(*shape, seed=seed) for seed, shape in enumerate(shapes))
+    a.flat[0], b.flat[0] = -0.0, 2.0
+    check_operator("MatMul", {"a": a, "b": b})
+
+
+def test_a_matmul_of_one_term_has_no_negative_zero() -> None:
+    proto = model(
+        [node("MatMul", ["a", "b"], ["c"]), node("Reciprocal", ["c"], ["y"])],
+        [value("a", ["N", 1]), value("b", [1, "M"])],
+        [onnx.ValueInfoProto(name="y")],
+    )
+    feed = {"a": np.float32([[-0.0], [3], [np.inf]]), "b": np.float32([[2, -0.0, np.nan]])}
+    np.testing.assert_array_equal(run_model(proto, feed)["y"], by_runtime(proto, feed)[0])
+
+
+def test_the_weights_of_a_layer_stay_a_matmul() -> None:
+    proto = model(
+        [node("MatMul", ["x", "w"], ["y"])],
+        [value("x", ["N", 1])],
+        [onnx.ValueInfoProto(name="y")],
+        w=rand(1, 8),
+    )
+    assert "R.matmul" in str(import_model(proto).mod)
