@@ -208,6 +208,12 @@ class LayoutGraph:
     leaves: dict[relax.Var, Leaves] = field(default_factory=dict)
     transposed: set[int] = field(default_factory=set)
 
+    def held_last(self, number: int, channels_last: list[bool]) -> bool:
+        """Whether ConvertLayout will have the tensor ``number`` in channels last."""
+        return number not in self.transposed and (
+            channels_last[self.problem.tensors[number].producer]
+        )
+
 
 def layout_graph(
     func: relax.Function, machine: LayoutMachine, convolution_cost: ConvolutionCost
