@@ -1,6 +1,6 @@
 """Reads expressions of Relax: operator, static shape, constant, scale and shift per channel."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -64,6 +64,18 @@ def static_extents(ty: tvm.ir.Type) -> list[int] | None:
 
 def _numbers(shape: Any) -> list[int] | None:
     return None if _obstacle([shape]) else [int(extent) for extent in shape]
+
+
+def same_extents(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Whether two shapes, of numbers and of TVM's expressions, are the same in every run."""
+    return len(first) == len(second) and all(map(_same_extent, first, second))
+
+
+def _same_extent(one: Any, other: Any) -> bool:
+    numbers = [int(n) for n in (one, other) if isinstance(n, int | tvm.tirx.IntImm)]
+    if numbers:
+        return len(numbers) == 2 and numbers[0] == numbers[1]
+    return bool(tvm_ffi.structural_equal(one, other))
 
 
 def item_shape(expr: relax.Expr) -> list[int] | None:

@@ -117,7 +117,7 @@ class _Parts:
         self._mod = mod
         self._places: dict[tvm.ir.GlobalVar, tuple[int, range]] = {}
         self._owners: dict[tvm.ir.GlobalVar, list[tvm.ir.GlobalVar]] = {}
-        functions = {}
+        functions: dict[tvm.ir.GlobalVar, relax.Function] = {}
         for owner, plan in plans.items():
             self._owners[owner] = []
             for block in blocks_of(mod[owner].body):

@@ -15,7 +15,7 @@ from tvm.ir import GenericConst
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.relay_passes.binding_rewriter import GraphView, view_of
-from tvm_ext.relay_passes.expressions import numpy_dtype, read_only
+from tvm_ext.relay_passes.expressions import numpy_dtype, read_only, same_extents
 from tvm_ext.relay_passes.rewrite_rules.expression import (
     Apply,
     Constant,
@@ -42,7 +42,6 @@ from tvm_ext.relay_passes.rewrite_rules.rule import (
     Match,
     Rule,
     TensorKind,
-    same_shape,
 )
 from tvm_ext.relay_passes.spans import bindings_of
 
@@ -365,7 +364,7 @@ def _one_number(expr: relax.Expr) -> np.ndarray | None:
 
 
 def _same_kind(one: TensorKind, other: TensorKind) -> bool:
-    return one.dtype == other.dtype and same_shape(one.shape, other.shape)
+    return one.dtype == other.dtype and same_extents(one.shape, other.shape)
 
 
 # The result of a rule as Relax.
