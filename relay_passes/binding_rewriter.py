@@ -200,6 +200,11 @@ class BindingRewriter(ABC):
     mod: tvm.IRModule
     _walker: "_Walker"
 
+    def start_round(self, mod: tvm.IRModule) -> None:
+        """Takes up ``mod``, whose functions are looked at next."""
+        self.mod = mod
+        self._walker = _Walker(self, mod)
+
     def start_function(self, func: relax.Function) -> None:
         """Takes up ``func``, whose bindings are given to ``replace`` next; sets ``view``."""
         self.view = view_of(func)
@@ -254,8 +259,7 @@ class BindingRewriter(ABC):
         return mod
 
     def _one_round(self, mod: tvm.IRModule) -> tvm.IRModule | None:
-        self.mod = mod
-        self._walker = _Walker(self, mod)
+        self.start_round(mod)
         for global_var, func in relax_functions(mod).items():
             if not self.has_work(func):
                 continue

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -67,6 +67,9 @@ class RuleTable:
                 root = rule.pattern.operator.name
                 self._rules[root].append((_wanted(rule.pattern), rule))
         self.names = frozenset(name for name, own in NAMES.items() if own in self._rules)
+        every = [rule.pattern for found in self._rules.values() for _, rule in found]
+        # How many operators a pattern has below each other at most.
+        self.depth = max(map(_depth, every), default=0)
         self._candidates: dict[tuple[str, frozenset[str]], list[Rule]] = {}
 
     def candidates(self, operator: str, operands: frozenset[str]) -> list[Rule]:
@@ -76,6 +79,11 @@ class RuleTable:
             found = [rule for wanted, rule in self._rules[operator] if wanted <= operands]
             self._candidates[key] = found
         return self._candidates[key]
+
+
+def _depth(pattern: Expression) -> int:
+    below = pattern.operands if isinstance(pattern, Apply) else ()
+    return isinstance(pattern, Apply) + max(map(_depth, below), default=0)
 
 
 def _wanted(pattern: Apply) -> frozenset[str]:
@@ -110,14 +118,20 @@ class RuleMatcher:
         self._read: dict[int, Operation | None] = {}
         self._kinds: dict[int, TensorKind] = {}
         self._numbers: dict[int, np.ndarray | None] = {}
+        # By hash: where a rule that rounds is not applied, as operators with steps follow.
+        self.before_steps: set[int] = set()
 
-    def rewrites(self) -> dict[int, Rewrite]:
-        """By hash of the variable: the first rule that fits its binding, for all that have one."""
+    def rewrites(self, tried: Container[int]) -> dict[int, Rewrite]:
+        """By hash of the variable: the first rule that fits its binding, for all that have one.
+
+        ``tried`` has the hashes of the variables whose bindings are looked at.
+        """
         found = {}
         for binding in self._bindings:
-            rewrite = self._rewrite_of(binding.var, binding.value)
+            key = hash(binding.var)
+            rewrite = self._rewrite_of(binding.var, binding.value) if key in tried else None
             if rewrite is not None:
-                found[hash(binding.var)] = rewrite
+                found[key] = rewrite
         return found
 
     def _rewrite_of(self, var: relax.Var, value: relax.Expr) -> Rewrite | None:
@@ -207,7 +221,7 @@ class RuleMatcher:
         return view_of(self._func)
 
     @cached_property
-    def _before_steps(self) -> set[int]:
+    def _on_the_way_to_steps(self) -> set[int]:
         """The variables that an operator with steps depends on by elementwise ones, by hash."""
         found: set[int] = set()
         for binding in reversed(self._bindings):
@@ -227,7 +241,11 @@ class RuleMatcher:
 
     def meets_steps(self, var: relax.Var) -> bool:
         """Whether an operator with steps depends on ``var`` by elementwise operators."""
-        return hash(var) in self._before_steps
+        key = hash(var)
+        if key not in self._on_the_way_to_steps:
+            return False
+        self.before_steps.add(key)
+        return True
 
 
 def _tensors_of(call: relax.Call) -> list[relax.Expr]:
