@@ -1,13 +1,15 @@
 """Graph pass that applies the rewrite rules: less work for the same results."""
 
+from collections.abc import Mapping
+
 import tvm
 from tvm import relax
 
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement, view_of
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.rewrite_rules import RULES
 from tvm_ext.relay_passes.rewrite_rules.matching import Rewrite, RuleMatcher, RuleTable
-from tvm_ext.relay_passes.spans import bindings_of, relax_functions
+from tvm_ext.relay_passes.spans import relax_functions
 
 _TABLES = {with_finite: RuleTable(RULES, with_finite) for with_finite in (False, True)}
 
@@ -81,7 +83,7 @@ class _Worklist:
         self._depth = depth
         self.waiting: set[int] = set()
         # By hash of the variable. As they are kept, no other variable gets a hash of theirs.
-        self._bindings: dict[int, relax.VarBinding] = {}
+        self._values: dict[int, tuple[relax.Var, relax.Expr]] = {}
         self._near: set[int] | None = None
 
     def __contains__(self, var: int) -> bool:
@@ -91,27 +93,29 @@ class _Worklist:
     def start_round(self, mod: tvm.IRModule) -> None:
         """Compares the module with that of the last round."""
         functions = relax_functions(mod).values()
-        now = {hash(one.var): one for func in functions for one in bindings_of(func)}
-        before, self._bindings = self._bindings, now
+        now = {hash(pair[0]): pair for func in functions for pair in view_of(func).bound}
+        before, self._values = self._values, now
         self._near = self._near_to_changes(before, now) if before else None
 
     def _near_to_changes(
-        self, before: dict[int, relax.VarBinding], now: dict[int, relax.VarBinding]
+        self,
+        before: Mapping[int, tuple[relax.Var, relax.Expr]],
+        now: Mapping[int, tuple[relax.Var, relax.Expr]],
     ) -> set[int]:
         """The variables at most ``depth`` operators behind one whose value or readers changed."""
         distance: dict[int, int] = {}
         for these, others in ((now, before), (before, now)):
-            for var, binding in these.items():
-                if var not in others or not others[var].value.same_as(binding.value):
-                    distance |= dict.fromkeys((var, *_read_by(binding)), 0)
-        for var, binding in now.items():
-            known = [distance[one] for one in _read_by(binding) if one in distance]
+            for var, (_, value) in these.items():
+                if var not in others or not others[var][1].same_as(value):
+                    distance |= dict.fromkeys((var, *_read_by(value)), 0)
+        for var, (_, value) in now.items():
+            known = [distance[one] for one in _read_by(value) if one in distance]
             if known and var not in distance:
-                further = min(known) + isinstance(binding.value, relax.Call)
+                further = min(known) + isinstance(value, relax.Call)
                 if further <= self._depth:
                     distance[var] = further
         return set(distance)
 
 
-def _read_by(binding: relax.VarBinding) -> list[int]:
-    return [hash(var) for var in relax.analysis.free_vars(binding.value)[:]]
+def _read_by(value: relax.Expr) -> list[int]:
+    return [hash(var) for var in relax.analysis.free_vars(value)[:]]

@@ -50,10 +50,10 @@ class GraphView:
 
     def __init__(self, func: relax.Function) -> None:
         self._func = func
-        # All bindings, in program order.
-        self._bound = [(binding.var, binding.value) for binding in bindings_of(func)]
+        # All variables with what they are bound to, in program order.
+        self.bound = [(binding.var, binding.value) for binding in bindings_of(func)]
         # By hash, which is that of the node, as TVM takes long to find two variables equal.
-        self._value_of = {hash(var): value for var, value in self._bound}
+        self._value_of = {hash(var): value for var, value in self.bound}
 
     @cached_property
     def _values(self) -> Mapping[relax.Var, relax.Expr]:
@@ -95,7 +95,7 @@ class GraphView:
 
     @cached_property
     def _operators(self) -> dict[int, str]:
-        calls = ((var, self.value(value)) for var, value in self._bound)
+        calls = ((var, self.value(value)) for var, value in self.bound)
         return {
             hash(var): str(call.op.name)
             for var, call in calls
@@ -114,7 +114,7 @@ class GraphView:
     @cached_property
     def blocks(self) -> Sequence["BoundBlock"] | None:
         """All bindings by block; None where a value has blocks of its own, as an If has."""
-        if any(isinstance(value, relax.If | relax.Function) for _, value in self._bound):
+        if any(isinstance(value, relax.If | relax.Function) for _, value in self.bound):
             return None
         return [BoundBlock(block) for block in self._func.body.blocks[:]]
 
@@ -137,7 +137,7 @@ _views: ContextVar[dict[int, GraphView] | None] = ContextVar("views", default=No
 
 @contextmanager
 def sharing_views() -> Iterator[None]:
-    """Inside of it ``view_of`` makes one view of each function, until ``forget_views``."""
+    """Inside of it ``view_of`` makes one view of each function, until ``forget_views_except``."""
     if _views.get() is not None:
         yield
         return
@@ -148,11 +148,13 @@ def sharing_views() -> Iterator[None]:
         _views.reset(token)
 
 
-def forget_views() -> None:
-    """Lets go of the functions of an old module, whose weights may be many."""
+def forget_views_except(mod: tvm.IRModule) -> None:
+    """Lets go of the functions that ``mod`` does not have, whose weights may be many."""
     known = _views.get()
     if known is not None:
-        known.clear()
+        kept = {hash(func) for func in relax_functions(mod).values()}
+        for func in known.keys() - kept:
+            del known[func]
 
 
 def view_of(func: relax.Function) -> GraphView:
@@ -169,8 +171,11 @@ def view_of(func: relax.Function) -> GraphView:
 def _children(expr: relax.Expr) -> Iterable[relax.Expr]:
     """What ``expr`` uses; a nested function counts what it takes from outside as uses too."""
     if isinstance(expr, relax.Call):
+        op, args = expr.op, expr.args[:]
         # The callee may be a nested function.
-        return (expr.op, *expr.args[:])
+        return args if isinstance(op, tvm.ir.Op) else (op, *args)
+    if isinstance(expr, tvm.ir.GenericConst | relax.ShapeExpr):
+        return ()
     if isinstance(expr, relax.Tuple):
         return expr.fields[:]
     if isinstance(expr, relax.TupleGetItem):
@@ -254,7 +259,7 @@ class BindingRewriter(ABC):
                 changed = self._one_round(mod)
                 if changed is None:
                     return mod
-                forget_views()
+                forget_views_except(changed)
                 mod = changed
         return mod
 

@@ -266,7 +266,7 @@ def blocks_of(expr: relax.Expr) -> Iterator[relax.BindingBlock]:
         for block in expr.blocks[:]:
             yield block
             for binding in block.bindings[:]:
-                if isinstance(binding, relax.VarBinding):
+                if isinstance(binding.value, relax.If):
                     yield from blocks_of(binding.value)
 
 

@@ -43,7 +43,6 @@ from tvm_ext.relay_passes.rewrite_rules.rule import (
     Rule,
     TensorKind,
 )
-from tvm_ext.relay_passes.spans import bindings_of
 
 # Operators with steps: a difference in the last place of what they are given may be a whole step
 # of their results.
@@ -112,9 +111,9 @@ class RuleMatcher:
     def __init__(self, func: relax.Function, table: RuleTable) -> None:
         self._func = func
         self._table = table
-        self._bindings = bindings_of(func)
+        self._bindings = view_of(func).bound
         # By hash, which is that of the node: TVM takes long to find two variables equal.
-        self._values = {hash(binding.var): binding.value for binding in self._bindings}
+        self._values = {hash(var): value for var, value in self._bindings}
         self._read: dict[int, Operation | None] = {}
         self._kinds: dict[int, TensorKind] = {}
         self._numbers: dict[int, np.ndarray | None] = {}
@@ -127,9 +126,9 @@ class RuleMatcher:
         ``tried`` has the hashes of the variables whose bindings are looked at.
         """
         found = {}
-        for binding in self._bindings:
-            key = hash(binding.var)
-            rewrite = self._rewrite_of(binding.var, binding.value) if key in tried else None
+        for var, value in self._bindings:
+            key = hash(var)
+            rewrite = self._rewrite_of(var, value) if key in tried else None
             if rewrite is not None:
                 found[key] = rewrite
         return found
@@ -224,15 +223,14 @@ class RuleMatcher:
     def _on_the_way_to_steps(self) -> set[int]:
         """The variables that an operator with steps depends on by elementwise ones, by hash."""
         found: set[int] = set()
-        for binding in reversed(self._bindings):
-            call = binding.value
+        for var, call in reversed(self._bindings):
             if isinstance(call, relax.TupleGetItem | relax.Var):
                 operands = [getattr(call, "tuple_value", call)]
-                is_on_the_way = hash(binding.var) in found
+                is_on_the_way = hash(var) in found
             elif isinstance(call, relax.Call) and isinstance(call.op, tvm.ir.Op):
                 operands = _tensors_of(call)
-                is_read = hash(binding.var) in found and call.op.name in NAMES
-                is_on_the_way = is_read or _has_steps(call, binding.var)
+                is_read = hash(var) in found and call.op.name in NAMES
+                is_on_the_way = is_read or _has_steps(call, var)
             else:
                 continue
             if is_on_the_way:
@@ -251,8 +249,8 @@ class RuleMatcher:
 def _tensors_of(call: relax.Call) -> list[relax.Expr]:
     """The operands of a call, those in tuples among them."""
     operands: list[relax.Expr] = []
-    for argument in call.args:
-        operands += argument.fields if isinstance(argument, relax.Tuple) else [argument]
+    for argument in call.args[:]:
+        operands += argument.fields[:] if isinstance(argument, relax.Tuple) else [argument]
     return operands
 
 
