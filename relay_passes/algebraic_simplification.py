@@ -86,7 +86,7 @@ class _Worklist:
         self._values: dict[int, tuple[relax.Var, relax.Expr]] = {}
         self._near: set[int] | None = None
 
-    def __contains__(self, var: int) -> bool:
+    def __contains__(self, var: object) -> bool:
         """Whether the binding of a variable, which is given by its hash, is to be tried."""
         return self._near is None or var in self._near or var in self.waiting
 
