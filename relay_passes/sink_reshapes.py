@@ -105,10 +105,9 @@ class _Sinker(BindingRewriter):
             attrs = self.mod[call.args[0]].attrs or {}
             return ATTRIBUTE in attrs or attrs.get("op_pattern") == OUT_ELEMENTWISE_FUSABLE
         # What is already behind the kernel is fused into it while nothing else reads in between.
-        return call.op.name in _KERNELS or any(
-            self.view.uses(arg) == 1 and self._is_kernel_result(arg)
-            for arg in call.args
-            if isinstance(arg, relax.Var)
+        behind = [arg for arg in call.args if isinstance(arg, relax.Var)]
+        return call.op.name in _KERNELS or (
+            bool(behind) and self.view.uses(behind[0]) == 1 and self._is_kernel_result(behind[0])
         )
 
     def _has_other_users(self, var: relax.Var) -> bool:

@@ -180,19 +180,6 @@ def test_other_kernels_and_plain_reshapes_are_left_alone():
     assert structural_equal(delay(before), before)
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-def test_an_operator_is_behind_the_kernel_through_either_operand(swapped):
-    other = relax.Var("other", relax.TensorType((1, 4, 12), "float32"))
-
-    def body(emit, x):
-        product = emit(relax.op.matmul(x, relax.const(draw(8, 12, seed=1))))
-        total = emit(relax.op.add(*((product, other) if swapped else (other, product))))
-        return [nn.relu(emit(relax.op.reshape(total, [4, 2, 6])))]
-
-    after = delay(module((1, 4, 8), body, extra=[other]))
-    assert operators(after) == ["matmul", "add", "nn.relu", "reshape"]
-
-
 def test_a_reshape_of_what_is_computed_of_constants_is_left_alone():
     def body(emit, x):
         total = emit(relax.op.add(relax.const(draw(4, 6)), relax.const(draw(4, 1))))
