@@ -14,7 +14,7 @@ import numpy as np
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
-from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.expressions import operator_name, same_extents
 from tvm_ext.relay_passes.layout_roles import permutation_of
 
 # Operators that give the same elements in the same order another shape.
@@ -112,10 +112,10 @@ class AxisFactors:
         axes = [inside.index(number) for number in range(len(runs))]
         split = [sizes[number] for number in inside]
         calls: list[Callable[[relax.Expr], relax.Call]] = []
-        if not _same_shape(split, self.shape):
+        if not same_extents(split, self.shape):
             calls.append(lambda x: relax.op.reshape(x, split))
         calls.append(lambda x: relax.op.permute_dims(x, axes))
-        if not _same_shape(sizes, shape):
+        if not same_extents(sizes, shape):
             calls.append(lambda x: relax.op.reshape(x, shape))
         return calls
 
@@ -221,13 +221,3 @@ def _joined(axis: Sequence[Factor]) -> Extent:
 
 def _flat(view: View) -> list[Factor]:
     return [factor for axis in view for factor in axis]
-
-
-def _same_shape(sizes: Sequence[Any], shape: Any) -> bool:
-    return len(sizes) == len(shape) and all(map(_same_size, sizes, shape))
-
-
-def _same_size(one: Any, other: Any) -> bool:
-    if isinstance(one, int):
-        return isinstance(other, tirx.IntImm) and one == int(other)
-    return bool(structural_equal(one, other))

@@ -50,10 +50,10 @@ class GraphView:
 
     def __init__(self, func: relax.Function) -> None:
         self._func = func
-        # All bindings, in program order.
-        self._bound = [(binding.var, binding.value) for binding in bindings_of(func)]
+        # All variables with what they are bound to, in program order.
+        self.bound = [(binding.var, binding.value) for binding in bindings_of(func)]
         # By hash, which is that of the node, as TVM takes long to find two variables equal.
-        self._value_of = {hash(var): value for var, value in self._bound}
+        self._value_of = {hash(var): value for var, value in self.bound}
 
     @cached_property
     def _values(self) -> Mapping[relax.Var, relax.Expr]:
@@ -95,7 +95,7 @@ class GraphView:
 
     @cached_property
     def _operators(self) -> dict[int, str]:
-        calls = ((var, self.value(value)) for var, value in self._bound)
+        calls = ((var, self.value(value)) for var, value in self.bound)
         return {
             hash(var): str(call.op.name)
             for var, call in calls
@@ -114,7 +114,7 @@ class GraphView:
     @cached_property
     def blocks(self) -> Sequence["BoundBlock"] | None:
         """All bindings by block; None where a value has blocks of its own, as an If has."""
-        if any(isinstance(value, relax.If | relax.Function) for _, value in self._bound):
+        if any(isinstance(value, relax.If | relax.Function) for _, value in self.bound):
             return None
         return [BoundBlock(block) for block in self._func.body.blocks[:]]
 
@@ -137,7 +137,7 @@ _views: ContextVar[dict[int, GraphView] | None] = ContextVar("views", default=No
 
 @contextmanager
 def sharing_views() -> Iterator[None]:
-    """Inside of it ``view_of`` makes one view of each function, until ``forget_views``."""
+    """Inside of it ``view_of`` makes one view of each function, until ``forget_views_except``."""
     if _views.get() is not None:
         yield
         return
@@ -148,11 +148,13 @@ def sharing_views() -> Iterator[None]:
         _views.reset(token)
 
 
-def forget_views() -> None:
-    """Lets go of the functions of an old module, whose weights may be many."""
+def forget_views_except(mod: tvm.IRModule) -> None:
+    """Lets go of the functions that ``mod`` does not have, whose weights may be many."""
     known = _views.get()
     if known is not None:
-        known.clear()
+        kept = {hash(func) for func in relax_functions(mod).values()}
+        for func in known.keys() - kept:
+            del known[func]
 
 
 def view_of(func: relax.Function) -> GraphView:
@@ -169,8 +171,11 @@ def view_of(func: relax.Function) -> GraphView:
 def _children(expr: relax.Expr) -> Iterable[relax.Expr]:
     """What ``expr`` uses; a nested function counts what it takes from outside as uses too."""
     if isinstance(expr, relax.Call):
+        op, args = expr.op, expr.args[:]
         # The callee may be a nested function.
-        return (expr.op, *expr.args[:])
+        return args if isinstance(op, tvm.ir.Op) else (op, *args)
+    if isinstance(expr, tvm.ir.GenericConst | relax.ShapeExpr):
+        return ()
     if isinstance(expr, relax.Tuple):
         return expr.fields[:]
     if isinstance(expr, relax.TupleGetItem):
@@ -189,8 +194,8 @@ def _children(expr: relax.Expr) -> Iterable[relax.Expr]:
 class BindingRewriter(ABC):
     """Replaces bindings until nothing matches; ``pass_name`` names the pass in the log.
 
-    A function is written anew from the first binding on that a look over them has found to replace.
-    ``replace`` is asked about that binding again if it has begun to build something.
+    A function is written anew only if a look over its bindings has found one to replace, and from
+    that one on. ``replace`` is asked about each binding once.
     """
 
     pass_name: str
@@ -198,7 +203,12 @@ class BindingRewriter(ABC):
     roots: frozenset[str] | None = None
     view: GraphView
     mod: tvm.IRModule
-    _walker: "_Walker | _Lookout"
+    _walker: "_Walker"
+
+    def start_round(self, mod: tvm.IRModule) -> None:
+        """Takes up ``mod``, whose functions are looked at next."""
+        self.mod = mod
+        self._walker = _Walker(self, mod)
 
     def start_function(self, func: relax.Function) -> None:
         """Takes up ``func``, whose bindings are given to ``replace`` next; sets ``view``."""
@@ -249,58 +259,31 @@ class BindingRewriter(ABC):
                 changed = self._one_round(mod)
                 if changed is None:
                     return mod
-                forget_views()
+                forget_views_except(changed)
                 mod = changed
         return mod
 
     def _one_round(self, mod: tvm.IRModule) -> tvm.IRModule | None:
-        self.mod = mod
-        walker: _Walker | None = None
+        self.start_round(mod)
         for global_var, func in relax_functions(mod).items():
             if not self.has_work(func):
                 continue
             self.start_function(func)
-            first = self._first_to_replace()
-            if first is None:
-                continue
-            walker = walker or _Walker(self, mod)
-            self._walker, walker.first = walker, first
-            replaced_before = walker.replaced
-            new_func = walker.visit_expr(func)
-            if walker.replaced > replaced_before:
-                walker.builder_.update_func(global_var, new_func)
-        if walker is None or not walker.replaced:
+            new_func = self._walker.rewritten(func)
+            if new_func is not None:
+                self._walker.builder_.update_func(global_var, new_func)
+        if not self._walker.replaced:
             return None
-        return relax.transform.DeadCodeElimination()(walker.builder_.get())
-
-    def _first_to_replace(self) -> "_First | None":
-        """None for nearly all functions: a pass leaves them as they are."""
-        if self.view.blocks is None:
-            return _First(None)
-        for block in self.view.blocks:
-            self._walker = _Lookout(block.block)
-            for var, value in block.bindings:
-                if not self.looks_at(var):
-                    continue
-                try:
-                    replacement = self.replace(var, value)
-                except _WalkNeededError:
-                    return _First(var)
-                if replacement is not None:
-                    return _First(var, replacement)
-        return None
+        return relax.transform.DeadCodeElimination()(self._walker.builder_.get())
 
 
 @dataclass(frozen=True)
 class _First:
-    """The first binding to replace, by what if that is known; without a variable it may be any."""
+    """The first binding to write anew: what it is replaced by, and what was bound ahead of it."""
 
-    var: relax.Var | None
-    replacement: Replacement | None = None
-
-
-class _WalkNeededError(Exception):
-    """A pass begins to build what it replaces a binding by."""
+    var: relax.Var
+    replacement: Replacement | None
+    bound: Sequence[relax.VarBinding]
 
 
 class _Scope:
@@ -320,28 +303,16 @@ class _Scope:
         """Notes a variable that the block did not have."""
         self._added.add(hash(var))
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there are variables that the block did not have."""
+        return bool(self._added)
+
     def lacks_part_of(self, value: relax.Expr) -> bool:
         """Whether ``value`` uses a variable of a dataflow block, which only exists inside it."""
         free = relax.analysis.free_vars(value)
         inner = [hash(var) for var in free[:] if isinstance(var, relax.DataflowVar)]
         return any(var not in self._bound and var not in self._added for var in inner)
-
-
-class _Lookout:
-    """In place of the walker while nothing is written yet."""
-
-    def __init__(self, block: relax.BindingBlock) -> None:
-        self._scope = _Scope(block)
-
-    @property
-    def builder_(self) -> relax.BlockBuilder:
-        raise _WalkNeededError
-
-    def bind(self, expr: relax.Expr, var: relax.Var, names: tuple[str, ...]) -> relax.Var:
-        raise _WalkNeededError
-
-    def leaves_block(self, value: relax.Expr) -> bool:
-        return self._scope.lacks_part_of(value)
 
 
 @mutator
@@ -350,8 +321,41 @@ class _Walker(PyExprMutator):
         super().__init__(mod)
         self.rewriter = rewriter
         self.replaced = 0
-        self.first: _First | None = None
+        # What the look over the function has found, until the walk has come to it.
+        self._first: _First | None = None
         self._scope = _Scope()
+
+    def rewritten(self, func: relax.Function) -> relax.Function | None:
+        """``func`` with its bindings replaced; None where none is."""
+        blocks = self.rewriter.view.blocks
+        if blocks is not None:
+            self._first = next(
+                (one for one in map(self._first_in, blocks) if one is not None), None
+            )
+            if self._first is None:
+                return None
+        replaced_before = self.replaced
+        new_func = self.visit_expr(func)
+        return new_func if self.replaced > replaced_before else None
+
+    def _first_in(self, block: "BoundBlock") -> _First | None:
+        """None for nearly all blocks: a pass leaves them as they are."""
+        self._scope = _Scope(block.block)
+        # What ``replace`` binds is collected in a block of its own.
+        if isinstance(block.block, relax.DataflowBlock):
+            self.builder_._begin_dataflow_block()
+        else:
+            self.builder_._begin_binding_block()
+        found: tuple[relax.Var, Replacement | None] | None = None
+        for var, value in block.bindings:
+            if not self.rewriter.looks_at(var):
+                continue
+            replacement = self.rewriter.replace(var, value)
+            if replacement is not None or self._scope.has_more:
+                found = var, replacement
+                break
+        bound = self.builder_._end_block().bindings[:]
+        return None if found is None else _First(*found, bound)
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
         self._scope = _Scope(block)
@@ -376,13 +380,15 @@ class _Walker(PyExprMutator):
         self.set_var_remap(binding.var, new_var)
 
     def _replacement(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        if self.first is not None:
-            first = self.first
-            if first.var is not None and not first.var.same_as(var):
+        first = self._first
+        if first is not None:
+            if not first.var.same_as(var):
                 return None
-            self.first = None
-            if first.replacement is not None:
-                return first.replacement
+            self._first = None
+            for binding in first.bound:
+                super().visit_var_binding_(binding)
+                self._scope.add(binding.var)
+            return first.replacement
         return self.rewriter.replace(var, value) if self.rewriter.looks_at(var) else None
 
     def _visit_nested(self, expr: relax.Expr, var: relax.Var, names: tuple[str, ...]) -> relax.Expr:

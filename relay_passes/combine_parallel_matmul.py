@@ -9,9 +9,9 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 from tvm.ir import GenericConst
-from tvm_ffi import structural_equal
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement, view_of
+from tvm_ext.relay_passes.expressions import same_extents
 from tvm_ext.relay_passes.gemm_epilogue import Surroundings
 from tvm_ext.relay_passes.graph_pass import INJECTIVE, graph_pass
 from tvm_ext.relay_passes.spans import bindings_of
@@ -108,13 +108,9 @@ class _Product:
             self.x.same_as(other.x)
             and self.dtype == other.dtype
             and str(self.weight.ty.dtype) == str(other.weight.ty.dtype)
-            and _same_extents(self.heads.lead, other.heads.lead)
+            and same_extents(self.heads.lead, other.heads.lead)
             and str(self.passed[0].ty.dtype) == str(other.passed[0].ty.dtype)
         )
-
-
-def _same_extents(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return bool(structural_equal(relax.ShapeExpr(list(one)), relax.ShapeExpr(list(other))))
 
 
 class _HeadRewriter(BindingRewriter):
@@ -252,7 +248,7 @@ class _Combiner(_HeadRewriter):
             result = self.bind(relax.op.add(result, bias), *names)
         if one.dtype != dtype:
             result = self.bind(relax.op.astype(result, one.dtype), *names)
-        if not _same_extents(result.ty.shape.values[:-1], one.heads.lead):
+        if not same_extents(result.ty.shape.values[:-1], one.heads.lead):
             shape = [*one.heads.lead, weights.shape[1]]
             result = self.bind(relax.op.reshape(result, shape), *names)
         return result
@@ -325,7 +321,7 @@ class _SplitReader(_HeadRewriter):
         axis = int(split.attrs.axis) % source.ty.ndim
         if axis != source.ty.ndim - 1 or None in widths or not self._all_heads(field.tuple_value):
             return None
-        if not _same_extents(source.ty.shape.values[:-1], heads.lead) or not self.reaches(source):
+        if not same_extents(source.ty.shape.values[:-1], heads.lead) or not self.reaches(source):
             return None
         first = sum(int(width or 0) for width in widths[: field.index])
         made = self._copied(replace(heads, first=first), source)

@@ -1,6 +1,6 @@
 """Reads expressions of Relax: operator, static shape, constant, scale and shift per channel."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -63,7 +63,19 @@ def static_extents(ty: tvm.ir.Type) -> list[int] | None:
 
 
 def _numbers(shape: Any) -> list[int] | None:
-    return None if _obstacle([shape]) else [int(extent) for extent in shape]
+    return None if _obstacle([shape]) else [int(extent) for extent in shape.values[:]]
+
+
+def same_extents(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Whether two shapes, of numbers and of TVM's expressions, are the same in every run."""
+    return len(first) == len(second) and all(map(_same_extent, first, second))
+
+
+def _same_extent(one: Any, other: Any) -> bool:
+    numbers = [int(n) for n in (one, other) if isinstance(n, int | tvm.tirx.IntImm)]
+    if numbers:
+        return len(numbers) == 2 and numbers[0] == numbers[1]
+    return bool(tvm_ffi.structural_equal(one, other))
 
 
 def item_shape(expr: relax.Expr) -> list[int] | None:
@@ -150,7 +162,7 @@ def nominal_shape(ty: Any) -> list[int] | None:
     shape = _of_one_item(ty.shape) if isinstance(ty, relax.TensorType) else None
     if not isinstance(shape, relax.ShapeExpr):
         return None
-    return [_nominal_extent(extent) for extent in shape]
+    return [_nominal_extent(extent) for extent in shape.values[:]]
 
 
 def known_extents(ty: relax.TensorType) -> list[int]:
@@ -178,6 +190,8 @@ def _nominal_extent(extent: Any) -> int:
 
 def value_for(extent: Any, sizes: Mapping[str, int]) -> int | None:
     """An extent for these sizes, by name; None where it is not worked out."""
+    if isinstance(extent, tvm.tirx.IntImm):
+        return int(extent)
 
     def size(variable: tvm.ir.Var) -> tvm.tirx.IntImm:
         number = sizes.get(str(variable.name), _NOMINAL_IMAGE_SIDES[0])
@@ -188,10 +202,11 @@ def value_for(extent: Any, sizes: Mapping[str, int]) -> int | None:
 
 
 def _of_one_item(shape: Any) -> Any:
-    if not isinstance(shape, relax.ShapeExpr) or not len(shape):
+    # A slice is a list: element by element, TVM's arrays take several times as long.
+    extents = shape.values[:] if isinstance(shape, relax.ShapeExpr) else []
+    if not extents or not is_symbolic(extents[0]):
         return shape
-    first, *others = shape
-    return relax.ShapeExpr([tvm.tirx.const(1, "int64"), *others]) if is_symbolic(first) else shape
+    return relax.ShapeExpr([tvm.tirx.const(1, "int64"), *extents[1:]])
 
 
 def is_symbolic(extent: Any) -> bool:
@@ -221,7 +236,9 @@ def feature_map_obstacle(axis: int, *maps: relax.Expr) -> str:
 def _obstacle(shapes: list[Any]) -> str:
     if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
         return "its shape is not known"
-    if not all(isinstance(extent, tvm.tirx.IntImm) for shape in shapes for extent in shape):
+    if not all(
+        isinstance(extent, tvm.tirx.IntImm) for shape in shapes for extent in shape.values[:]
+    ):
         return "its shape is symbolic"
     return ""
 

@@ -148,8 +148,8 @@ def _known_sizes(func: relax.Function) -> dict[relax.Var, relax.Expr]:
     shapes: dict[relax.Var, np.ndarray] = {}
     found: dict[relax.Var, relax.Expr] = {}
     for block in blocks_of(func.body):
-        for binding in block.bindings:
-            call: Any = getattr(binding, "value", None)
+        for binding in block.bindings[:]:
+            call: Any = binding.value
             name = operator_name(call)
             if name == "relax.shape_to_tensor" and call.args[0].ty.values is not None:
                 shapes[binding.var] = np.array(list(call.args[0].ty.values), dtype=object)
@@ -257,13 +257,15 @@ def _is_constant(value: relax.Expr, known: Mapping[relax.Var, relax.Expr]) -> bo
     if isinstance(value, relax.Var):
         return value in known
     if isinstance(value, relax.Call):
-        return isinstance(value.op, tvm.ir.Op) and all(_is_constant(a, known) for a in value.args)
+        return isinstance(value.op, tvm.ir.Op) and all(
+            _is_constant(a, known) for a in value.args[:]
+        )
     if isinstance(value, relax.Tuple):
         return all(_is_constant(field, known) for field in value.fields)
     if isinstance(value, relax.TupleGetItem):
         return _is_constant(value.tuple_value, known)
     if isinstance(value, relax.ShapeExpr):
-        return all(isinstance(extent, tirx.IntImm) for extent in value.values)
+        return all(isinstance(extent, tirx.IntImm) for extent in value.values[:])
     return not isinstance(value, relax.If | relax.Function | relax.ExternFunc | relax.SeqExpr)
 
 

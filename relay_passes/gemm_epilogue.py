@@ -253,7 +253,7 @@ class Surroundings:
         # Constants are told apart by identity; comparing them would compare their contents.
         self._constant_uses: Counter[int] = Counter()
         for var, value in view.bindings().items():
-            for argument in value.args if isinstance(value, relax.Call) else ():
+            for argument in value.args[:] if isinstance(value, relax.Call) else ():
                 if isinstance(argument, relax.Var):
                     self._users.setdefault(argument, []).append(var)
                 elif isinstance(argument, GenericConst):

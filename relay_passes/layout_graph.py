@@ -208,6 +208,12 @@ class LayoutGraph:
     leaves: dict[relax.Var, Leaves] = field(default_factory=dict)
     transposed: set[int] = field(default_factory=set)
 
+    def held_last(self, number: int, channels_last: list[bool]) -> bool:
+        """Whether ConvertLayout will have the tensor ``number`` in channels last."""
+        return (
+            number not in self.transposed and (channels_last[self.problem.tensors[number].producer])
+        )
+
 
 def layout_graph(
     func: relax.Function, machine: LayoutMachine, convolution_cost: ConvolutionCost
@@ -260,7 +266,7 @@ def blocks_of(expr: relax.Expr) -> Iterator[relax.BindingBlock]:
         for block in expr.blocks[:]:
             yield block
             for binding in block.bindings[:]:
-                if isinstance(binding, relax.VarBinding):
+                if isinstance(binding.value, relax.If):
                     yield from blocks_of(binding.value)
 
 

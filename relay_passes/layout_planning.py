@@ -4,7 +4,7 @@ The plan comes from ``layout_graph``, which asks ``layout_roles`` for the operat
 ``layout_cost`` for the time; it is carried out with ``relax.transform.ConvertLayout``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import relax
@@ -25,6 +25,7 @@ from tvm_ext.relay_passes.layout_cost import (
     planned_convolution_seconds,
 )
 from tvm_ext.relay_passes.layout_graph import (
+    FIRST_NODE,
     ConvolutionCost,
     LayoutGraph,
     Leaves,
@@ -50,6 +51,11 @@ from tvm_ext.relay_passes.spans import describe_origin, relax_functions
 # conversions that cancel with them.
 
 
+NAME = "LayoutPlanning"
+
+# A layout problem, and for each of its nodes whether it has channels last.
+Plan = tuple[LayoutGraph, list[bool]]
+
 # Modelled seconds of a convolution in a layout that a user does not want.
 _NEVER = 1e3
 
@@ -58,9 +64,7 @@ class LayoutConversionError(TvmExtError):
     """ConvertLayout raised an error for the module."""
 
 
-def convert_layouts(
-    mod: tvm.IRModule, plans: Mapping[tvm.ir.GlobalVar, tuple[LayoutGraph, list[bool]]]
-) -> tvm.IRModule:
+def convert_layouts(mod: tvm.IRModule, plans: Mapping[tvm.ir.GlobalVar, Plan]) -> tvm.IRModule:
     """``mod`` with the convolutions of each function in the layouts of its plan.
 
     A plan is a function's layout problem and, for each of its nodes, whether it has channels last.
@@ -70,10 +74,12 @@ def convert_layouts(
     LayoutConversionError
         ConvertLayout cannot handle the module.
     """
-    pinner = _Pinner(mod)
-    for global_var, (graph, channels_last) in plans.items():
-        pinner.start(graph, channels_last)
-        pinner.builder_.update_func(global_var, pinner.visit_expr(mod[global_var]))
+    parts = _Parts(mod, plans)
+    pinner = _Pinner(parts.module)
+    for global_var, plan in plans.items():
+        pinner.start(*plan)
+        for part in parts.of(global_var):
+            pinner.builder_.update_func(part, pinner.visit_expr(parts.module[part]))
     pinned = pinner.builder_.get()
 
     def desired_layouts(call: relax.Call) -> dict[str, list[str]]:
@@ -92,10 +98,127 @@ def convert_layouts(
             "as they are"
         ) from error
     unpinner = _Unpinner(converted, pinner.pin_weights)
-    for global_var in plans:
-        unpinner.builder_.update_func(global_var, unpinner.visit_expr(converted[global_var]))
-    unpinned = relax.transform.DeadCodeElimination()(unpinner.builder_.get())
-    return cancel_transposes(unpinned)
+    for part in parts.module.get_global_vars():
+        unpinner.builder_.update_func(part, unpinner.visit_expr(converted[part]))
+    whole = parts.put_back(unpinner.builder_.get())
+    return cancel_transposes(relax.transform.DeadCodeElimination()(whole))
+
+
+class _Parts:
+    """The parts of dataflow blocks in which a value has channels last, each as a function.
+
+    For every operator ConvertLayout copies what it knows of all values of the block, so that the
+    time it takes grows with the square of a block's length. It is given nothing but these parts. A
+    function ends in a tuple of the values that are read behind the part; what it reads of those
+    ahead of it is free in it.
+    """
+
+    def __init__(self, mod: tvm.IRModule, plans: Mapping[tvm.ir.GlobalVar, Plan]) -> None:
+        self._mod = mod
+        self._places: dict[tvm.ir.GlobalVar, tuple[int, range]] = {}
+        self._owners: dict[tvm.ir.GlobalVar, list[tvm.ir.GlobalVar]] = {}
+        functions: dict[tvm.ir.GlobalVar, relax.Function] = {}
+        for owner, plan in plans.items():
+            self._owners[owner] = []
+            for block in blocks_of(mod[owner].body):
+                for place, function in _parts_of(block, plan):
+                    part = tvm.ir.GlobalVar(f"part_{len(functions)}")
+                    functions[part] = function
+                    self._places[part] = hash(block), place
+                    self._owners[owner].append(part)
+        self.module = tvm.IRModule(functions)
+
+    def of(self, owner: tvm.ir.GlobalVar) -> list[tvm.ir.GlobalVar]:
+        """The parts of a function, in their order."""
+        return self._owners[owner]
+
+    def put_back(self, converted: tvm.IRModule) -> tvm.IRModule:
+        """The module with the functions of ``converted`` in place of the parts."""
+        made: dict[int, list[tuple[range, list[relax.Binding]]]] = {}
+        for part, (block, place) in self._places.items():
+            kept = self.module[part].body.blocks[0].bindings[-1].value.fields
+            made.setdefault(block, []).append((place, _bindings_for(converted[part], kept)))
+        whole = _WithParts(self._mod, made)
+        for owner in self._owners:
+            whole.builder_.update_func(owner, whole.visit_expr(self._mod[owner]))
+        return whole.builder_.get()
+
+
+def _parts_of(block: relax.BindingBlock, plan: Plan) -> list[tuple[range, relax.Function]]:
+    """The parts of a block, and where in it they are."""
+    if not isinstance(block, relax.DataflowBlock):
+        return []
+    bindings = block.bindings[:]
+    reads = [[hash(var) for var in relax.analysis.free_vars(b.value)[:]] for b in bindings]
+    last_read = {var: place for place, variables in enumerate(reads) for var in variables}
+    places = _places_of_channels_last(bindings, reads, plan)
+    return [(place, _part(bindings, place, last_read)) for place in places]
+
+
+def _places_of_channels_last(
+    bindings: Sequence[relax.Binding], reads: Sequence[Sequence[int]], plan: Plan
+) -> list[range]:
+    """Where some value has channels last, from the operator that makes it to the last to read it.
+
+    An operator that only shall take channels last is a place too.
+    """
+    graph, channels_last = plan
+    made_at: dict[int, int] = {}
+    found: list[range] = []
+    for place, (binding, read) in enumerate(zip(bindings, reads, strict=True)):
+        touched = [made_at[var] for var in read if var in made_at]
+        if any(graph.held_last(n, channels_last) for n in flat(graph.leaves.get(binding.var))):
+            made_at[hash(binding.var)] = place
+            touched.append(place)
+        elif channels_last[graph.wants.get(binding.var, FIRST_NODE)]:
+            touched.append(place)
+        if touched:
+            start = min(touched)
+            while found and found[-1].stop > start:
+                start = min(start, found.pop().start)
+            found.append(range(start, place + 1))
+    return found
+
+
+def _part(
+    bindings: Sequence[relax.Binding], place: range, last_read: Mapping[int, int]
+) -> relax.Function:
+    own = [bindings[n] for n in place]
+    kept = [
+        var
+        for var in (binding.var for binding in own)
+        if last_read.get(hash(var), 0) >= place.stop or not isinstance(var, relax.DataflowVar)
+    ]
+    end = relax.BlockBuilder().normalize(relax.Tuple(kept))
+    last = relax.VarBinding(relax.DataflowVar("kept", end.ty), end)
+    nothing = relax.BlockBuilder().normalize(relax.Tuple([]))
+    body = relax.SeqExpr([relax.DataflowBlock([*own, last])], nothing)
+    return relax.Function([], body, nothing.ty)
+
+
+def _bindings_for(part: relax.Function, kept: Sequence[relax.Var]) -> list[relax.Binding]:
+    """The bindings of a part; those that ConvertLayout gave another type keep their variable."""
+    *bindings, last = [one for block in part.body.blocks[:] for one in block.bindings[:]]
+    pairs = zip(kept, last.value.fields, strict=True)
+    renamed = [relax.VarBinding(var, new) for var, new in pairs if not new.same_as(var)]
+    return [*bindings, *renamed]
+
+
+@mutator
+class _WithParts(PyExprMutator):
+    """Puts other bindings in the place of parts of blocks."""
+
+    def __init__(
+        self, mod: tvm.IRModule, parts: Mapping[int, list[tuple[range, list[relax.Binding]]]]
+    ) -> None:
+        super().__init__(mod)
+        self.parts = parts
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
+        bindings = block.bindings[:]
+        for place, made in reversed(self.parts.get(hash(block), [])):
+            bindings[place.start : place.stop] = made
+        return relax.DataflowBlock(bindings)
 
 
 @mutator
@@ -159,7 +282,8 @@ class _Pinner(PyExprMutator):
     def _pinned_leaves(
         self, value: relax.Expr, leaves: Leaves, layout: ChannelLayout
     ) -> relax.Expr:
-        if all(self._layout_held(n) == layout for n in flat(leaves)):
+        is_last = layout is ChannelLayout.CHANNELS_LAST
+        if all(self.graph.held_last(n, self.channels_last) is is_last for n in flat(leaves)):
             return value
         if not isinstance(leaves, list):
             return self._pin(value, layout)
@@ -170,12 +294,6 @@ class _Pinner(PyExprMutator):
                 for part, part_leaves in zip(parts, leaves, strict=True)
             ]
         )
-
-    def _layout_held(self, number: int) -> ChannelLayout:
-        """The layout in which ConvertLayout will have the tensor ``number``."""
-        if number in self.graph.transposed:
-            return ChannelLayout.CHANNELS_FIRST
-        return ChannelLayout(self.channels_last[self.graph.problem.tensors[number].producer])
 
     def _pin(self, value: relax.Expr, layout: ChannelLayout) -> relax.Expr:
         ndim = value.ty.ndim
@@ -222,11 +340,6 @@ class _Unpinner(PyExprMutator):
                 return False
             weight = value.args[0]
         return weight in self.pin_weights
-
-
-NAME = "LayoutPlanning"
-
-Plan = tuple[LayoutGraph, list[bool]]
 
 
 @graph_pass

@@ -53,6 +53,9 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
         # By hash, with the constant, which is the same as long as it is kept.
         self._constants: dict[int, tuple[relax.Expr, ValueRange]] = {}
         self._sums: dict[tuple[int, tuple[int, ...]], tuple[np.ndarray, np.ndarray]] = {}
+        # By hash: a call, what it was given, and what it gives then. A pass that solves the
+        # analysis in each of its rounds meets most calls again.
+        self._given: dict[int, tuple[relax.Call, Sequence[State], State]] = {}
 
     def join(self, one: ValueRange, other: ValueRange) -> ValueRange:
         """The least range of both."""
@@ -134,6 +137,13 @@ class ValueRanges(ForwardAnalysis[ValueRange]):
 
     def transfer(self, call: relax.Call, operands: Sequence[State]) -> State:
         """By the rule of the operator; anything where there is none."""
+        known = self._given.get(hash(call))
+        if known is None or known[1] != operands:
+            known = call, operands, self._computed(call, operands)
+            self._given[hash(call)] = known
+        return known[2]
+
+    def _computed(self, call: relax.Call, operands: Sequence[State]) -> State:
         name = str(call.op.name).removeprefix("relax.")
         if isinstance(call.ty, relax.TupleType):
             rule: Any = TUPLE_RULES.get(name)

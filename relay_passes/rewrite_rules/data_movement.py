@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.relay_passes.expressions import same_extents
 from tvm_ext.relay_passes.rewrite_rules.expression import (
     OPERATORS,
     Apply,
@@ -27,7 +28,6 @@ from tvm_ext.relay_passes.rewrite_rules.rule import (
     Match,
     Rule,
     output_shape,
-    same_shape,
 )
 
 x, y, c = Variable("x"), Variable("y"), Constant("c")
@@ -133,11 +133,11 @@ def _is_scalar(match: Match) -> bool:
 
 def _have_same_shape(match: Match) -> bool:
     """Whether nothing is broadcast: views of one size that are broadcast have another one."""
-    return same_shape(match.shape("x"), match.shape("y"))
+    return same_extents(match.shape("x"), match.shape("y"))
 
 
 def _is_own_shape(match: Match) -> bool:
-    return same_shape(match.shape("x"), match.result.shape)
+    return same_extents(match.shape("x"), match.result.shape)
 
 
 VIEWS = (

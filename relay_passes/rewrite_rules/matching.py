@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from tvm.ir import GenericConst
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.relay_passes.binding_rewriter import GraphView, view_of
-from tvm_ext.relay_passes.expressions import numpy_dtype, read_only
+from tvm_ext.relay_passes.expressions import numpy_dtype, read_only, same_extents
 from tvm_ext.relay_passes.rewrite_rules.expression import (
     Apply,
     Constant,
@@ -42,9 +42,7 @@ from tvm_ext.relay_passes.rewrite_rules.rule import (
     Match,
     Rule,
     TensorKind,
-    same_shape,
 )
-from tvm_ext.relay_passes.spans import bindings_of
 
 # Operators with steps: a difference in the last place of what they are given may be a whole step
 # of their results.
@@ -68,6 +66,9 @@ class RuleTable:
                 root = rule.pattern.operator.name
                 self._rules[root].append((_wanted(rule.pattern), rule))
         self.names = frozenset(name for name, own in NAMES.items() if own in self._rules)
+        every = [rule.pattern for found in self._rules.values() for _, rule in found]
+        # How many operators a pattern has below each other at most.
+        self.depth = max(map(_depth, every), default=0)
         self._candidates: dict[tuple[str, frozenset[str]], list[Rule]] = {}
 
     def candidates(self, operator: str, operands: frozenset[str]) -> list[Rule]:
@@ -77,6 +78,11 @@ class RuleTable:
             found = [rule for wanted, rule in self._rules[operator] if wanted <= operands]
             self._candidates[key] = found
         return self._candidates[key]
+
+
+def _depth(pattern: Expression) -> int:
+    below = pattern.operands if isinstance(pattern, Apply) else ()
+    return isinstance(pattern, Apply) + max(map(_depth, below), default=0)
 
 
 def _wanted(pattern: Apply) -> frozenset[str]:
@@ -105,20 +111,26 @@ class RuleMatcher:
     def __init__(self, func: relax.Function, table: RuleTable) -> None:
         self._func = func
         self._table = table
-        self._bindings = bindings_of(func)
+        self._bindings = view_of(func).bound
         # By hash, which is that of the node: TVM takes long to find two variables equal.
-        self._values = {hash(binding.var): binding.value for binding in self._bindings}
+        self._values = {hash(var): value for var, value in self._bindings}
         self._read: dict[int, Operation | None] = {}
         self._kinds: dict[int, TensorKind] = {}
         self._numbers: dict[int, np.ndarray | None] = {}
+        # By hash: where a rule that rounds is not applied, as operators with steps follow.
+        self.before_steps: set[int] = set()
 
-    def rewrites(self) -> dict[int, Rewrite]:
-        """By hash of the variable: the first rule that fits its binding, for all that have one."""
+    def rewrites(self, tried: Container[int]) -> dict[int, Rewrite]:
+        """By hash of the variable: the first rule that fits its binding, for all that have one.
+
+        ``tried`` has the hashes of the variables whose bindings are looked at.
+        """
         found = {}
-        for binding in self._bindings:
-            rewrite = self._rewrite_of(binding.var, binding.value)
+        for var, value in self._bindings:
+            key = hash(var)
+            rewrite = self._rewrite_of(var, value) if key in tried else None
             if rewrite is not None:
-                found[hash(binding.var)] = rewrite
+                found[key] = rewrite
         return found
 
     def _rewrite_of(self, var: relax.Var, value: relax.Expr) -> Rewrite | None:
@@ -208,18 +220,17 @@ class RuleMatcher:
         return view_of(self._func)
 
     @cached_property
-    def _before_steps(self) -> set[int]:
+    def _on_the_way_to_steps(self) -> set[int]:
         """The variables that an operator with steps depends on by elementwise ones, by hash."""
         found: set[int] = set()
-        for binding in reversed(self._bindings):
-            call = binding.value
+        for var, call in reversed(self._bindings):
             if isinstance(call, relax.TupleGetItem | relax.Var):
                 operands = [getattr(call, "tuple_value", call)]
-                is_on_the_way = hash(binding.var) in found
+                is_on_the_way = hash(var) in found
             elif isinstance(call, relax.Call) and isinstance(call.op, tvm.ir.Op):
                 operands = _tensors_of(call)
-                is_read = hash(binding.var) in found and call.op.name in NAMES
-                is_on_the_way = is_read or _has_steps(call, binding.var)
+                is_read = hash(var) in found and call.op.name in NAMES
+                is_on_the_way = is_read or _has_steps(call, var)
             else:
                 continue
             if is_on_the_way:
@@ -228,14 +239,18 @@ class RuleMatcher:
 
     def meets_steps(self, var: relax.Var) -> bool:
         """Whether an operator with steps depends on ``var`` by elementwise operators."""
-        return hash(var) in self._before_steps
+        key = hash(var)
+        if key not in self._on_the_way_to_steps:
+            return False
+        self.before_steps.add(key)
+        return True
 
 
 def _tensors_of(call: relax.Call) -> list[relax.Expr]:
     """The operands of a call, those in tuples among them."""
     operands: list[relax.Expr] = []
-    for argument in call.args:
-        operands += argument.fields if isinstance(argument, relax.Tuple) else [argument]
+    for argument in call.args[:]:
+        operands += argument.fields[:] if isinstance(argument, relax.Tuple) else [argument]
     return operands
 
 
@@ -365,7 +380,7 @@ def _one_number(expr: relax.Expr) -> np.ndarray | None:
 
 
 def _same_kind(one: TensorKind, other: TensorKind) -> bool:
-    return one.dtype == other.dtype and same_shape(one.shape, other.shape)
+    return one.dtype == other.dtype and same_extents(one.shape, other.shape)
 
 
 # The result of a rule as Relax.

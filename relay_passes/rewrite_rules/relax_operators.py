@@ -9,9 +9,9 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.relay_passes.expressions import numpy_dtype
+from tvm_ext.relay_passes.expressions import numpy_dtype, same_extents
 from tvm_ext.relay_passes.layout_roles import permutation_of
-from tvm_ext.relay_passes.rewrite_rules.rule import TensorKind, same_shape
+from tvm_ext.relay_passes.rewrite_rules.rule import TensorKind
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def _added_axes(own: Sequence[Any], wanted: Sequence[Any]) -> list[int] | None:
     """Where ``wanted`` has a 1 that ``own`` has not; None where they differ in something else."""
     left, added = list(own), []
     for axis, extent in enumerate(wanted):
-        if left and same_shape(left[:1], [extent]):
+        if left and same_extents(left[:1], [extent]):
             left.pop(0)
         elif isinstance(extent, int) and extent == 1:
             added.append(axis)

@@ -1,13 +1,12 @@
 """A rewrite rule as data: a pattern, its result, and how equal the two are."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.relay_passes.rewrite_rules.expression import (
@@ -100,20 +99,6 @@ class Match:
     def value_of(self, attribute: Attribute) -> Any:
         """An attribute of the result: one of the pattern, or computed of the match."""
         return self[attribute] if isinstance(attribute, str) else attribute(self)
-
-
-def same_shape(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    """Whether two shapes are the same for all sizes that a run may decide."""
-    return len(first) == len(second) and all(
-        one == other if isinstance(one, int) and isinstance(other, int) else _equal(one, other)
-        for one, other in zip(first, second, strict=True)
-    )
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, int) or isinstance(other, int):
-        return False
-    return bool(tvm_ffi.structural_equal(one, other))
 
 
 def output_shape(match: Match) -> tuple[Any, ...]:

@@ -62,6 +62,21 @@ class Endless(BindingRewriter):
         return Replacement(op.abs(op.exp(call.args[0])), (), "added an abs")
 
 
+class BoundOnce(BindingRewriter):
+    """exp(x) becomes a bound negative, and asks how often for each binding."""
+
+    pass_name = "BoundOnce"
+    roots = frozenset({"relax.exp"})
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        self.asked.append(str(var.name))
+        inner = self.bind(op.negative(value.args[0]), var)
+        return Replacement(op.abs(inner), (), "abs of the negative")
+
+
 def chain(*operators, dataflow: bool = True) -> tvm.IRModule:
     """x -> first -> second -> ...; bindings are called after their operator."""
     builder = relax.BlockBuilder()
@@ -144,6 +159,16 @@ def test_calls_nested_in_a_replacement_get_its_origin():
         ("tanh", ("tanh",)),
         ("negative", ("tanh",)),
     ]
+
+
+@pytest.mark.parametrize("dataflow", [True, False])
+def test_a_pass_is_asked_once_for_each_binding_although_it_binds(dataflow):
+    rewriter = BoundOnce()
+    after = rewriter.run(chain(op.tanh, op.exp, op.exp, dataflow=dataflow))
+    assert len(rewriter.asked) == 2
+    names = [str(one.value.op.name).removeprefix("relax.") for one in bindings_of(after["main"])]
+    assert names == ["tanh", "negative", "abs", "negative", "abs"]
+    assert relax.analysis.check_well_formed(after)
 
 
 def test_a_pass_that_never_ends_is_stopped():

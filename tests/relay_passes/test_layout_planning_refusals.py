@@ -6,6 +6,7 @@ from layout_modules import (
     CHEAP,
     Emit,
     LayoutCostMachine,
+    assert_same_numbers,
     bindings,
     constant,
     conv,
@@ -21,6 +22,7 @@ from tvm_ext.configs.decision import Decision
 from tvm_ext.relay_passes import layout_planning
 from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
+from tvm_ext.relay_passes.spans import bindings_of
 
 
 def test_gain_below_the_conversions_is_refused_with_both_numbers() -> None:
@@ -145,3 +147,36 @@ def test_fused_function_is_left_alone() -> None:
 def test_module_without_convolutions_is_left_alone() -> None:
     mod = module(lambda emit, x: relax.op.nn.relu(x))
     assert LayoutPlanning()(mod).same_as(mod)
+
+
+def test_what_never_has_channels_last_is_not_given_to_convert_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes time that grows with the square of a block's length."""
+    given: list[int] = []
+    convert = relax.transform.ConvertLayout
+
+    def counting(*args: object) -> object:
+        def run(mod: tvm.IRModule) -> tvm.IRModule:
+            given.extend(len(bindings_of(func)) for func in mod.functions.values())
+            return convert(*args)(mod)
+
+        return run
+
+    monkeypatch.setattr(layout_planning.relax.transform, "ConvertLayout", counting)
+
+    def body(emit: Emit, x: relax.Var) -> relax.Expr:
+        for _ in range(20):
+            x = emit(relax.op.exp(x))
+        y = emit(relax.op.nn.relu(emit(conv(x, 8, 3))))
+        y = emit(relax.op.reshape(y, (1, 49, 8, 1)))
+        for _ in range(20):
+            y = emit(relax.op.exp(y))
+        return relax.op.add(y, y)
+
+    mod = module(body)
+    planned, _ = plan(mod)
+
+    assert layouts(planned) == ["NHWC"]
+    assert sum(given) <= 5
+    assert_same_numbers(mod, planned, 1, 8, 7, 7)

@@ -6,6 +6,8 @@ import tvm
 from tvm import relax, te, tirx, topi
 from unoptimised import LLVM
 
+from tvm_ext.errors import PassError
+from tvm_ext.passes.pipeline import PassPipeline, build_pipeline, load_pipelines
 from tvm_ext.relay_passes import NameSymbolicSizes
 
 H, W = tirx.Var("h", "int64"), tirx.Var("w", "int64")
@@ -92,3 +94,12 @@ def test_loops_are_as_long_as_the_arrays_they_fill() -> None:
     func = named(tvm.IRModule({"main": te.create_prim_func([image, result, H])}))
     assert "//" in func.script()
     assert "h - " not in func.script()
+
+
+def test_no_pipeline_may_lack_it() -> None:
+    """Kernels of models whose sizes a run decides index by the names."""
+    with pytest.raises(PassError, match="'NameSymbolicSizes' cannot be disabled"):
+        build_pipeline(disabled_passes=["NameSymbolicSizes"])
+    lower = [name for name in load_pipelines()["O3"].lower if name != "NameSymbolicSizes"]
+    with pytest.raises(PassError, match="NameSymbolicSizes"):
+        build_pipeline(own=PassPipeline(lower=lower))

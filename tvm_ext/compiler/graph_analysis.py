@@ -5,6 +5,7 @@ what was left without a kernel.
 import functools
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import tvm
@@ -14,6 +15,7 @@ from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.errors import REPORT_IT, ModelError
+from tvm_ext.relay_passes.binding_rewriter import view_of
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.spans import (
     all_bindings_of,
@@ -106,31 +108,36 @@ class ModuleCounter:
     def __init__(self) -> None:
         # By hash, with the function, which is the same as long as it is kept.
         self._counted: dict[int, tuple[relax.Function, int, int]] = {}
+        # The same of variables: those of calls, with the bytes of their tensors.
+        self._sized: dict[int, tuple[relax.Var, int]] = {}
 
     def counts(self, mod: tvm.IRModule) -> ModuleCounts:
         """Operators, kernels, and bytes of the tensors between them."""
         before, self._counted = self._counted, {}
+        sized, self._sized = self._sized, {}
         operators = kernels = intermediate = 0
         for func in mod.functions.values():
             if not isinstance(func, relax.Function):
                 kernels += isinstance(func, tirx.PrimFunc)
                 continue
             # Of a model with loops and branches a pass changes few functions.
-            counted = before.get(hash(func)) or (func, *_operators_and_bytes(func))
+            counted = before.get(hash(func)) or (func, *self._operators_and_bytes(func, sized))
             self._counted[hash(func)] = counted
             operators += counted[1]
             intermediate += counted[2]
         return ModuleCounts(operators, kernels, intermediate)
 
-
-def _operators_and_bytes(func: relax.Function) -> tuple[int, int]:
-    operators = intermediate = 0
-    for binding in bindings_of(func):
-        value = binding.value
-        if isinstance(value, relax.Call):
-            operators += isinstance(value.op, tvm.ir.Op)
-            intermediate += _tensor_bytes(binding.var.ty)
-    return operators, intermediate
+    def _operators_and_bytes(
+        self, func: relax.Function, sized: Mapping[int, tuple[relax.Var, int]]
+    ) -> tuple[int, int]:
+        operators = intermediate = 0
+        for var, value in view_of(func).bound:
+            if isinstance(value, relax.Call):
+                key = hash(var)
+                known = self._sized[key] = sized.get(key) or (var, _tensor_bytes(var.ty))
+                operators += isinstance(value.op, tvm.ir.Op)
+                intermediate += known[1]
+        return operators, intermediate
 
 
 def _tensor_bytes(ty: tvm.ir.Type) -> int:

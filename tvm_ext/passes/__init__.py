@@ -66,7 +66,8 @@ _OURS: dict[Level, tuple[Any, ...]] = {
 
 # Without these no program can be built; they can be moved around, not left out.
 _REQUIRED = (
-    *("DispatchSampling", "DispatchSortScan", "LegalizeOps", "PackWeights", "ToNonDataflow"),
+    *("DispatchSampling", "DispatchSortScan", "LegalizeOps", "NameSymbolicSizes", "PackWeights"),
+    "ToNonDataflow",
     *("RemovePurityChecking", "CallTIRRewrite", "ShareStorage", "LowerAllocTensor"),
     *("LowerRuntimeBuiltin", "ComputePrimValue", "VMShapeLower", "AttachGlobalSymbol"),
 )
@@ -77,6 +78,8 @@ _BEHIND: dict[str, tuple[str, ...]] = {
     "AnnotateTIROpPattern": ("LegalizeOps",),
     "FuseOperators": ("LegalizeOps",),
     "FuseTIR": ("FuseOperators",),
+    "NameSymbolicSizes": ("LegalizeOps", "FuseTIR"),
+    "RewriteDataflowReshape": ("NameSymbolicSizes",),
     "MultiOutputFusion": ("LegalizeOps", "FuseTIR"),
     "FreshOutputs": ("LegalizeOps", "FuseTIR"),
     "EmptyConstants": ("LegalizeOps", "FuseTIR"),

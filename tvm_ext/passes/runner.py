@@ -28,7 +28,7 @@ from tvm_ext.errors import (
 from tvm_ext.passes import registry
 from tvm_ext.passes.pipeline import PassStep
 from tvm_ext.passes.registry import Level, PassEntry, users_words
-from tvm_ext.relay_passes.binding_rewriter import forget_views, sharing_views
+from tvm_ext.relay_passes.binding_rewriter import forget_views_except, sharing_views
 from tvm_ext.relay_passes.graph_pass import raised_in_pass, recording
 from tvm_ext.relay_passes.spans import bindings_of, origins_of, relax_functions
 from tvm_ext.report.records import ModuleCounts, PassRecord
@@ -252,7 +252,7 @@ class PassRunner:
                     continue
                 changed = not after.same_as(mod) and not structural_equal(after, mod)
                 if not after.same_as(mod):
-                    forget_views()
+                    forget_views_except(after)
                 counts = self._counter.counts(after) if changed else counts
                 self.records.append(_record(step, seconds, changed, decisions[first:], counts))
                 mod = after
