@@ -85,6 +85,9 @@ _COMPACTION = "s_tir.CompactBufferAllocation"
 # Makes arrays of one dimension.
 _FLATTENING = "tirx.FlattenBuffer"
 _NO_OPS = "tirx.RemoveNoOp"
+# Writes divisions of remainders the other way round, for the addresses of what the threads of a GPU
+# copy together. LLVM finds the shorter form of either.
+_SPLIT_PATTERNS = "s_tir.RenormalizeSplitPattern"
 
 # What changes no kernel without bound threads, and walks through each: these look for threads,
 # shared memory and tensor cores of a GPU, or for conditions that LLVM takes out of loops as well. A
@@ -165,7 +168,7 @@ def _lowered_for_cpu(lowered: tvm.transform.Pass) -> tvm.transform.Pass:
         lowered_functions = tvm.IRModule({}, attrs=mod.attrs)
         for idle, functions in groups.items():
             part = tvm.IRModule(functions, attrs=mod.attrs)
-            with _context_without(ctx, (*idle, _NO_OPS)):
+            with _context_without(ctx, (*idle, _NO_OPS, _SPLIT_PATTERNS)):
                 lowered_functions.update(lowered(part))
         return _without_no_ops(lowered_functions)
 

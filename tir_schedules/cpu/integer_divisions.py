@@ -62,8 +62,11 @@ class TruncateDivisions:
 
 
 def _divides_by_sizes(func: tirx.PrimFunc) -> bool:
-    """Whether anything is divided by more than a constant."""
-    return not all(isinstance(node.b, tirx.IntImm) for node in nodes(func.body, *_DIVISIONS))
+    """Whether any integer is divided by more than a constant."""
+    return any(
+        not isinstance(node.b, tirx.IntImm) and "int" in str(node.ty)
+        for node in nodes(func.body, *_DIVISIONS)
+    )
 
 
 def _never_negative_variables(func: tirx.PrimFunc) -> set[tirx.Var]:

@@ -451,7 +451,9 @@ class SerialFills:
         self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
     ) -> tirx.PrimFunc:
         """Kernels of other values stay as they are."""
-        if not any(map(_is_hard_to_repeat, nodes(func.body, tirx.BufferStore))):
+        if not nodes(func.body, tirx.Let) and not any(
+            _is_narrow(store.value) for store in nodes(func.body, tirx.BufferStore)
+        ):
             return func
         return func.with_body(structural_map(func.body, (tirx.For, _serial)))
 
@@ -487,5 +489,8 @@ def _reads(expr: tvm.ir.Expr, variables: set[tirx.Var]) -> bool:
 
 
 def _is_hard_to_repeat(store: tirx.BufferStore) -> bool:
-    is_narrow = str(store.value.ty).removeprefix("T.").startswith(("bfloat16", "float8"))
-    return is_narrow or bool(nodes(store.value, tirx.Let))
+    return _is_narrow(store.value) or bool(nodes(store.value, tirx.Let))
+
+
+def _is_narrow(value: tvm.ir.Expr) -> bool:
+    return str(value.ty).removeprefix("T.").startswith(("bfloat16", "float8"))
