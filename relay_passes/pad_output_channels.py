@@ -34,12 +34,12 @@ _Compute: TypeAlias = Callable[..., te.Tensor]
 class PadOutputChannels:
     """Computes more output channels of convolutions and products than asked for, to fill vectors.
 
-    Before: ``conv2d(x, W)`` with 243 output channels: divisible by 9 lanes of 16, not by 16
+    Before: ``conv2d(x, W)`` with 243 output channels, which no whole vectors divide
     After:  one kernel that convolves with ``W`` padded by zeros to 256 channels at compile time,
             and writes the first 243
 
-    Share of useful lanes: largest divisor up to the vector length over the vector length, before;
-    channels over padded channels, after. Products that GemmFusion made a function of as well.
+    It pays where the share of useful lanes grows, see ``lane_use``. Products that GemmFusion made a
+    function of are padded as well.
 
     A product of two matrices that are no constants gets the zeros in the kernel.
 
@@ -59,10 +59,13 @@ class PadOutputChannels:
 def lane_use(channels: int, lanes: int) -> tuple[float, float]:
     """Share of useful vector lanes for ``channels`` as they are, and padded to whole vectors.
 
-    As they are, the vectors are as long as a divisor; an odd length takes several instructions.
+    As they are, the columns of a tile are a divisor, up to two vectors long. They take an
+    instruction for each whole vector, and one for each power of two in the rest. Behind a vector
+    LLVM takes no single column: with 17 a product of 197 rows took ten times as long as with 32.
     """
-    divisors = [n for n in range(1, min(channels, lanes) + 1) if channels % n == 0]
-    useful = max(n / n.bit_count() for n in divisors)
+    divisors = [n for n in range(1, min(channels, 2 * lanes) + 1) if channels % n == 0]
+    divisors = [n for n in divisors if n <= lanes or n % 2 == 0]
+    useful = max(n / (n // lanes + (n % lanes).bit_count()) for n in divisors)
     padded = -(-channels // lanes) * lanes
     return useful / lanes, channels / padded
 

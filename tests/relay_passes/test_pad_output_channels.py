@@ -41,6 +41,9 @@ def matmul_module(shape, columns):
 
 def test_lane_use_of_a_count_that_divides_badly():
     assert lane_use(243, 16) == (4.5 / 16, 243 / 256)
+    assert lane_use(17, 16) == (1 / 16, 17 / 32)
+    # A vector and half of one, or two of the padded channels.
+    assert lane_use(24, 16) == (12 / 16, 24 / 32)
     assert lane_use(64, 16) == (1.0, 1.0)
     assert lane_use(97, 16) == (1 / 16, 97 / 112)
 
