@@ -23,6 +23,7 @@ from tvm_ext.relay_passes import BUILTIN_PASSES
 from tvm_ext.relay_passes.common_subexpressions import eliminate_common_subexpr
 from tvm_ext.relay_passes.cuda_graphs import CudaGraphs
 from tvm_ext.relay_passes.legalize_ops import legalize_ops
+from tvm_ext.relay_passes.rewrite_dataflow_reshape import rewrite_dataflow_reshape
 
 # What a pipeline may name of TVM's own. LegalizeOps comes without warnings: what it leaves is
 # checked, and named, after the whole pipeline.
@@ -37,7 +38,7 @@ _TVM_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
     "FoldConstant": relax.transform.FoldConstant,
     "FuseTIR": relax.transform.FuseTIR,
     "LegalizeOps": legalize_ops,
-    "RewriteDataflowReshape": relax.transform.RewriteDataflowReshape,
+    "RewriteDataflowReshape": rewrite_dataflow_reshape,
 }
 
 

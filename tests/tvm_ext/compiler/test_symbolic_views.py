@@ -50,6 +50,22 @@ def test_symbolic_reshapes_are_no_kernels() -> None:
     assert kernels == {"transpose", "tir_exp"}
 
 
+def test_a_kernel_that_tvm_cannot_divide_is_no_reshape() -> None:
+    nodes = [
+        node("ConvTranspose", ["x", "w"], ["c"], strides=[3, 2], dilations=[2, 2]),
+        node("Conv", ["c", "v"], ["e"], auto_pad="SAME_UPPER"),
+        node("Pad", ["c", "pads"], ["y"], mode="reflect"),
+    ]
+    weights = {"w": rand(5, 1, 4, 2), "v": rand(2, 1, 3, 3), "pads": ints(0, 0, 1, 1, 0, 0, 1, 1)}
+    outputs = [value("y", None), value("e", None)]
+    made = model(nodes, [value("x", [8, "k", 1, "k"])], outputs, **weights)
+    compiled = tvm_ext.compile(made, target=HOST, disabled_passes=["ConvTransposeToConv"])
+    inputs = {"x": rand(8, 5, 1, 5)}
+    found = compiled.run(inputs)
+    for name, expected in zip(("y", "e"), by_runtime(made, inputs), strict=True):
+        np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-5)
+
+
 @I.ir_module
 class Known:
     @R.function
