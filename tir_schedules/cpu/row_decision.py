@@ -430,8 +430,7 @@ def operations(kernel: RowKernel, across: bool, lanes: int) -> float:
 def _bytes_moved(kernel: RowKernel) -> int:
     """Of the tensors that the kernel reads and writes."""
     stored = [store.buffer for block in kernel.blocks for store in block.stores]
-    buffers = {buffer_key(one): one for one in (*stored, *(load.source for load in kernel.loads()))}
-    return sum(buffer_bytes(one) for key, one in buffers.items() if key not in kernel.inner)
+    return _bytes_outside(kernel, [*stored, *(load.source for load in kernel.loads())])
 
 
 def _lanes(kernel: RowKernel, machine: CpuDescription) -> int:
@@ -494,11 +493,10 @@ def _bytes_waiting(kernel: RowKernel) -> int:
 
 
 def _bytes_read(kernel: RowKernel) -> int:
-    sizes = {
-        buffer_key(load.source): math.prod(static_extent(s) or 1 for s in load.source.shape)
-        * tvm.DataType(str(load.source.dtype)).bits
-        // 8
-        for load in kernel.loads()
-        if buffer_key(load.source) not in kernel.inner
-    }
-    return sum(sizes.values())
+    return _bytes_outside(kernel, [load.source for load in kernel.loads()])
+
+
+def _bytes_outside(kernel: RowKernel, buffers: Sequence[tirx.Buffer]) -> int:
+    """Of those of ``buffers`` that not only the kernel sees, each once."""
+    found = {buffer_key(one): buffer_bytes(one) for one in buffers}
+    return sum(nbytes for key, nbytes in found.items() if key not in kernel.inner)
