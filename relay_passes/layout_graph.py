@@ -210,9 +210,8 @@ class LayoutGraph:
 
     def held_last(self, number: int, channels_last: list[bool]) -> bool:
         """Whether ConvertLayout will have the tensor ``number`` in channels last."""
-        return (
-            number not in self.transposed and (channels_last[self.problem.tensors[number].producer])
-        )
+        producer = self.problem.tensors[number].producer
+        return number not in self.transposed and channels_last[producer]
 
 
 def layout_graph(

@@ -82,14 +82,17 @@ def size_argument(bb: relax.BlockBuilder, value: Any, params: Any, name: str) ->
 Converter = TypeVar("Converter", bound=type)
 
 
-def takes_sizes(*positions: int) -> Callable[[Converter], Converter]:
-    """Has a class of converter get ``SizeValues`` at these inputs; all others come as tensors."""
-
+def _marked(attribute: str, positions: tuple[int, ...]) -> Callable[[Converter], Converter]:
     def marked(converter: Converter) -> Converter:
-        converter.size_inputs = positions  # type: ignore[attr-defined]
+        setattr(converter, attribute, positions)
         return converter
 
     return marked
+
+
+def takes_sizes(*positions: int) -> Callable[[Converter], Converter]:
+    """Has a class of converter get ``SizeValues`` at these inputs; all others come as tensors."""
+    return _marked("size_inputs", positions)
 
 
 def size_inputs(converter: Any) -> tuple[int, ...]:
@@ -99,12 +102,7 @@ def size_inputs(converter: Any) -> tuple[int, ...]:
 
 def takes_generated(*positions: int) -> Callable[[Converter], Converter]:
     """Has a class of converter get ``GeneratedTensor`` at these inputs; others get tensors."""
-
-    def marked(converter: Converter) -> Converter:
-        converter.generated_inputs = positions  # type: ignore[attr-defined]
-        return converter
-
-    return marked
+    return _marked("generated_inputs", positions)
 
 
 def generated_inputs(converter: Any) -> tuple[int, ...]:
