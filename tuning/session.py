@@ -438,6 +438,7 @@ class TuningSession:
     def _conclude(self, state: KernelState) -> None:
         """Confirms the best of a kernel whose search has ended, and keeps what was found."""
         self.progress.current = state.task.hash
+        self._show()
         self._confirmation.run(state)
         self._folder.settle([state.task.hash])
         self._measurer.forget(state.task)

@@ -91,6 +91,18 @@ def test_the_listener_sees_every_trial_and_every_kernel(session):
     assert progress.ended is not None
 
 
+def test_the_listener_sees_a_kernel_that_got_no_trials(tmp_path, monkeypatch):
+    """Which kernel is searched depends on measured times: here all trials go to one."""
+
+    def first_of_matmul(states):
+        return next((s for s in states if s.is_open and s.task.hash == MATMUL.hash), None)
+
+    monkeypatch.setattr("tvm_ext.tuning.session.next_kernel", first_of_matmul)
+    watcher = Watcher()
+    run_session(tmp_path, [MATMUL, ADD], listener=watcher, trials=4)
+    assert watcher.current == {"", MATMUL.hash, ADD.hash}
+
+
 def test_each_kernel_begins_with_its_default(session):
     folder, progress, _ = session
     for kernel in progress.kernels:
