@@ -7,19 +7,21 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.hardware.cuda.description import CudaDescription, current_gpu
 from tvm_ext.passes.attention_pattern import NARROW, AttentionMatch, find_attention
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import shape_obstacle, static_shape
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.tir_schedules.cuda.attention.attention import refusal
+from tvm_ext.tir_schedules.cpu import attention as cpu_attention
+from tvm_ext.tir_schedules.cuda.attention import attention as cuda_attention
 
 _FOLLOWERS = ("relax.permute_dims", "relax.astype")
 
 
 @graph_pass
 class AttentionFusion:
-    """Makes ``softmax(mask(scale * Q K^T)) V`` one function, for which GPUs have a kernel.
+    """Makes ``softmax(mask(scale * Q K^T)) V`` one function, for which a machine has a kernel.
 
     Before::  k = permute_dims(x, [0, 2, 3, 1]); s = matmul(q, k); t = divide(s, 8.0)
               p = softmax(add(t, mask)); y = permute_dims(matmul(p, v), [0, 2, 1, 3])
@@ -30,23 +32,23 @@ class AttentionFusion:
     number, and are read where they are; a constant one that hides what is ahead becomes a rule;
     transposes and repeated heads are read through; sums are in float32, with casts or without.
 
-    Leaves alone: other targets than GPUs; scores or weights with another user; scales that are not
-    one number above zero, or follow an added mask; symbolic shapes; sizes and types for which there
-    is no kernel.
+    Leaves alone: other targets than CPUs and GPUs; scores or weights with another user; scales that
+    are not one number above zero, or follow an added mask; symbolic shapes; sizes and types for
+    which there is no kernel.
 
     Run after: FoldConstantCalls, DecomposeOpsForInference. Run before: GemmFusion.
     """
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
-        machine = current_gpu()
+        machine = current_gpu() or current_cpu()
         return mod if machine is None else _Fuser(machine).run(mod)
 
 
 class _Fuser(BindingRewriter):
     pass_name = "AttentionFusion"
 
-    def __init__(self, machine: CudaDescription) -> None:
+    def __init__(self, machine: CpuDescription | CudaDescription) -> None:
         self.machine = machine
 
     def start_function(self, func: relax.Function) -> None:
@@ -118,7 +120,7 @@ class _Fuser(BindingRewriter):
             self.refuse(obstacle, var)
             return None
         func = _function(match)
-        reason = refusal(func, self.machine)
+        reason = _refusal(func, self.machine)
         if reason:
             self.refuse(reason, var)
             return None
@@ -146,6 +148,12 @@ def _shapes(tensors: Sequence[relax.Expr]) -> list[list[int]]:
 def _function(match: AttentionMatch) -> tirx.PrimFunc:
     dtypes = [str(tensor.ty.dtype) for tensor in match.arguments]
     return match.compute.function(_shapes(match.arguments), dtypes)
+
+
+def _refusal(func: tirx.PrimFunc, machine: CpuDescription | CudaDescription) -> str:
+    if isinstance(machine, CpuDescription):
+        return cpu_attention.refusal(func, machine)
+    return cuda_attention.refusal(func, machine)
 
 
 def _words(match: AttentionMatch) -> str:

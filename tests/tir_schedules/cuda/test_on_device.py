@@ -1,7 +1,8 @@
 """Templates on a real GPU, with ``make test-cuda``: the numbers of kernels as TVM wrote them."""
 
 import pytest
-from attention_cases import FLOAT32_ATTENTIONS, WARP_ATTENTIONS, AttentionCase, compare
+from attention_cases import FLOAT32_ATTENTIONS, WARP_ATTENTIONS, compare, scheduled_attention
+from attention_kernels import AttentionCase
 from cuda_kernels import scheduled
 from lowering import kernel_of
 from matmul_kernels import in_instructions
@@ -55,7 +56,7 @@ ALL_ATTENTIONS = {**WARP_ATTENTIONS, **FLOAT32_ATTENTIONS}
 @pytest.mark.parametrize("name", ALL_ATTENTIONS)
 def test_attention_by_warps(name: str) -> None:
     case = ALL_ATTENTIONS[name]
-    compare({name: case}, {name: built(case.scheduled(machine()), machine())}, (0,))
+    compare({name: case}, {name: built(scheduled_attention(case, machine()), machine())}, (0,))
 
 
 @pytest.mark.parametrize("name", WARPGROUP_ATTENTIONS)
@@ -64,7 +65,7 @@ def test_attention_by_warpgroups(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip("the GPU has no instructions of warpgroups")
     take_all(monkeypatch)
     case = WARPGROUP_ATTENTIONS[name]
-    kernel = built(case.scheduled(machine(), WarpgroupAttention()), machine())
+    kernel = built(scheduled_attention(case, machine(), WarpgroupAttention()), machine())
     compare({name: case}, {name: kernel}, (0,))
 
 

@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from attention_cases import AttentionCase, normal
+from attention_kernels import AttentionCase, normal
 
 from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_attention_decision as group_decision
 from tvm_ext.tir_schedules.operators.attention import Mask

@@ -14,7 +14,6 @@ from tvm_ext.tir_schedules.cuda.attention.attention_decision import (
     decide_attention,
 )
 from tvm_ext.tir_schedules.cuda.attention.attention_mainloop import AttentionWalk
-from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem, read_problem
 from tvm_ext.tir_schedules.cuda.attention.online_softmax import (
     INDEX,
     RESULTS,
@@ -33,6 +32,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
     multiply_matrices,
     per_thread,
 )
+from tvm_ext.tir_schedules.operators.attention_problem import AttentionProblem, read_problem
 from tvm_ext.tir_schedules.statements import FlatViews, sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 

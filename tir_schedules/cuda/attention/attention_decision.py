@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import THREAD_INSTRUCTIONS, WARP_INSTRUCTIONS
-from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
     BANKS_BYTES,
     MAX_REGISTERS,
     OTHER_REGISTERS,
     ROW_PADDING_BYTES,
 )
+from tvm_ext.tir_schedules.operators.attention_problem import AttentionProblem
 from tvm_ext.tir_schedules.template import Decisions, pick_each
 
 # How the two kinds of attention kernels lay out a tile, and what that takes.

@@ -14,7 +14,6 @@ from tvm_ext.tir_schedules.cuda.attention.attention_decision import (
     TileLayout,
     blocks,
 )
-from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem, NamedTensor
 from tvm_ext.tir_schedules.cuda.attention.attention_split_kv import PartialResults
 from tvm_ext.tir_schedules.cuda.attention.online_softmax import (
     INDEX,
@@ -33,6 +32,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
     copy_asynchronously,
     without_added_barriers,
 )
+from tvm_ext.tir_schedules.operators.attention_problem import AttentionProblem, NamedTensor
 from tvm_ext.tir_schedules.statements import sequence
 
 # The place of a block and its threads: rows of the query, and the keys that they look at.

@@ -10,7 +10,6 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.tir_schedules.cuda.attention.attention_decision import WARP
-from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem
 from tvm_ext.tir_schedules.cuda.attention.online_softmax import (
     INDEX,
     LOWEST,
@@ -26,6 +25,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
     from_lane,
     without_added_barriers,
 )
+from tvm_ext.tir_schedules.operators.attention_problem import AttentionProblem
 from tvm_ext.tir_schedules.statements import sequence
 
 _MOST_WARPS = 8

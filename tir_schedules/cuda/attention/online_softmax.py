@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import tvm
 from tvm import tirx
 
-from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem, NamedTensor
 from tvm_ext.tir_schedules.cuda.launch import Arrays, ThreadArray, repeated
 from tvm_ext.tir_schedules.cuda.warp_instructions import from_lane
 from tvm_ext.tir_schedules.operators.attention import Mask, masked_score
+from tvm_ext.tir_schedules.operators.attention_problem import AttentionProblem, NamedTensor
 from tvm_ext.tir_schedules.statements import sequence
 
 LOG2_E = math.log2(math.e)

@@ -7,7 +7,6 @@ from tvm.tirx.buffer import buffer_data
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
-from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem, read_problem
 from tvm_ext.tir_schedules.cuda.attention.online_softmax import INDEX, number
 from tvm_ext.tir_schedules.cuda.launch import Arrays, alone, bound, guarded
 from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_instructions as hopper
@@ -26,6 +25,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention_mainloop import (
     WarpgroupAttentionPipeline,
 )
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ACROSS
+from tvm_ext.tir_schedules.operators.attention_problem import AttentionProblem, read_problem
 from tvm_ext.tir_schedules.statements import FlatViews, sequence
 from tvm_ext.tir_schedules.template import Decisions
 

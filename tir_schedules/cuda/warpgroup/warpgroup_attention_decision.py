@@ -40,7 +40,6 @@ from tvm import tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.cuda.attention.attention_decision import EXPONENTIALS, best_seconds
-from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem, NamedTensor
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import BANKS_BYTES
 from tvm_ext.tir_schedules.cuda.warpgroup.tma import (
     SWIZZLED_ROW_BYTES,
@@ -53,6 +52,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import (
     ROWS,
     WARPGROUP,
 )
+from tvm_ext.tir_schedules.operators.attention_problem import AttentionProblem, NamedTensor
 from tvm_ext.tir_schedules.template import Decisions, pick_each
 
 # Query, keys and values as tensors of which TMA copies bring boxes to shared memory.

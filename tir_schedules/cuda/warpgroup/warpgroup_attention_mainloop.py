@@ -13,7 +13,6 @@ from tvm import tirx
 from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.hardware.matrix_instructions import WARPGROUP_INSTRUCTIONS
-from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem
 from tvm_ext.tir_schedules.cuda.attention.online_softmax import (
     INDEX,
     RowTile,
@@ -34,6 +33,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention_decision import (
     row_tiles,
     work_units,
 )
+from tvm_ext.tir_schedules.operators.attention_problem import AttentionProblem
 from tvm_ext.tir_schedules.statements import sequence
 
 # Which tiles of rows a block takes, in which order.

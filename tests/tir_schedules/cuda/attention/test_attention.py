@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from attention_cases import FLOAT32_ATTENTIONS, WARP_ATTENTIONS, AttentionCase, check
+from attention_cases import FLOAT32_ATTENTIONS, WARP_ATTENTIONS, check, scheduled_attention
+from attention_kernels import AttentionCase
 from cuda_kernels import cuda_source, scheduled
 from lowering import f32, kernel_of, run
 from machines import GPU, MACHINE
@@ -69,7 +70,7 @@ def test_numbers_of_drawn_decisions(dtype: str) -> None:
 
 
 def test_code_on_tensor_cores() -> None:
-    source = cuda_source(AttentionCase(2, 4, 256, 256, 64).scheduled())
+    source = cuda_source(scheduled_attention(AttentionCase(2, 4, 256, 256, 64)))
     assert source.count("__global__") == 2, "one kernel, declared and defined"
     walk = source.split("for (int step", 1)[1]
     assert walk.count("__syncthreads()") == 1, "one barrier for a tile of keys"
@@ -82,7 +83,8 @@ def test_code_on_tensor_cores() -> None:
 
 def test_tiles_ahead_of_the_diagonal_are_skipped() -> None:
     plain, causal = (
-        cuda_source(AttentionCase(8, 8, 1024, 1024, 64, causal=c).scheduled()) for c in (None, 0)
+        cuda_source(scheduled_attention(AttentionCase(8, 8, 1024, 1024, 64, causal=c)))
+        for c in (None, 0)
     )
     ends = [source.split("step < ", 1)[1].split(";", 1)[0] for source in (plain, causal)]
     assert ends[0].isdigit()
@@ -91,8 +93,8 @@ def test_tiles_ahead_of_the_diagonal_are_skipped() -> None:
 
 def test_keys_are_split_where_there_are_few_blocks() -> None:
     few, many = AttentionCase(1, 8, 1, 8192, 128, group=4), AttentionCase(64, 8, 64, 512, 64)
-    assert cuda_source(few.scheduled()).count("__global__") == 4, "two kernels"
-    assert cuda_source(many.scheduled()).count("__global__") == 2
+    assert cuda_source(scheduled_attention(few)).count("__global__") == 4, "two kernels"
+    assert cuda_source(scheduled_attention(many)).count("__global__") == 2
 
 
 def test_the_function_is_right_under_a_generic_schedule() -> None:

@@ -1,12 +1,13 @@
 """Registers, spills and shared memory of attention kernels, as nvcc reports them."""
 
 import pytest
-from attention_cases import AttentionCase
+from attention_cases import scheduled_attention
+from attention_kernels import AttentionCase
 from cuda_kernels import needs_nvcc, resources, whole_source
 
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.cuda.attention.attention_decision import TileLayout, decide_attention
-from tvm_ext.tir_schedules.cuda.attention.attention_problem import read_problem
+from tvm_ext.tir_schedules.operators.attention_problem import read_problem
 from tvm_ext.tir_schedules.statements import FlatViews
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS
 
@@ -15,7 +16,7 @@ MACHINES = [("nvidia-a100", "sm_80"), ("nvidia-h100", "sm_90")]
 
 def of(case: AttentionCase, machine: str, arch: str, folder) -> list:
     gpu = resolve_target(machine)
-    return resources(whole_source(case.scheduled(gpu), machine=gpu), arch, folder)
+    return resources(whole_source(scheduled_attention(case, gpu), machine=gpu), arch, folder)
 
 
 @needs_nvcc

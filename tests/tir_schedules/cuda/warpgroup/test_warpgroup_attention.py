@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from attention_cases import AttentionCase, check, result_of
+from attention_cases import check, scheduled_attention
+from attention_kernels import AttentionCase, result_of
 from cuda_kernels import needs_nvcc, scheduled, whole_source
 from emulated_kernels import emulated
 from lowering import f32, kernel_of
@@ -20,13 +21,13 @@ from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.resources import parse_report
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.attention.attention_problem import read_problem
 from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_attention_decision as group_decision
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention import WarpgroupAttention
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention_decision import (
     WarpgroupAttentionLayout,
     decide_group_attention,
 )
+from tvm_ext.tir_schedules.operators.attention_problem import read_problem
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 from tvm_ext.tir_schedules.statements import FlatViews
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions, SampledDecisions
@@ -84,7 +85,7 @@ def test_infinities_and_nan_stay_in_their_rows(small_sizes):
     case = AttentionCase(1, 1, 128, 100, 64, decided=TILE)
     query, key, value = case.arrays()
     query[0, 0, 5, 3], query[0, 0, 70, 0], key[0, 0, 99, 7] = np.nan, np.inf, -np.inf
-    kernel = emulated({"k": case.scheduled(TWO, WarpgroupAttention())}, TWO)["k"]
+    kernel = emulated({"k": scheduled_attention(case, TWO, WarpgroupAttention())}, TWO)["k"]
     found = result_of(kernel, case, query, key, value)
     with np.errstate(invalid="ignore", over="ignore"):
         wanted = case.expected(query, key, value)
@@ -96,7 +97,7 @@ LARGE = AttentionCase(4, 16, 4096, 4096, 128)
 
 
 def source_of(case, machine=H200):
-    return whole_source(case.scheduled(machine, WarpgroupAttention()), machine=machine)
+    return whole_source(scheduled_attention(case, machine, WarpgroupAttention()), machine=machine)
 
 
 def test_the_template_is_asked_before_instructions_of_single_warps():

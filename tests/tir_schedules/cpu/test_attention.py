@@ -1,0 +1,166 @@
+"""Attention as one kernel on a CPU: numbers, what is decided, and what is left."""
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from attention_kernels import DROP, KEEP, AttentionCase, assert_computes, normal, seen
+from cpu_kernels import refusal_of, scheduled
+from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
+from lowering import f32, kernel_of
+from machines import MACHINE, NARROW, _cpu
+from tvm import relax, tirx
+
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.cpu.attention import CpuAttention, decide_attention
+from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_vector_math
+from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
+from tvm_ext.tir_schedules.operators.attention import Mask
+from tvm_ext.tir_schedules.operators.attention_problem import read_problem
+from tvm_ext.tir_schedules.statements import FlatViews
+from tvm_ext.tir_schedules.template import FixedDecisions
+
+TEMPLATE = CpuAttention()
+ADD = Mask("add", "bhqk")
+PARTS_OF_KEYS = {"keys": 32}
+
+
+def case(*sizes: int, **others: Any) -> AttentionCase:
+    return AttentionCase(*sizes, dtype="float32", **others)
+
+
+CASES = {
+    "whole tiles": case(1, 2, 12, 64, 16),
+    "odd sizes": case(2, 3, 17, 70, 20, 36),
+    "fewer keys than a vector": case(1, 1, 5, 3, 3),
+    "positions first": case(2, 2, 19, 33, 16, axes="bshd"),
+    "shared heads": case(2, 4, 7, 40, 16, group=2),
+    "causal": case(1, 2, 50, 50, 16, causal=0),
+    "causal behind": case(1, 2, 20, 30, 16, causal=10),
+    "causal without keys": case(1, 1, 20, 20, 16, causal=-5),
+    "added to all rows": case(2, 2, 9, 90, 16, masks=[(ADD, normal(2, 1, 1, 90))]),
+    "two masks": case(
+        1, 2, 9, 50, 16, masks=[(ADD, normal(1, 2, 9, 50)), (KEEP, seen(1, 1, 9, 50))]
+    ),
+    "no key seen": case(1, 2, 20, 20, 16, masks=[(KEEP, seen(1, 2, 20, 20, blind=True))]),
+    "zeros": case(1, 2, 20, 20, 16, masks=[(KEEP, seen(1, 2, 20, 20, blind=True))], zero_rows=True),
+    "lowest number": case(1, 1, 20, 20, 16, masks=[(DROP, ~seen(1, 1, 20, 20, blind=True))]),
+    "parts of keys": case(1, 2, 70, 100, 16, decided=PARTS_OF_KEYS),
+    "causal parts": case(1, 2, 150, 150, 24, causal=0, decided=PARTS_OF_KEYS),
+    "no key seen in parts": case(
+        *(1, 2, 20, 100, 16),
+        masks=[(KEEP, seen(1, 2, 20, 100, blind=True))],
+        decided=PARTS_OF_KEYS,
+    ),
+    "zeros in parts": case(
+        *(1, 2, 20, 100, 16),
+        masks=[(KEEP, seen(1, 2, 20, 100, blind=True))],
+        zero_rows=True,
+        decided=PARTS_OF_KEYS,
+    ),
+    "two tasks for a head": case(1, 1, 40, 30, 16, decided={"threads": 1, "parts": 2, "rows": 4}),
+    "float16": AttentionCase(1, 2, 20, 30, 24, 12),
+    "float16 in parts": AttentionCase(1, 2, 20, 100, 24, decided=PARTS_OF_KEYS),
+    "one row": case(1, 1, 9, 20, 16, decided={"rows": 1, "columns": 16}),
+}
+
+
+def kernel(one: AttentionCase, machine: CpuDescription = MACHINE) -> tirx.PrimFunc:
+    return scheduled(TEMPLATE, one.function(), machine, FixedDecisions(one.decided, lenient=True))
+
+
+def built(one: AttentionCase, machine: CpuDescription = MACHINE) -> Any:
+    final = with_vector_math(kernel(one, machine)).func
+    return compile_kernels(final.with_attr("global_symbol", "main"), machine.tvm_target())["main"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers(name: str) -> None:
+    for machine in (MACHINE.with_cores(2), NARROW.with_cores(1)):
+        assert_computes(built(CASES[name], machine), CASES[name], f"{name}, {machine.name}")
+
+
+def test_what_is_not_a_number_stays_in_its_row() -> None:
+    one = case(1, 1, 8, 40, 16, decided=PARTS_OF_KEYS)
+    query, key, value = one.arrays()
+    query[0, 0, 3, 5] = math.nan
+    result = np.zeros_like(query)
+    tensors = [tvm.runtime.tensor(array) for array in (query, key, value, result)]
+    built(one)(*tensors)
+    found = np.isnan(tensors[-1].numpy()).all(-1)[0, 0]
+    assert found.tolist() == [row == 3 for row in range(8)]
+    assert not np.isnan(np.delete(tensors[-1].numpy(), 3, axis=2)).any()
+
+
+def decided(one: AttentionCase, machine: CpuDescription = MACHINE) -> Any:
+    return decide_attention(read_problem(one.function(), FlatViews()), machine)
+
+
+def test_keys_that_fit_are_taken_at_once() -> None:
+    assert decided(case(1, 2, 128, 128, 64)).keys == 128
+    tiles = decided(case(1, 2, 4096, 4096, 64))
+    assert tiles.keys < 4096
+    assert tiles.keys % tiles.columns == 0
+    assert 4 * tiles.rows * tiles.keys <= MACHINE.l1d_bytes
+    assert 8 * 64 * tiles.keys <= MACHINE.l2_bytes
+    assert tiles.block > tiles.rows
+
+
+def test_threads_share_the_rows_of_few_heads() -> None:
+    machine = MACHINE.with_cores(4)
+    assert decided(case(1, 8, 512, 512, 64), machine).parts == 1
+    assert decided(case(1, 1, 512, 512, 64), machine).parts == 4
+    assert not decided(case(1, 1, 8, 8, 8), machine).threads
+
+
+def test_the_whole_matrix_of_scores_is_nowhere() -> None:
+    func = kernel(case(1, 2, 512, 512, 64))
+    arrays = [statement.buffer for statement in nodes(func.body, tirx.AllocBuffer)]
+    # The copy of one head's keys is the largest.
+    assert max(math.prod(map(int, array.shape)) for array in arrays) == 512 * 64
+
+
+@pytest.mark.parametrize(
+    ("target", "multiply_add"),
+    [
+        ("avx512", r"vfmadd\w+ps\s+%zmm\d+, %zmm\d+, %zmm\d+"),
+        ("avx2", r"vfmadd\w+ps\s+%ymm\d+, %ymm\d+, %ymm\d+"),
+        ("aarch64-neon", r"fmla\s+v\d+\.4s, v\d+\.4s, v\d+\.s\[\d\]|fmla\s+v\d+\.4s"),
+    ],
+)
+def test_sums_stay_in_registers(target: str, multiply_add: str) -> None:
+    machine = _cpu(target)
+    one = case(1, 2, 96, 128, 64)
+    tiles = decided(one, machine)
+    final = with_vector_math(kernel(one, machine)).func.with_attr("global_symbol", "main")
+    mod = tvm.compile(tvm.IRModule({"main": final}), target=machine.tvm_target())
+    blocks = re.split(r"^\.?\w+:", str(mod.mod.inspect_source("asm")), flags=re.MULTILINE)
+    sums = tiles.rows * tiles.columns // tiles.lanes
+    inner = [block for block in blocks if len(re.findall(multiply_add, block)) >= sums]
+    # The scores, and the product with the values.
+    assert len(inner) >= 2
+    # No call for each element.
+    assert not any(re.search(r"\b(call|callq|bl)\s+_?expf", block) for block in blocks)
+
+
+def test_defaults() -> None:
+    assert_defaults_give_the_default_schedule(TEMPLATE, CASES["odd sizes"].function(), MACHINE)
+
+
+def test_random_decisions() -> None:
+    check_random_numbers(
+        TEMPLATE, {"odd": CASES["odd sizes"].function()}, machine=MACHINE.with_cores(2)
+    )
+
+
+def test_what_is_left_alone() -> None:
+    few = case(1, 2, 1, 100, 16).function()
+    assert refusal_of(TEMPLATE, few) == "1 rows of queries do not pay for a copy of the keys"
+    narrow = AttentionCase(1, 2, 20, 20, 16, dtype="bfloat16").function()
+    assert refusal_of(TEMPLATE, narrow) == "a tensor is of bfloat16, not of float32 or float16"
+    sums = kernel_of(relax.op.add, f32(8, 8), f32(8, 8))
+    assert refusal_of(TEMPLATE, sums) == "it is not a fused attention"
