@@ -1,5 +1,6 @@
 """CombineParallelMatmul: query, key and value of attention as one product."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -10,11 +11,19 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.ir import GenericConst
 
+from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement, view_of
-from tvm_ext.relay_passes.expressions import same_extents
+from tvm_ext.relay_passes.expressions import operator_name, same_extents
 from tvm_ext.relay_passes.gemm_epilogue import Surroundings
 from tvm_ext.relay_passes.graph_pass import INJECTIVE, graph_pass
 from tvm_ext.relay_passes.spans import bindings_of
+
+ATTENTION_ATTRIBUTE = "tvm_ext.attention"
+"""Of functions that AttentionFusion made."""
+
+HEADS_ATTRIBUTE = "tvm_ext.heads"
+"""Of functions that copy heads out of the columns of a tensor: their size, the order of the axes,
+and the first column, as JSON."""
 
 
 @graph_pass
@@ -61,6 +70,11 @@ class _Heads:
     def columns(self) -> int:
         """All columns of these heads."""
         return self.number * self.size
+
+    def to_attribute(self) -> str:
+        """What a kernel that copies heads has in its attribute."""
+        named = {"size": self.size, "axes": self.axes, "first": self.first}
+        return json.dumps(named)
 
     def compute(self, x: te.Tensor) -> te.Tensor:
         """The tensor expression, which copies the heads out of ``x``."""
@@ -117,18 +131,29 @@ class _HeadRewriter(BindingRewriter):
     """Reads transposes into heads."""
 
     pass_name = "CombineParallelMatmul"
-    roots = frozenset({"relax.permute_dims"})
+    roots = frozenset({"relax.permute_dims", "relax.reshape", "relax.add"})
 
-    def _heads(self, value: relax.Expr) -> _Transposed | None:
-        """What ``value`` has the heads of, if it is a transpose of a reshape that makes heads."""
+    def start_function(self, func: relax.Function) -> None:
+        super().start_function(func)
+        self._operands = _attention_operands(func, self.mod)
+
+    def _heads(self, end: relax.Var, value: relax.Expr) -> _Transposed | None:
+        """What ``end``, bound to ``value``, has the heads of: a transpose of a reshape that makes
+        heads, or without one what an attention reads.
+        """
         # Another name of a transpose is none.
         is_call = isinstance(value, relax.Call)
         transpose = self.view.call(value, "relax.permute_dims") if is_call else None
-        if transpose is None or not isinstance(transpose.args[0], relax.Var):
+        if transpose is not None and isinstance(transpose.args[0], relax.Var):
+            inner, axes = transpose.args[0], transpose.attrs.axes
+            rank, passed = inner.ty.ndim, [inner]
+            order = list(reversed(range(rank)) if axes is None else (int(a) % rank for a in axes))
+        elif is_call and hash(end) in self._operands and self.view.uses(end) == 1:
+            inner, passed = end, []
+            rank = end.ty.ndim
+            order = list(range(rank))
+        else:
             return None
-        inner, axes = transpose.args[0], transpose.attrs.axes
-        rank, passed = inner.ty.ndim, [inner]
-        order = list(reversed(range(rank)) if axes is None else (int(a) % rank for a in axes))
         if (expand := self.view.call(inner, "relax.expand_dims")) is not None:
             added = {int(axis) % rank for axis in expand.attrs.axis}
             kept = [axis for axis in range(rank) if axis not in added]
@@ -142,6 +167,8 @@ class _HeadRewriter(BindingRewriter):
                 return None
             inner, bias = pair
             passed.insert(0, inner)
+        # What an attention reads itself is replaced, not passed.
+        passed = [one for one in passed if not one.same_as(end)]
         reshape = self.view.call(inner, "relax.reshape")
         if reshape is None or any(self.view.uses(one) > 1 for one in passed):
             return None
@@ -161,8 +188,22 @@ class _HeadRewriter(BindingRewriter):
             heads.compute,
             source,
             primfunc_name_hint="heads",
-            primfunc_attrs={"op_pattern": INJECTIVE},
+            primfunc_attrs={"op_pattern": INJECTIVE, HEADS_ATTRIBUTE: heads.to_attribute()},
         )
+
+
+def _attention_operands(func: relax.Function, mod: tvm.IRModule) -> set[int]:
+    """Hashes of the variables that attention on a CPU reads, in any order of axes."""
+    if current_cpu() is None:
+        return set()
+    return {
+        hash(operand)
+        for binding in bindings_of(func)
+        if operator_name(binding.value) == "relax.call_tir"
+        and ATTENTION_ATTRIBUTE in (mod[binding.value.args[0]].attrs or {})
+        for operand in list(binding.value.args[1].fields)[:3]
+        if isinstance(operand, relax.Var)
+    }
 
 
 def _last_extent(expr: relax.Expr) -> int | None:
@@ -177,7 +218,7 @@ class _Combiner(_HeadRewriter):
 
     def has_work(self, func: relax.Function) -> bool:
         """Whether there may be heads of a product."""
-        return view_of(func).operators >= {"relax.permute_dims", "relax.matmul"}
+        return view_of(func).operators >= {"relax.reshape", "relax.matmul"}
 
     def start_function(self, func: relax.Function) -> None:
         super().start_function(func)
@@ -187,7 +228,7 @@ class _Combiner(_HeadRewriter):
         self._combined: dict[int, relax.Var] = {}
 
     def _product(self, end: relax.Var, value: relax.Expr) -> _Product | None:
-        read = self._heads(value)
+        read = self._heads(end, value)
         if read is None:
             return None
         expr, heads, bias = read.source, read.heads, read.bias
@@ -305,10 +346,10 @@ class _SplitReader(_HeadRewriter):
 
     def has_work(self, func: relax.Function) -> bool:
         """Whether there may be heads of a split."""
-        return view_of(func).operators >= {"relax.permute_dims", "relax.split"}
+        return view_of(func).operators >= {"relax.reshape", "relax.split"}
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        read = self._plain_heads(value)
+        read = self._plain_heads(var, value)
         field = None if read is None else self.view.bindings().get(read.source)
         if read is None or not isinstance(field, relax.TupleGetItem):
             return None
@@ -328,10 +369,12 @@ class _SplitReader(_HeadRewriter):
         absorbed = (read.source, *read.passed)
         return Replacement(made, absorbed, "a field of a split read of the whole")
 
-    def _plain_heads(self, value: relax.Expr) -> _Transposed | None:
-        """Those of a transpose with nothing but a reshape in front of it."""
-        read = self._heads(value)
-        return read if read is not None and len(read.passed) == 1 else None
+    def _plain_heads(self, end: relax.Var, value: relax.Expr) -> _Transposed | None:
+        """Those that a reshape alone makes, with a transpose behind it or without."""
+        read = self._heads(end, value)
+        if read is None or read.bias is not None or len(read.passed) > 1:
+            return None
+        return read
 
     def _all_heads(self, fields: relax.Expr) -> bool:
         """Whether each field in use becomes heads: a split that is left has them all as results."""
@@ -341,5 +384,5 @@ class _SplitReader(_HeadRewriter):
             for var, value in bindings.items()
             if isinstance(value, relax.TupleGetItem) and value.tuple_value.same_as(fields)
         }
-        made = map(self._plain_heads, bindings.values())
+        made = [self._plain_heads(var, value) for var, value in bindings.items()]
         return taken == {hash(one.source) for one in made if one and hash(one.source) in taken}

@@ -27,12 +27,12 @@ MACHINES = {
 
 # Backends for which a pass has nothing to do; the passes' own words say why ("Leaves alone").
 NOT_FOR = {
-    "cpu": ("AttentionFusion", "FreshOutputs", "FuseCastIntoSoftmax"),
+    "cpu": ("FreshOutputs", "FuseCastIntoSoftmax"),
     "cuda": (
         *("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
         *("FakeQuantizationToInteger", "FuseDequantizeMatmul", "ZeroPointCompensation"),
         *("ActivationLookupTables", "CompressWeights", "MinMaxFusion", "MixedPrecision"),
-        "MultiOutputFusion",
+        *("MultiOutputFusion", "FuseHeadsIntoAttention"),
     ),
     "wafer": (
         *("AccumulateInFloat32", "AttentionFusion", "ConvTransposeToConv"),
@@ -41,7 +41,7 @@ NOT_FOR = {
         *("PadOutputChannels", "PadOutputWidth"),
         *("WinogradConvolution", "ZeroPointCompensation"),
         *("ActivationLookupTables", "CompressWeights", "MinMaxFusion", "MixedPrecision"),
-        "MultiOutputFusion",
+        *("MultiOutputFusion", "FuseHeadsIntoAttention"),
     ),
 }
 
@@ -167,6 +167,14 @@ def every_other(emit, x):
     return [emit(nn.relu(emit(nn.max_pool2d(x, (3, 3), strides=(2, 2), padding=(1, 1)))))]
 
 
+def projected_attention(emit, x):
+    """Query, key and value of two heads, of one input."""
+    cut = [emit(op.reshape(emit(op.matmul(x, const(32, 16))), [2, 6, 2, 8])) for _ in range(3)]
+    q, k, v = (emit(op.permute_dims(one, [0, 2, 1, 3])) for one in cut)
+    scores = emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2]))))
+    return [emit(op.matmul(emit(nn.softmax(scores, -1)), v))]
+
+
 def with_no_rows(emit, x):
     return [emit(op.concat([x, relax.const(np.zeros((0, 6), np.float32))], 0))]
 
@@ -221,9 +229,15 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
     "PropagateSpans": lambda: [half_with_origins()],
     "FreshOutputs": lambda: [build([4, 6], lambda emit, x: [x, emit(op.tanh(x))])],
     "MultiOutputFusion": lambda: [build([4, 6], sum_and_difference)],
+    "AttentionFusion": lambda: [build([2, 6, 32], projected_attention)],
+    "FuseHeadsIntoAttention": lambda: [build([2, 6, 32], projected_attention)],
     "EmptyConstants": lambda: [build([4, 6], with_no_rows)],
 }
-PLACES = {**RUNS_AFTER, "NameSymbolicSizes": (*ANNOTATED, "FuseOperators", "FuseTIR")}
+PLACES = {
+    **RUNS_AFTER,
+    "NameSymbolicSizes": (*ANNOTATED, "FuseOperators", "FuseTIR"),
+    "FuseHeadsIntoAttention": ("AttentionFusion", "CombineParallelMatmul"),
+}
 
 
 def cases() -> list[tuple[str, str]]:

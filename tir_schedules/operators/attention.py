@@ -53,6 +53,11 @@ class AttentionCompute:
         When given, query i sees keys up to ``i + causal`` only.
     zero_rows : bool
         Whether a query that sees no key gives zeros; it gives NaN otherwise.
+    heads : int or None
+        Heads of the query; all that its tensor has where it is None.
+    first_heads : tuple[int, int, int]
+        Which head of their tensors the query, the key and the value begin with: all three may be
+        one tensor, as one product gives it.
     dtype : str
         Of the result.
     """
@@ -67,6 +72,8 @@ class AttentionCompute:
     masks: tuple[Mask, ...] = ()
     causal: int | None = None
     zero_rows: bool = False
+    heads: int | None = None
+    first_heads: tuple[int, int, int] = (0, 0, 0)
 
     def to_attribute(self) -> str:
         """The description as text, to be kept at the function."""
@@ -77,12 +84,15 @@ class AttentionCompute:
         """What ``to_attribute`` wrote."""
         given = json.loads(text)
         masks = tuple(Mask(**mask) for mask in given.pop("masks"))
-        return cls(**given, masks=masks)
+        first_heads = tuple(given.pop("first_heads"))
+        return cls(**given, masks=masks, first_heads=first_heads)
 
-    def output_shape(self, query: Sequence[Any], value: Sequence[Any]) -> list[tirx.Expr]:
+    def output_shape(self, query: Sequence[Any], value: Sequence[Any]) -> list[Any]:
         """The result's shape for operands of these shapes."""
         sizes = dict(zip(self.query, query, strict=True))
         sizes["d"] = value[self.value.index("d")]
+        if self.heads is not None:
+            sizes["h"] = self.heads
         return [sizes[letter] for letter in self.output]
 
     def function(self, shapes: Sequence[Sequence[Any]], dtypes: Sequence[str]) -> tirx.PrimFunc:
@@ -98,13 +108,15 @@ class AttentionCompute:
     def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, *masks: Any) -> te.Tensor:
         """The tensor expression, with scores and sums in float32."""
         sizes = dict(zip(self.query, query.shape, strict=True))
-        batch, heads, rows = sizes["b"], sizes.get("h", 1), sizes["s"]
+        batch, rows = sizes["b"], sizes["s"]
+        heads = sizes.get("h", 1) if self.heads is None else self.heads
+        first_query, first_key, first_value = self.first_heads
         columns = key.shape[self.key.index("s")]
         step = te.reduce_axis((0, sizes["d"]), "step")
 
         def product(b: tvm.ir.Expr, h: tvm.ir.Expr, i: tvm.ir.Expr, j: tvm.ir.Expr) -> tvm.ir.Expr:
-            left = _at(query, self.query, b=b, h=h, s=i, d=step)
-            right = _at(key, self.key, b=b, h=h // self.group, s=j, d=step)
+            left = _at(query, self.query, b=b, h=h + first_query, s=i, d=step)
+            right = _at(key, self.key, b=b, h=h // self.group + first_key, s=j, d=step)
             return te.sum(left.astype("float32") * right.astype("float32"), axis=step)
 
         products = te.compute((batch, heads, rows, columns), product, "products")
@@ -131,7 +143,9 @@ class AttentionCompute:
         def element(*at: Any) -> tvm.ir.Expr:
             place = dict(zip(self.output, at, strict=True))
             b, h, i = place["b"], place.get("h", 0), place["s"]
-            held = _at(value, self.value, b=b, h=h // self.group, s=last, d=place["d"])
+            held = _at(
+                value, self.value, b=b, h=h // self.group + first_value, s=last, d=place["d"]
+            )
             return te.sum(weights(b, h, i, last) * held.astype("float32"), axis=last)
 
         shape = self.output_shape(query.shape, value.shape)

@@ -1,7 +1,7 @@
 """What an attention kernel is given: sizes, and where each element lies."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -18,28 +18,37 @@ _MAX_ELEMENTS = 2**31 - 1
 
 @dataclass(frozen=True)
 class NamedTensor:
-    """A tensor whose axes have letters; ``buffer`` is its flat view."""
+    """A tensor whose axes have letters; ``buffer`` is its flat view.
+
+    ``shape`` has a number for each axis, or an int64 for a size that a run decides; heads are
+    counted from ``first_head``.
+    """
 
     buffer: tirx.Buffer
     axes: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
+    first_head: int = 0
 
-    def size(self, letter: str) -> int:
+    def size(self, letter: str) -> Any:
         """The extent along an axis; 1 when there is no such axis."""
         return self.shape[self.axes.index(letter)] if letter in self.axes else 1
 
-    def stride(self, letter: str) -> int:
+    def stride(self, letter: str) -> Any:
         """Elements between neighbours along an axis; 0 where all are the same."""
-        if self.size(letter) == 1:
+        if _is_number(self.size(letter), 1):
             return 0
         return math.prod(self.shape[self.axes.index(letter) + 1 :])
 
     def address(self, **place: Any) -> tvm.ir.Expr:
         """The address of an element, in elements."""
-        total: Any = tirx.const(0, "int32")
+        start = self.first_head * self.stride("h")
+        total: Any = tirx.const(start, "int32") if isinstance(start, int) else start
         for letter, index in place.items():
             stride = self.stride(letter)
-            total = total + index * tirx.const(stride, "int32") if stride else total
+            if isinstance(stride, int):
+                total = total + index * tirx.const(stride, "int32") if stride else total
+            else:
+                total = total + index * stride
         return total
 
     @property
@@ -55,7 +64,7 @@ class NamedTensor:
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """One call of attention with known sizes.
+    """One call of attention; positions and the batch are numbers, or sizes that a run decides.
 
     Attributes
     ----------
@@ -75,34 +84,34 @@ class AttentionProblem:
     output: NamedTensor
 
     @property
-    def batch(self) -> int:
+    def batch(self) -> Any:
         """How many sequences there are."""
         return self.query.size("b")
 
     @property
     def heads(self) -> int:
         """Heads of the query."""
-        return self.query.size("h")
+        return int(self.output.size("h"))
 
     @property
-    def queries(self) -> int:
+    def queries(self) -> Any:
         """Positions of the query."""
         return self.query.size("s")
 
     @property
-    def keys(self) -> int:
+    def keys(self) -> Any:
         """Positions of keys and values."""
         return self.key.size("s")
 
     @property
     def depth(self) -> int:
         """Elements of a query and of a key."""
-        return self.query.size("d")
+        return int(self.query.size("d"))
 
     @property
     def width(self) -> int:
         """Elements of a value."""
-        return self.value.size("d")
+        return int(self.value.size("d"))
 
     @property
     def group(self) -> int:
@@ -111,25 +120,48 @@ class AttentionProblem:
 
 
 def read_problem(func: tirx.PrimFunc, views: FlatViews) -> AttentionProblem:
-    """The attention that a function computes, by its attribute. Raises NotApplicable for others."""
+    """The attention that a function computes, by its attribute. Raises NotApplicable for others.
+
+    Positions and the batch may be symbolic where ``views`` takes symbolic sizes.
+    """
     if func.attrs is None or ATTRIBUTE not in func.attrs:
         raise NotApplicable("it is not a fused attention")
     compute = AttentionCompute.from_attribute(str(func.attrs[ATTRIBUTE]))
     if len(func.params) != 4 + len(compute.masks):
         raise NotApplicable("its parameters are not those of a fused attention")
-    if not all(isinstance(p.ty, tirx.BufferType) and is_compact(p) for p in func.params):
-        raise NotApplicable("a size is symbolic")
+    is_symbolic = views.symbolic_sizes
+    for param in func.params:
+        if not isinstance(param.ty, tirx.BufferType) or not is_compact(param, is_symbolic):
+            raise NotApplicable("a size is symbolic")
     axes = [compute.query, compute.key, compute.value, *(m.axes for m in compute.masks)]
     tensors = []
     for param, letters in zip(func.params, [*axes, compute.output], strict=True):
-        shape = tuple(static_extent(size) or 0 for size in param.shape)
-        if math.prod(shape) > _MAX_ELEMENTS or 0 in shape:
+        shape = tuple(
+            _extent(letter, size) for letter, size in zip(letters, param.shape, strict=True)
+        )
+        known = math.prod(size for size in shape if isinstance(size, int))
+        if known > _MAX_ELEMENTS or known == 0:
             raise NotApplicable("a tensor is empty or has more than 2^31 elements")
         tensors.append(NamedTensor(views.of(param), letters, shape))
     query, key, value, *masks, output = tensors
+    query, key, value = (
+        replace(tensor, first_head=first)
+        for tensor, first in zip((query, key, value), compute.first_heads, strict=True)
+    )
     problem = AttentionProblem(compute, query, key, value, tuple(masks), output)
     _refuse(problem)
     return problem
+
+
+def _extent(letter: str, size: tvm.ir.Expr) -> Any:
+    known = static_extent(size)
+    if known is None and letter in "hd":
+        raise NotApplicable("the number of heads or of their elements is symbolic")
+    return size.astype("int64") if known is None else known
+
+
+def _is_number(extent: Any, number: int) -> bool:
+    return isinstance(extent, int) and extent == number
 
 
 def _refuse(problem: AttentionProblem) -> None:
@@ -138,6 +170,10 @@ def _refuse(problem: AttentionProblem) -> None:
         raise NotApplicable("query, key and value are of different types")
     if any(operand.axes[-1] != "d" for operand in (*operands, problem.output)):
         raise NotApplicable("the elements of a head are not neighbours in memory")
-    heads = problem.key.size("h")
-    if heads * problem.group not in (problem.heads, problem.group):
-        raise NotApplicable(f"{problem.heads} heads do not share {heads} heads of keys evenly")
+    shared = problem.heads // problem.group
+    for operand, needed in zip(operands, (problem.heads, shared, shared), strict=True):
+        heads = operand.size("h")
+        if heads not in (1, needed) and heads < operand.first_head + needed:
+            raise NotApplicable(f"{problem.heads} heads do not share {heads} heads of keys evenly")
+    if problem.heads % problem.group:
+        raise NotApplicable(f"{problem.heads} heads are not of {problem.group} each")

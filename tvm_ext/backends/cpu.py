@@ -13,7 +13,7 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import cpu_of_tvm_target, host_description
 from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.cpu.amx_tile import AmxTile
-from tvm_ext.tir_schedules.cpu.attention import CpuAttention
+from tvm_ext.tir_schedules.cpu.attention.attention import CpuAttention
 from tvm_ext.tir_schedules.cpu.batch_loop import BatchLoop
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution

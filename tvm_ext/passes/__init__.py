@@ -9,6 +9,7 @@ from tvm import relax
 from tvm_ext.passes.attention_fusion import AttentionFusion
 from tvm_ext.passes.check_bounds import CheckBounds
 from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
+from tvm_ext.passes.fuse_heads_into_attention import FuseHeadsIntoAttention
 from tvm_ext.passes.multi_output_fusion import MultiOutputFusion
 from tvm_ext.passes.pack_weights import MarkConstantParameters, PackWeights
 from tvm_ext.passes.plan_memory import BoundSizes, DropResultChecks, RoundStorage, ShareStorage
@@ -53,7 +54,7 @@ _TVM_MEMORY_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
 }
 
 _OURS: dict[Level, tuple[Any, ...]] = {
-    "graph": (*BUILTIN_PASSES, AttentionFusion, MultiOutputFusion),
+    "graph": (*BUILTIN_PASSES, AttentionFusion, FuseHeadsIntoAttention, MultiOutputFusion),
     "schedule": (
         *(MarkConstantParameters, CheckBounds, ScheduleKernels, PackWeights),
         PlanWorkspaces,

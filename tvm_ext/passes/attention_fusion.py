@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_ext.configs.errors import NotApplicable
@@ -11,10 +12,10 @@ from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.hardware.cuda.description import CudaDescription, current_gpu
 from tvm_ext.passes.attention_pattern import NARROW, AttentionMatch, find_attention
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import shape_obstacle, static_shape
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.tir_schedules.cpu import attention as cpu_attention
+from tvm_ext.tir_schedules.cpu.attention import attention as cpu_attention
 from tvm_ext.tir_schedules.cuda.attention import attention as cuda_attention
+from tvm_ext.tir_schedules.operators.attention import AttentionCompute
 
 _FOLLOWERS = ("relax.permute_dims", "relax.astype")
 
@@ -115,16 +116,14 @@ class _Fuser(BindingRewriter):
         return Replacement(result, made.absorbed, made.what)
 
     def _replacement(self, var: relax.Var, match: AttentionMatch) -> Replacement | None:
-        obstacle = shape_obstacle(*match.arguments)
-        if obstacle:
-            self.refuse(obstacle, var)
-            return None
-        func = _function(match)
+        shapes = [list(tensor.ty.shape.values) for tensor in match.arguments]
+        dtypes = [str(tensor.ty.dtype) for tensor in match.arguments]
+        func = attention_function(match.compute, shapes, dtypes)
         reason = _refusal(func, self.machine)
         if reason:
             self.refuse(reason, var)
             return None
-        shape = match.compute.output_shape(*_shapes(match.arguments[0::2][:2]))
+        shape = match.compute.output_shape(shapes[0], shapes[2])
         called = self.builder.add_func(func, "attention")
         result = relax.TensorType(shape, match.compute.dtype)
         call = relax.call_tir(called, relax.Tuple(match.arguments), result)
@@ -141,13 +140,19 @@ def _followed(match: AttentionMatch, follower: relax.Call) -> AttentionMatch:
     return AttentionMatch(compute, match.arguments, [*match.passed, follower.args[0]])
 
 
-def _shapes(tensors: Sequence[relax.Expr]) -> list[list[int]]:
-    return [static_shape(tensor) or [] for tensor in tensors]
+def attention_function(
+    compute: AttentionCompute, shapes: Sequence[Sequence[tvm.ir.Expr]], dtypes: Sequence[str]
+) -> tirx.PrimFunc:
+    """The function, with a size of its own for each symbolic extent of its tensors' shapes."""
+    sizes: dict[tvm_ffi.StructuralKey, tirx.Var] = {}
 
+    def own(extent: tvm.ir.Expr) -> int | tirx.Var:
+        if isinstance(extent, tirx.IntImm):
+            return int(extent)
+        fresh = tirx.Var(f"n{len(sizes)}", str(extent.ty))
+        return sizes.setdefault(tvm_ffi.StructuralKey(extent), fresh)
 
-def _function(match: AttentionMatch) -> tirx.PrimFunc:
-    dtypes = [str(tensor.ty.dtype) for tensor in match.arguments]
-    return match.compute.function(_shapes(match.arguments), dtypes)
+    return compute.function([[own(extent) for extent in shape] for shape in shapes], dtypes)
 
 
 def _refusal(func: tirx.PrimFunc, machine: CpuDescription | CudaDescription) -> str:

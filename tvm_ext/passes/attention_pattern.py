@@ -2,15 +2,16 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import tvm_ffi
 from ml_dtypes import finfo
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import GenericConst
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.relay_passes.binding_rewriter import GraphView
-from tvm_ext.relay_passes.expressions import static_shape
 from tvm_ext.tir_schedules.operators.attention import AttentionCompute, Mask
 
 # Queries, keys and values of an attention as they lie in memory, behind transposes and scales.
@@ -85,16 +86,18 @@ def _shared_heads(view: GraphView, operand: AttentionOperand) -> AttentionOperan
         return None
     heads = operand.axes.index("h")
     expanded = repeated.args[0]
-    shape, wide = static_shape(expanded), static_shape(reshape.args[0])
+    shape, wide = _extents(expanded), _extents(reshape.args[0])
     if shape is None or wide is None or len(wide) != len(operand.axes) + 1:
         return None
     times = wide[heads + 1]
+    if not isinstance(times, int) or not isinstance(wide[heads], int):
+        return None
     joined = [*wide[:heads], wide[heads] * times, *wide[heads + 2 :]]
     kept = [*shape[: heads + 1], *shape[heads + 2 :]]
-    if shape[heads + 1] != 1 or joined != static_shape(operand.value):
+    if shape[heads + 1] != 1 or joined != _extents(operand.value):
         return None
     inserted = view.call(expanded, "relax.expand_dims", "relax.reshape")
-    if inserted is None or static_shape(inserted.args[0]) != kept or kept[heads] != wide[heads]:
+    if inserted is None or _extents(inserted.args[0]) != kept or kept[heads] != wide[heads]:
         return None
     if [*shape[:heads], *shape[heads + 2 :]] != [*wide[:heads], *wide[heads + 2 :]]:
         return None
@@ -110,8 +113,8 @@ def scaled_by(view: GraphView, expr: relax.Expr) -> tuple[relax.Expr, float] | N
     factor = uniform_value(view, right)
     if factor is None and call.op.name == "relax.multiply":
         factor, left = uniform_value(view, left), right
-    shape = static_shape(expr)
-    if factor is None or not 0 < factor < math.inf or shape is None or static_shape(left) != shape:
+    shape = _extents(expr)
+    if factor is None or not 0 < factor < math.inf or shape is None or _extents(left) != shape:
         return None
     if call.op.name == "relax.divide":
         factor = 1 / factor
@@ -154,8 +157,8 @@ def from_matmul(view: GraphView, expr: relax.Expr, steps: int = _MAX_STEPS) -> b
     call = view.call(expr, *names)
     if call is None or steps == 0:
         return False
-    shape = static_shape(call)
-    sides = [a for a in call.args if shape is not None and static_shape(a) == shape]
+    shape = _extents(call)
+    sides = [a for a in call.args if shape is not None and _extents(a) == shape]
     return any(from_matmul(view, side, steps - 1) for side in sides)
 
 
@@ -189,15 +192,15 @@ def read_mask(view: GraphView, call: relax.Call) -> tuple[relax.Expr, Mask, rela
 
 
 def _is_side(view: GraphView, call: relax.Call, expr: relax.Expr) -> bool:
-    same = static_shape(expr) == static_shape(call)
+    same = _extents(expr) == _extents(call)
     return same and from_matmul(view, expr)
 
 
 def _checked(
     scores: relax.Expr, mask: Mask, tensor: relax.Expr, call: relax.Call
 ) -> tuple[relax.Expr, Mask, relax.Expr]:
-    if static_shape(scores) != static_shape(call) or static_shape(tensor) is None:
-        raise NotApplicable("the shape of a mask is not known or symbolic")
+    if _extents(scores) != _extents(call) or _extents(tensor) is None:
+        raise NotApplicable("the shape of a mask is not known")
     if math.isnan(mask.fill):
         raise NotApplicable("hidden scores become NaN")
     return scores, mask, tensor
@@ -333,16 +336,19 @@ def _group(query: AttentionOperand, key: AttentionOperand, value: AttentionOpera
     """How many heads of the query share one of keys and values."""
 
     def heads(operand: AttentionOperand) -> int:
-        shape = static_shape(operand.value)
+        shape = _extents(operand.value)
         if shape is None:
-            raise NotApplicable("a shape is not known or symbolic")
-        return shape[operand.axes.index("h")] if "h" in operand.axes else 1
+            raise NotApplicable("a shape is not known")
+        count = shape[operand.axes.index("h")] if "h" in operand.axes else 1
+        if not isinstance(count, int):
+            raise NotApplicable("the number of heads is symbolic")
+        return count
 
     counts = heads(query), heads(key), heads(value)
     if counts[1] != counts[2] or counts[0] % counts[1]:
         raise NotApplicable(f"heads of query, key and value are {counts}")
-    batches = [o.value.ty.shape[o.axes.index("b")] for o in (query, key, value)]
-    if len({int(batch) for batch in batches}) > 1:
+    shapes = [(operand.axes, _extents(operand.value) or []) for operand in (query, key, value)]
+    if len({shape[axes.index("b")] for axes, shape in shapes}) > 1:
         raise NotApplicable("query, key and value are of different batches")
     group = counts[0] // counts[1]
     shared = {operand.repeats for operand in (key, value)}
@@ -405,7 +411,7 @@ class _Chain:
             return True
         if uniform_value(self.view, condition) == 0:
             return True
-        shape = static_shape(condition)
+        shape = _extents(condition)
         if not shape or shape[-1] != 1:
             return False
         self.empty_rows = condition
@@ -440,3 +446,16 @@ def _read_scores(view: GraphView, scores: relax.Expr) -> _Scores | None:
         elif offset != math.inf:
             causal = int(offset) if causal is None else min(causal, int(offset))
     return _Scores(product, scale, found, causal, chain.passed)
+
+
+def _extents(expr: relax.Expr) -> list[Any] | None:
+    """The extents of a tensor, each equal to others that are the same in every run: a number, or
+    the structure of an expression. None where they are not known.
+    """
+    shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr):
+        return None
+    return [
+        int(extent) if isinstance(extent, tirx.IntImm) else tvm_ffi.StructuralKey(extent)
+        for extent in shape.values[:]
+    ]

@@ -16,7 +16,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 def guarded(array: np.ndarray, at_end: bool) -> Iterator[np.ndarray]:
     """A copy of ``array`` between two forbidden pages, as near as may be to one of them.
 
-    The rest of its own pages is NaN, or the largest number where there is none.
+    The rest of its own pages is NaN, or the largest number where there is none, or true.
     """
     page = mmap.PAGESIZE
     size = max(array.nbytes, 1)
@@ -25,7 +25,8 @@ def guarded(array: np.ndarray, at_end: bool) -> Iterator[np.ndarray]:
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     pages = np.frombuffer(memory, "uint8")
     # bfloat16 is of a kind of its own, "V".
-    filler = np.nan if array.dtype.kind in "fV" else np.iinfo(array.dtype).max
+    kind = array.dtype.kind
+    filler = np.nan if kind in "fV" else kind == "b" or np.iinfo(array.dtype).max
     pages[:] = np.full(pages.nbytes // array.itemsize, filler, array.dtype).view("uint8")
     offset = page + ((inner - size) // _ALIGNMENT * _ALIGNMENT if at_end else 0)
     found = pages[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)

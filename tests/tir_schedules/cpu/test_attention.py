@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from cpu_kernels import refusal_of, scheduled
 from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from lowering import f32, kernel_of
 from machines import MACHINE, NARROW, _cpu
+from symbolic_extents import call
 from tvm import relax, tirx
 
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
-from tvm_ext.tir_schedules.cpu.attention import CpuAttention, decide_attention
+from tvm_ext.tir_schedules.cpu.attention.attention import CpuAttention, decide_attention
 from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_vector_math
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 from tvm_ext.tir_schedules.operators.attention import Mask
@@ -96,8 +98,54 @@ def test_what_is_not_a_number_stays_in_its_row() -> None:
     assert not np.isnan(np.delete(tensors[-1].numpy(), 3, axis=2)).any()
 
 
+# With masks, whose axes of any size are given by letters.
+SYMBOLIC: dict[str, tuple[AttentionCase, list[tuple[Mask, str]]]] = {
+    "plain": (case(1, 2, 1, 1, 16), []),
+    "shared heads, positions first": (case(1, 4, 1, 1, 20, 12, group=2, axes="bshd"), []),
+    "causal": (case(1, 1, 1, 1, 16, causal=2), []),
+    "added to all rows": (case(1, 2, 1, 1, 16), [(ADD, "b11k")]),
+    "zeros": (case(1, 1, 1, 1, 8, zero_rows=True), [(KEEP, "11qk")]),
+}
+# Batch, queries and keys: around tiles of rows, vectors, tiles of columns and parts of keys.
+RUNS = [(0, 3, 3), (1, 0, 4), (1, 4, 0), (1, 1, 1), (2, 1, 77), (2, 3, 16), (1, 4, 15), (2, 5, 64)]
+RUNS += [(1, 67, 130), (1, 130, 460)]
+
+
+def at_sizes(name: str, batch: Any, queries: Any, keys: Any) -> AttentionCase:
+    """A case of other sizes, which may be symbolic; masks are numbers for numbers."""
+    one, given = SYMBOLIC[name]
+    sizes = {"b": batch, "q": queries, "k": keys, "1": 1}
+    masks = []
+    for mask, letters in given:
+        shape = [sizes[letter] for letter in letters]
+        draw = normal if mask.kind == "add" else seen
+        masks.append((mask, draw(*shape) if isinstance(batch, int) and keys else shape))
+    return replace(one, batch=batch, queries=queries, keys=keys, masks=masks)
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_symbolic_numbers(name: str) -> None:
+    """Beside memory that may not be touched."""
+    whole = at_sizes(name, *(tirx.Var(letter, "int64") for letter in "bqk"))
+    shapes = [*whole.shapes(), *(shape for _, shape in whole.masks)]
+    types = ["float32" if m.kind == "add" else "bool" for m, _ in whole.masks]
+    func = whole.compute.function(shapes, ["float32"] * 3 + types)
+    # Parts of keys that the sizes below have several of.
+    made = scheduled(TEMPLATE, func, MACHINE.with_cores(2), FixedDecisions({"keys": 128}))
+    final = with_vector_math(made).func.with_attr("global_symbol", "main")
+    function = compile_kernels(final, MACHINE.tvm_target())["main"]
+    for sizes in RUNS:
+        one = at_sizes(name, *sizes)
+        if not one.keys and one.masks:
+            continue
+        arrays = one.arrays()
+        found = call(function, arrays, [*one.shapes()[0][:-1], one.width or one.depth])
+        wanted = one.expected(*arrays[:3]) if one.keys else np.zeros(found.shape)
+        np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=2e-5, err_msg=f"{name} {sizes}")
+
+
 def decided(one: AttentionCase, machine: CpuDescription = MACHINE) -> Any:
-    return decide_attention(read_problem(one.function(), FlatViews()), machine)
+    return decide_attention(read_problem(one.function(), FlatViews(symbolic_sizes=True)), machine)
 
 
 def test_keys_that_fit_are_taken_at_once() -> None:
