@@ -376,17 +376,14 @@ class _RowSoftmax:
         # Without a key that is seen, the exponents are of minus infinity, not of NaN.
         none, zero = tirx.const(-math.inf, FLOAT), tirx.const(0, FLOAT)
         seen = tirx.Select(tirx.EQ(highest, none), zero, highest)
-
-        def factor(value: Any) -> tirx.Stmt:
-            return tirx.BufferStore(self.facts, value, [number(1)])
-
         # Of the first keys it is zero, which takes no exponential.
         is_later = self.tile.first_key > number(0)
+        factor = tirx.if_then_else(is_later, tirx.exp(before - seen), zero)
         return [
             *found,
             tirx.Bind(highest, tirx.max(first, before)),
             tirx.BufferStore(self.facts, seen, [number(0)]),
-            tirx.IfThenElse(is_later, factor(tirx.exp(before - seen)), factor(zero)),
+            tirx.BufferStore(self.facts, factor, [number(1)]),
             tirx.BufferStore(self.rows.highest, highest, [self.place]),
         ]
 
