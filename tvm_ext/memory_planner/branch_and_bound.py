@@ -18,7 +18,7 @@ therefore finds solutions faster but proves nothing.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,13 +101,18 @@ class _Part:
 
 @dataclass
 class _Node:
-    """A part to solve, the candidates that are left to try, and the parts behind the last one."""
+    """A part to solve, the candidates that are left to try, and the parts behind the last one.
+
+    ``room`` is the highest floor with which each section still fits; ``free`` says which buffers
+    are not placed.
+    """
 
     part: _Part
     state: _State
     candidates: list[tuple[int, int, int]]
     room: Numbers
     cause: int
+    free: Flags
     tried: int = 0
     chosen: int = -1
     pending: list[tuple[_Part, _State, int, int]] = field(default_factory=list)
@@ -140,6 +145,7 @@ class BranchAndBound:
             self._table[: len(section), column] = section
         self._sizes: list[int] = problem.sizes.tolist()
         self._spans = list(zip(problem.firsts.tolist(), problem.ends.tolist(), strict=True))
+        self._alignments = problem.alignments
         self._aligned = bool((problem.alignments > 1).any())
         # Sets of buffers are numbers with one bit for each; the extra entry is in none.
         self._bits = [1 << index for index in range(count)] + [0]
@@ -230,7 +236,8 @@ class BranchAndBound:
         totals = state.totals[part.first : part.end]
         room = np.where(totals > 0, self._settings.height - totals, _PLACED)
         if not len(ranks):
-            return _Node(_Part(ranks, part.first, part.end, part.members), state, [], room, 0)
+            nothing = _Part(ranks, part.first, part.end, part.members)
+            return _Node(nothing, state, [], room, 0, self._overlaps[0])
         offsets, buffers = lowest[ranks], part.order[ranks]
         gap_end = (offsets + self._problem.sizes[buffers]).min()
         allowed = (offsets > least) | ((offsets == least) & (ranks >= least_rank))
@@ -245,7 +252,8 @@ class BranchAndBound:
         chosen = fits.nonzero()[0]
         chosen = chosen[offsets[chosen].argsort(kind="stable")]
         columns = (offsets[chosen].tolist(), ranks[chosen].tolist(), buffers[chosen].tolist())
-        return _Node(part, state, list(zip(*columns, strict=True)), room, cause)
+        free = state.lowest[:-1] < _PLACED
+        return _Node(part, state, list(zip(*columns, strict=True)), room, cause, free)
 
     def _cause(self, section: int, state: _State) -> int:
         """The buffers that those lie on which are left to place in a section."""
@@ -261,39 +269,42 @@ class BranchAndBound:
         node.tried += 1
         first, end = self._spans[buffer]
         size = self._sizes[buffer]
-        met = self._overlaps[buffer]
-        if not (met & (node.state.lowest[:-1] < _PLACED)).any():
+        if not (self._overlaps[buffer] & node.free).any():
             # Nothing lies above it, so that no other choice here can be better.
             node.tried = len(node.candidates)
-        state = self._with(node.state, buffer, offset + size)
-        floors = state.lowest.take(node.part.members).min(axis=0)
+        lowest = self._raised(node.state.lowest, buffer, offset + size)
+        floors = lowest.take(node.part.members).min(axis=0)
         room = node.room.copy()
         room[first - node.part.first : end - node.part.first] += size
+        # A section in which all is placed has no floor.
         too_full = (floors > room) & (floors < _PLACED)
-        support = self._bits[node.state.supports[buffer]]
+        state = _State(lowest, self._supports(node.state, buffer, lowest), node.state.totals)
+        node.cause |= self._bits[node.state.supports[buffer]]
         if too_full.any():
             if self._settings.jumps:
                 section = node.part.first + int(too_full.argmax())
-                node.cause |= support | self._cause(section, state) & ~self._bits[buffer]
+                node.cause |= self._cause(section, state) & ~self._bits[buffer]
             return
-        node.cause |= support
+        state = replace(state, totals=state.totals.copy())
         state.totals[first:end] -= size
         self._offsets[buffer] = offset
         node.chosen = buffer
         node.pending = self._parts(node, state, offset, rank, buffer)
 
-    def _with(self, state: _State, buffer: int, top: int) -> _State:
-        """The state after a buffer was placed; the totals are not yet changed."""
-        raised = self._overlaps[buffer] & (state.lowest[:-1] < top)
-        lowest, supports = state.lowest.copy(), state.supports.copy()
-        if self._aligned:
-            alignments = self._problem.alignments[raised]
-            lowest[:-1][raised] = -(-top // alignments) * alignments
-        else:
-            lowest[:-1][raised] = top
-        supports[:-1][raised] = buffer
-        lowest[buffer] = _PLACED
-        return _State(lowest, supports, state.totals.copy())
+    def _raised(self, lowest: Numbers, buffer: int, top: int) -> Numbers:
+        """The lowest offsets after a buffer was placed that ends at ``top``."""
+        raised = lowest.copy()
+        # Those that are placed stay above every offset.
+        least = -(-top // self._alignments) * self._alignments if self._aligned else top
+        np.maximum(raised[:-1], least, out=raised[:-1], where=self._overlaps[buffer])
+        raised[buffer] = _PLACED
+        return raised
+
+    def _supports(self, state: _State, buffer: int, lowest: Numbers) -> Numbers:
+        """Which buffers lie on which after one was placed; only jumps ask for it."""
+        if not self._settings.jumps:
+            return state.supports
+        return np.where(lowest > state.lowest, buffer, state.supports)
 
     def _parts(
         self, node: _Node, state: _State, offset: int, rank: int, buffer: int

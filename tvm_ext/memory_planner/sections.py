@@ -8,6 +8,7 @@ they are in a common section. Times are replaced by the numbers of sections.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ class Problem:
     sections: list[list[int]]
     unit: int
 
-    @property
+    @cached_property
     def totals(self) -> Numbers:
         """The sum of the sizes in each section."""
         return np.array([int(self.sizes[section].sum()) for section in self.sections], np.int64)
