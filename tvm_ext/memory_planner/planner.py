@@ -21,8 +21,8 @@ _METHOD = "branch and bound"
 _ORDERS = ("TWA", "TAW", "WAT", "AW")
 # Placements that a search may try in its first round; each later round may try twice as many.
 _FIRST_STEPS = 4000
-# How many searches with random factors there are in a round.
-_RESTARTS = 16
+# How many searches there are in a round that start from the failures of those before, each short.
+_RESTARTS, _RESTART_STEPS = 16, 2000
 # Beyond this the table of overlaps, which grows with the square, takes too long to copy about.
 _MOST_FOR_SEARCH = 3000
 
@@ -144,20 +144,19 @@ class _Work:
             for order in _ORDERS:
                 yield partial(self._search, self._goal, order, steps, True, None)
                 yield partial(self._search, self._goal, order, steps, False, None)
-            yield from self._lower(turn, steps)
+            seeds = range(_RESTARTS * turn, _RESTARTS * (turn + 1))
+            for seed in seeds:
+                yield partial(self._search, self._goal, "F", _RESTART_STEPS, False, seed)
+            yield from self._lower(steps, seeds)
             if turn == 0 and cp_sat.is_installed():
                 yield self._ask_solver
-            for seed in range(_RESTARTS * turn, _RESTARTS * (turn + 1)):
-                order = _ORDERS[seed % len(_ORDERS)]
-                yield partial(self._search, self._goal, order, _FIRST_STEPS, False, seed)
 
-    def _lower(self, turn: int, steps: int) -> Iterator[Callable[[], None]]:
+    def _lower(self, steps: int, seeds: Sequence[int]) -> Iterator[Callable[[], None]]:
         """Searches that aim lower than the best, and higher than what may be out of reach."""
-        for share in (2, 4, 8):
-            order = _ORDERS[turn % len(_ORDERS)]
-            yield partial(self._search, partial(self._aim, share), order, steps, False, None)
-        for seed in (2 * turn, 2 * turn + 1):
-            yield partial(self._change_order, partial(self._aim, 8), steps // 4, seed)
+        for seed, share in zip(seeds, (2, 2, 4, 4, 8, 8), strict=False):
+            yield partial(self._search, partial(self._aim, share), "F", steps, False, seed)
+        for seed in seeds[:4]:
+            yield partial(self._change_order, partial(self._aim, 8), steps, seed)
 
     def _goal(self) -> int:
         return max(self._least, self._proved)
