@@ -7,7 +7,8 @@ ASPLOS 2023. The search answers whether an arena of a given height is enough.
   below it leave. Every solution can be pressed down to such a one.
 - Spatial inference: what is not yet placed in a section lies above the lowest offset that is left
   there. If that and the sum of the sizes exceed the height, the branch is given up.
-- Dominance: a buffer is not placed above a gap that another one fits into.
+- Dominance: a buffer is not placed above a gap that another one fits into. Of buffers of one size
+  and time, one is tried.
 - Decomposition: once no buffer that is left reaches across a point of time, the two sides are
   solved one by one.
 
@@ -21,6 +22,7 @@ in whose sections most branches failed (Boussemart et al., "Boosting Systematic 
 Constraints", ECAI 2004), so that a search that starts anew decides about these early.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -83,10 +85,10 @@ class SearchResult:
 class _State:
     """What is known after some placements.
 
-    ``lowest`` is the lowest offset of each buffer that is not placed and ``_PLACED`` for the others,
-    with one entry more for the places of the member table that hold no buffer. ``supports`` is the
-    buffer that each one lies on at its lowest offset. ``totals`` is what is left to place in each
-    section.
+    ``lowest`` is the lowest offset of each buffer that is not placed, and ``_PLACED`` for the
+    others. It has one entry more, for the places of the member table that hold no buffer.
+    ``supports`` is the buffer that each one lies on at its lowest offset. ``totals`` is what is
+    left to place in each section.
     """
 
     lowest: Numbers
@@ -155,6 +157,9 @@ class BranchAndBound:
         self._spans = list(zip(problem.firsts.tolist(), problem.ends.tolist(), strict=True))
         self._alignments = problem.alignments
         self._aligned = bool((problem.alignments > 1).any())
+        kinds = np.stack((problem.firsts, problem.ends, problem.sizes, problem.alignments))
+        self._kinds: Numbers = np.unique(kinds, axis=1, return_inverse=True)[1].reshape(-1)
+        self._has_equals = int(self._kinds.max()) + 1 < count
         # Branches that failed in each section, those of earlier searches for less.
         self._failures = np.zeros(len(problem.sections))
         # Sets of buffers are numbers with one bit for each; the extra entry is in none.
@@ -269,6 +274,10 @@ class BranchAndBound:
                 cause |= self._bits[state.supports[buffer]]
         chosen = fits.nonzero()[0]
         chosen = chosen[offsets[chosen].argsort(kind="stable")]
+        if self._has_equals:
+            # Of buffers of one size and time that wait, one stands for all.
+            _, firsts = np.unique(self._kinds[buffers[chosen]], return_index=True)
+            chosen = chosen[np.sort(firsts)]
         columns = (offsets[chosen].tolist(), ranks[chosen].tolist(), buffers[chosen].tolist())
         free = state.lowest[:-1] < _PLACED
         return _Node(part, state, list(zip(*columns, strict=True)), room, cause, free)
@@ -346,7 +355,7 @@ class BranchAndBound:
             return [(part, state, offset, rank)]
         borders: Sequence[int] = [0, *cuts.tolist(), length]
         found = []
-        for low, high in zip(borders[:-1], borders[1:], strict=True):
+        for low, high in itertools.pairwise(borders):
             inside = left[(firsts < high) & (ends > low)]
             if len(inside):
                 sub = self._part(inside, part.first + low, part.first + high, state)

@@ -1,4 +1,4 @@
-"""What is planned and what a plan is: buffers with times, offsets, and the check of one against the other.
+"""Buffers with their times, the plan of their offsets, and the check of a plan.
 
 A buffer takes whole multiples of its alignment, so that the sum of the sizes that are alive at a
 place is a bound that no plan can go below, also where buffers ask for different alignments.
