@@ -33,7 +33,7 @@ def is_installed() -> bool:
     return importlib.util.find_spec("ortools") is not None
 
 
-def solve(problem: Problem, known: int, least: int, seconds: float) -> SolverResult:
+def solve(problem: Problem, known: int, least: int, effort: float, seconds: float) -> SolverResult:
     """Looks for the lowest placement.
 
     Parameters
@@ -44,8 +44,10 @@ def solve(problem: Problem, known: int, least: int, seconds: float) -> SolverRes
         The height of a placement that is known, in units; only lower ones are looked for.
     least : int
         A height, in units, at which the solver may stop.
+    effort : float
+        What it may do, in the solver's deterministic seconds: some seconds of one core each.
     seconds : float
-        How long it may take.
+        How long it may take. Where this does not end it, equal arguments give equal results.
     """
     if len(problem.sizes) > _MOST_BUFFERS or known <= least:
         return SolverResult(None, 0)
@@ -69,9 +71,9 @@ def solve(problem: Problem, known: int, least: int, seconds: float) -> SolverRes
     model.minimize(height)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
-    # Several threads race for the answer; taking turns, they give the same one in every run.
-    solver.parameters.interleave_search = True
-    solver.parameters.num_workers = 8
+    solver.parameters.max_deterministic_time = effort
+    # Several threads would race for the answer, and another run could give another one.
+    solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:

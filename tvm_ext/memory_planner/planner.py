@@ -22,7 +22,10 @@ _ORDERS = ("TWA", "TAW", "WAT", "AW")
 # Placements that a search may try in its first round; each later round may try twice as many.
 _FIRST_STEPS = 4000
 # How many searches there are in a round that start from the failures of those before, each short.
-_RESTARTS, _RESTART_STEPS = 16, 2000
+_RESTARTS, _RESTART_STEPS = 32, 2000
+# Deterministic seconds of CP-SAT, doubled each round. The first round leaves it out, for it is
+# slow to start, and few problems are left then.
+_SOLVER_EFFORT = 0.25
 # Beyond this the table of overlaps, which grows with the square, takes too long to copy about.
 _MOST_FOR_SEARCH = 3000
 
@@ -141,22 +144,17 @@ class _Work:
             self._tree = BranchAndBound(self.problem, self._out_of_time)
         for turn in itertools.count():
             steps = _FIRST_STEPS * 2**turn
-            for order in _ORDERS:
+            for order in _ORDERS if turn == 0 else (_ORDERS[turn % len(_ORDERS)],):
                 yield partial(self._search, self._goal, order, steps, True, None)
                 yield partial(self._search, self._goal, order, steps, False, None)
             seeds = range(_RESTARTS * turn, _RESTARTS * (turn + 1))
             for seed in seeds:
                 yield partial(self._search, self._goal, "F", _RESTART_STEPS, False, seed)
-            yield from self._lower(steps, seeds)
-            if turn == 0 and cp_sat.is_installed():
-                yield self._ask_solver
-
-    def _lower(self, steps: int, seeds: Sequence[int]) -> Iterator[Callable[[], None]]:
-        """Searches that aim lower than the best, and higher than what may be out of reach."""
-        for seed, share in zip(seeds, (2, 2, 4, 4, 8, 8), strict=False):
-            yield partial(self._search, partial(self._aim, share), "F", steps, False, seed)
-        for seed in seeds[:4]:
-            yield partial(self._change_order, partial(self._aim, 8), steps, seed)
+            for seed, share in zip(seeds, (2, 4, 8), strict=False):
+                yield partial(self._search, partial(self._aim, share), "F", steps, False, seed)
+            yield partial(self._change_order, partial(self._aim, 8), steps, turn)
+            if turn and cp_sat.is_installed():
+                yield partial(self._ask_solver, _SOLVER_EFFORT * 2**turn)
 
     def _goal(self) -> int:
         return max(self._least, self._proved)
@@ -184,11 +182,11 @@ class _Work:
         if found is not None:
             self._take(found.offsets, found.method)
 
-    def _ask_solver(self) -> None:
-        seconds = (self._deadline - time.monotonic()) / 2
+    def _ask_solver(self, effort: float) -> None:
+        seconds = self._deadline - time.monotonic()
         if seconds <= 0:
             return
-        found = cp_sat.solve(self.problem, self.best.height, self._goal(), seconds)
+        found = cp_sat.solve(self.problem, self.best.height, self._goal(), effort, seconds)
         if found.offsets is not None:
             self._take(found.offsets, cp_sat.METHOD)
         self._proved = max(self._proved, found.proved_bound)

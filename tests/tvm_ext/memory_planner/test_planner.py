@@ -80,7 +80,7 @@ def test_the_solver_proves_the_same():
         "ortools", reason="OR-Tools is not installed: pip install 'tvm-ext[planner]'"
     )
     (problem,) = independent_problems(bound_out_of_reach())
-    found = cp_sat.solve(problem, known=12, least=10, seconds=PATIENT)
+    found = cp_sat.solve(problem, known=12, least=10, effort=100.0, seconds=PATIENT)
     assert found.proved_bound == 11
     assert problem.height(found.offsets) == 11
 
