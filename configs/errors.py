@@ -128,3 +128,7 @@ class RecordsError(TvmExtError):
 
 class ScheduleRefusedError(TvmExtError):
     """A kernel of the model cannot run on the target with any schedule of its loops."""
+
+
+class PlanError(TvmExtError):
+    """A memory plan is asked for buffers or operations that cannot be, or does not hold for them."""

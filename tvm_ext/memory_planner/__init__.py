@@ -10,7 +10,8 @@ How it searches: docs/concepts/memory-plans.md.
 (192, 192, True)
 """
 
-from tvm_ext.memory_planner.plan import Buffer, MemoryPlan, PlanError, check_plan
+from tvm_ext.configs.errors import PlanError
+from tvm_ext.memory_planner.plan import Buffer, MemoryPlan, check_plan
 from tvm_ext.memory_planner.planner import plan_offsets
 from tvm_ext.memory_planner.schedule_order import (
     Operation,

@@ -7,11 +7,7 @@ place is a bound that no plan can go below, also where buffers ask for different
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm_ext.configs.errors import TvmExtError
-
-
-class PlanError(TvmExtError):
-    """A buffer is not valid, or a plan is not one for the buffers."""
+from tvm_ext.configs.errors import PlanError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tvm_ext.memory_planner.plan import PlanError
+from tvm_ext.configs.errors import PlanError
 
 # How many states the beam search keeps in a step, in turn; one is plain list scheduling.
 _BEAM_WIDTHS = (1, 8, 64)
