@@ -144,12 +144,13 @@ class _Work:
             self._tree = BranchAndBound(self.problem, self._out_of_time)
         for turn in itertools.count():
             steps = _FIRST_STEPS * 2**turn
-            for order in _ORDERS if turn == 0 else (_ORDERS[turn % len(_ORDERS)],):
-                yield partial(self._search, self._goal, order, steps, True, None)
-                yield partial(self._search, self._goal, order, steps, False, None)
             seeds = range(_RESTARTS * turn, _RESTARTS * (turn + 1))
-            for seed in seeds:
-                yield partial(self._search, self._goal, "F", _RESTART_STEPS, False, seed)
+            tried = _ORDERS if turn == 0 else (_ORDERS[turn % len(_ORDERS)],)
+            for place, order in enumerate(tried):
+                yield partial(self._search, self._goal, order, steps, False, None)
+                yield partial(self._search, self._goal, order, 2 * steps, True, None)
+                for seed in seeds[place :: len(tried)]:
+                    yield partial(self._search, self._goal, "F", _RESTART_STEPS, False, seed)
             for seed, share in zip(seeds, (2, 4, 8), strict=False):
                 yield partial(self._search, partial(self._aim, share), "F", steps, False, seed)
             yield partial(self._change_order, partial(self._aim, 8), steps, turn)
