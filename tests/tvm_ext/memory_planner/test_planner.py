@@ -1,5 +1,8 @@
 """Plans hold, are as small as they say, and fit MiniMalloc's instances into their memory."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from memory_problems import CAPACITY, buffer_lists, minimalloc, smallest_arena
@@ -26,6 +29,12 @@ def largest_live_sum(buffers):
         ),
         default=0,
     )
+
+
+def test_the_planner_imports_no_tvm():
+    code = "import sys, tvm_ext.memory_planner; print({'tvm', 'onnx'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 @settings(deadline=None, max_examples=60)
