@@ -131,4 +131,4 @@ class ScheduleRefusedError(TvmExtError):
 
 
 class PlanError(TvmExtError):
-    """A memory plan is asked for buffers or operations that cannot be, or does not hold for them."""
+    """What a memory plan is asked for cannot be, or a plan does not hold for its buffers."""
