@@ -128,3 +128,7 @@ class RecordsError(TvmExtError):
 
 class ScheduleRefusedError(TvmExtError):
     """A kernel of the model cannot run on the target with any schedule of its loops."""
+
+
+class PlanError(TvmExtError):
+    """What a memory plan is asked for cannot be, or a plan does not hold for its buffers."""

@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md",
     "docs/get-started.md",
+    "docs/concepts/memory-plans.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/how-to").glob("*.md")),
 )
 # How long one block may take, in seconds.

@@ -5,6 +5,14 @@ import onnx
 from provoked import case, command, compiled, model, node, relu, saved, value
 
 import tvm_ext
+from tvm_ext.memory_planner import (
+    Buffer,
+    MemoryPlan,
+    Operation,
+    check_plan,
+    order_for_memory,
+    plan_offsets,
+)
 
 ONES = np.ones((2, 3), np.float32)
 OPEN = ["N", 3]
@@ -216,3 +224,19 @@ def _(folder):
 @case("a reduced model in the place of the model", "overwrite")
 def _(folder):
     return command("check", saved(folder, relu()), "--reduce", folder / "m.onnx")
+
+
+@case("a buffer that ends before it begins", "'w'", "4 to 3")
+def _(folder):
+    plan_offsets([Buffer("w", 64, 4, 3)])
+
+
+@case("a memory plan in which two buffers overlap", "'a'", "'b'", "place 1")
+def _(folder):
+    both = [Buffer("a", 64, 0, 1), Buffer("b", 64, 1, 2)]
+    check_plan(both, MemoryPlan((0, 0), 64, 128, "by hand", False))
+
+
+@case("an operation ahead of its input", "'a'", "position 1")
+def _(folder):
+    order_for_memory([Operation("a", (1,), 64), Operation("b", (), 64)])
