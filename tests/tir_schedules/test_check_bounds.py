@@ -18,6 +18,7 @@ N, M = (tirx.Var(name, "int64") for name in "nm")
 FOUR = tirx.const(4, "int64")
 X = te.placeholder((N, FOUR), "float32", "x")
 AT = te.placeholder((M,), "int64", "at")
+EMPTY = te.placeholder((N, tirx.const(0, "int64")), "float32", "empty")
 
 
 def kernel(inputs: Sequence[te.Tensor], shape: Sequence[Any], compute: Callable[..., Any]) -> Any:
@@ -52,10 +53,12 @@ def where(condition: Any, value: Any, other: float = 0) -> Any:
         ((N + 2, FOUR), lambda i, j: where(tirx.all(i >= 1, i < N + 1), X[i - 1, j])),
         ((N + M, FOUR), lambda i, j: where(i < N, X[i, j])),
         ((M, FOUR), lambda i, j: where(tirx.all(AT[i] >= 0, AT[i] < N), X[AT[i], j])),
+        # The second part of a concatenation has no elements, so that none of it is read.
+        ((N, FOUR), lambda i, j: where(j >= 4, EMPTY[i, j - 4])),
     ],
 )
 def test_what_is_known_to_be_inside_stays(shape: Any, compute: Any) -> None:
-    func = kernel([X, AT], shape, compute)
+    func = kernel([X, AT, EMPTY], shape, compute)
     assert checked_bounds(func).same_as(func)
 
 

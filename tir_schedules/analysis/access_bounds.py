@@ -325,8 +325,9 @@ class _Walk:
         )
         # Conditions of sizes that hold here, those of the loops that run at all among them.
         self._entered: list[Any] = []
-        # How many conditions are around that anything else decides.
+        # How many conditions are around that anything else decides, and that never hold.
         self._guards = 0
+        self._nevers = 0
         self._stores_ahead = Counter(
             hash(access.buffer) for access in accesses if isinstance(access, tirx.BufferStore)
         )
@@ -409,6 +410,7 @@ class _Walk:
     def _under(self, *conditions: Any) -> Iterator[None]:
         """Within what is done only where all ``conditions`` hold."""
         told = [self._analyzer.simplify(self._numbers.of(each)) for each in conditions]
+        nevers = sum(static_extent(condition) == 0 for condition in told)
         told = [condition for condition in told if static_extent(condition) is None]
         of_sizes = [c for c in told if self._spans.is_of_sizes(c)]
         guards, entered = len(told) - len(of_sizes), len(self._entered)
@@ -419,11 +421,13 @@ class _Walk:
             scope.__enter__()
         self._entered += of_sizes
         self._guards += guards
+        self._nevers += nevers
         try:
             yield
         finally:
             self._place = outer
             self._guards -= guards
+            self._nevers -= nevers
             del self._entered[entered:]
             for scope in reversed(scopes):
                 scope.__exit__(None, None, None)
@@ -494,6 +498,8 @@ class _Walk:
     # Accesses -------------------------------------------------------------------------------------
 
     def _access(self, access: Access) -> None:
+        if self._nevers:
+            return
         key = (self._place, access_key(access))
         if self._numbers.has_bound or key not in self._seen:
             self._seen.add(key)

@@ -134,7 +134,7 @@ class Block:
         gate = self.product.gates[place]
 
         def start(lane: tvm.ir.Expr) -> tvm.ir.Expr:
-            if way:
+            if way or self.recurrence.integer_weights:
                 return tirx.const(0, self.operands.dtype)
             if gate == 2 and "b_candidate" in self.operands.arrays:
                 return self.operands.load("b_candidate", self.group.direction, self.unit(lane))
@@ -162,7 +162,7 @@ class Block:
     ) -> list[tirx.Stmt]:
         def lanes(lane: tvm.ir.Expr) -> tirx.Stmt:
             where = (self.group.direction, self.block, k, number(at[2]), self.offset + lane)
-            weight = self.operands.load(self.product.weights, *where)
+            weight = self.operands.load(self.product.weights, *where).astype(self.operands.dtype)
             return self._put(at, self.sum_at(*at, lane) + scalar * weight, lane)
 
         return vectors(self.units, lanes)
@@ -211,7 +211,12 @@ class _CellUnit:
 
     def gate(self, index: int) -> tvm.ir.Expr:
         """See ``cell.Unit``."""
-        return self.block.sum_at(0, self.row, self.block.product.gates.index(index), self.lane)
+        block = self.block
+        total = block.sum_at(0, self.row, block.product.gates.index(index), self.lane)
+        if not block.recurrence.integer_weights:
+            return total
+        where = block.group.direction, block.block, number(index), block.offset + self.lane
+        return self.projected(index) + block.operands.load("r_scale", *where) * total
 
     def projected(self, index: int) -> tirx.Expr:
         """See ``cell.Unit``."""

@@ -84,6 +84,8 @@ class Recurrence:
     quantized_state : bool
         Whether an LSTM's state is rounded to 8-bit steps of each sequence's own range before it is
         multiplied, as com.microsoft's DynamicQuantizeLSTM does.
+    integer_weights : bool
+        Whether the recurrent weights are integers, and ``r_scale`` has the step of each column.
     """
 
     cell: Cell
@@ -99,6 +101,7 @@ class Recurrence:
     lengths: bool = False
     peepholes: bool = False
     quantized_state: bool = False
+    integer_weights: bool = False
 
     @property
     def gates(self) -> int:
@@ -145,6 +148,7 @@ class Recurrence:
         - ``x``: the projected input with all biases that are added outside of the reset gate,
           ``[T, B, directions * blocks * gates * units]`` (``[B, T, ...]`` with ``batch_first``)
         - ``r``, ``r_candidate``: ``[directions, blocks, summed, gates of the product, units]``
+        - ``r_scale``: ``[directions, blocks, gates, units]``
         - ``b_candidate``: the bias inside of GRU's reset gate, ``[directions, padded]``
         - ``peepholes``: ``[directions, 3, padded]``
         - ``lengths``: int32 ``[B]``
@@ -154,6 +158,7 @@ class Recurrence:
         """
         inner = self.cell == "GRU" and self.linear_before_reset
         optional = {
+            "r_scale": self.integer_weights,
             "b_candidate": inner,
             "peepholes": self.peepholes,
             "lengths": self.lengths,

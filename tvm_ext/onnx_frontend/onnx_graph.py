@@ -163,6 +163,11 @@ WHY_NOT = "tvm_ext.why_not"
 # sequence by sequence, before it is multiplied.
 QUANTIZED_STATE = "tvm_ext_quantized_state"
 
+# Attributes of such an LSTM: the steps of its weights W and R, one number for each row of both. The
+# weights are whole numbers of them.
+INPUT_STEPS = "tvm_ext_input_steps"
+RECURRENT_STEPS = "tvm_ext_recurrent_steps"
+
 # The opset in which ONNX took over an operator that ONNX Runtime registers in the default domain
 # for every one; None for one that it never took over. Its optimiser writes them so.
 _TAKEN_OVER: dict[str, int | None] = {

@@ -458,6 +458,15 @@ def _multiplied(bb: relax.BlockBuilder, a: Any, b: Any, a_zero: Any, b_zero: Any
     return bb.normalize(relax.op.matmul(a, b, out_dtype="int32"))
 
 
+def centred_product(
+    bb: relax.BlockBuilder, a: relax.Expr, a_zero: relax.Expr, numbers: np.ndarray
+) -> relax.Expr:
+    """int32 of ``(a - a_zero) @ numbers``: 8 bits and one zero point, stored ones of 9 at most."""
+    stored = relax.const(np.ascontiguousarray(numbers.astype(np.int16)), "int16")
+    centred = _centred_int16(bb, a, a_zero)
+    return bb.normalize(relax.op.matmul(centred, stored, out_dtype="int32"))
+
+
 def _centred_int16(
     bb: relax.BlockBuilder, value: relax.Expr, zero: relax.Expr | None
 ) -> relax.Expr:

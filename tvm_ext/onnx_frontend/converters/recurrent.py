@@ -7,7 +7,7 @@ hundreds of kernels, and could not leave the number of steps to the run.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
@@ -15,7 +15,8 @@ from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.errors import FormError
-from tvm_ext.onnx_frontend.onnx_graph import QUANTIZED_STATE
+from tvm_ext.onnx_frontend.converters.quantization import DynamicQuantizeLinear, centred_product
+from tvm_ext.onnx_frontend.onnx_graph import INPUT_STEPS, QUANTIZED_STATE, RECURRENT_STEPS
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_constant
 from tvm_ext.tir_schedules.cpu.recurrent_layer import RecurrenceLoops, recurrence_code
 from tvm_ext.tir_schedules.operators.recurrence import (
@@ -186,6 +187,11 @@ class RecurrentWeights:
             for product in self._recurrence.products()
         ]
 
+    def recurrent_steps(self, steps: np.ndarray) -> np.ndarray:
+        """A number for each row of ``R``, ``[directions, gates * H]``, for each product."""
+        blocks = self._in_blocks(steps[..., np.newaxis])
+        return np.ascontiguousarray(blocks[..., 0].transpose(0, 2, 1, 3))
+
     def biases(self, b: Any) -> tuple[Any, Any | None]:
         """``B [directions, 2 * gates * H]`` as what is added to ``x`` and as ``b_candidate``."""
         recurrence, arrays = self._recurrence, self._arrays
@@ -221,6 +227,9 @@ _REVERSE = {"forward": (False,), "reverse": (True,), "bidirectional": (False, Tr
 
 # Types that are computed in another one.
 _WIDER = {"float16": "float32", "bfloat16": "float32"}
+
+# What a converter is told that has no stored operands: nodes by name, and arrays by name.
+_NOTHING_STORED: tuple[dict, dict] = ({}, {})
 
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 
@@ -258,6 +267,22 @@ class RNN(_Recurrent):
     cell: Cell = "RNN"
 
 
+class _Integers(NamedTuple):
+    """Weights ``[directions, gates * H, n]`` as whole numbers of the steps of their rows."""
+
+    numbers: np.ndarray
+    steps: np.ndarray
+
+
+def _integers(weights: np.ndarray, steps: Sequence[float]) -> _Integers:
+    """In int8 where all fit, else in int16: a byte less a zero point has nine bits."""
+    row_steps = np.asarray(steps, np.float32).reshape(weights.shape[:2])
+    divisors = np.where(row_steps == 0, np.float32(1), row_steps)[..., np.newaxis]
+    numbers = np.rint(weights / divisors)
+    is_byte = np.abs(numbers).max(initial=0) < 128
+    return _Integers(numbers.astype(np.int8 if is_byte else np.int16), row_steps)
+
+
 class _Layer:
     """A node with its inputs by name."""
 
@@ -269,6 +294,11 @@ class _Layer:
         self.given = given
         self.dtype = str(given["X"].ty.dtype)
         self.computed = _WIDER.get(self.dtype, self.dtype)
+        self.integers = {
+            name: _integers(self._array(name), attr[steps])
+            for name, steps in (("W", INPUT_STEPS), ("R", RECURRENT_STEPS))
+            if steps in attr
+        }
         self.recurrence = _recurrence(cell, given, attr)
         given["X"] = self._with_symbolic_sizes(given["X"])
         self.steps, self.batch = _steps_and_batch(given["X"], self.recurrence.batch_first)
@@ -278,7 +308,11 @@ class _Layer:
         recurrence = self.recurrence
         weights = RecurrentWeights(self.arrays, recurrence)
         operands = {"x": self._projected(weights)}
-        recurrent = weights.recurrent(self._array("R"))
+        if recurrence.integer_weights:
+            recurrent = weights.recurrent(self.integers["R"].numbers)
+            operands["r_scale"] = weights.recurrent_steps(self.integers["R"].steps)
+        else:
+            recurrent = weights.recurrent(self._array("R"))
         for product, array in zip(recurrence.products(), recurrent, strict=True):
             operands[product.weights] = array
         if "b_candidate" in recurrence.operands():
@@ -313,12 +347,29 @@ class _Layer:
         """All steps' inputs times their weights, with the biases outside of the reset gate."""
         bb, arrays = self.bb, self.arrays
         x = arrays.expression(self._array("X"))
-        w = arrays.expression(weights.projection(self._array("W")))
-        product = bb.normalize(relax.op.matmul(x, w))
+        if "W" in self.integers:
+            product = self._projected_in_integers(weights, x, self.integers["W"])
+        else:
+            w = arrays.expression(weights.projection(self._array("W")))
+            product = bb.normalize(relax.op.matmul(x, w))
         if "B" not in self.given:
             return product
         bias, _ = weights.biases(self._array("B"))
         return bb.normalize(relax.op.add(product, arrays.expression(bias)))
+
+    def _projected_in_integers(
+        self, weights: RecurrentWeights, x: relax.Expr, integers: _Integers
+    ) -> relax.Expr:
+        """The same of an input that is rounded to 8 bits, as MatMulInteger multiplies."""
+        bb = self.bb
+        w = weights.projection(integers.numbers)
+        steps = weights.projection(integers.steps[..., np.newaxis]).reshape(-1)
+        quantized = DynamicQuantizeLinear._impl_v11(bb, [x], {}, _NOTHING_STORED)
+        rounded, scale, zero_point = quantized.fields
+        total = centred_product(bb, bb.emit(rounded), zero_point, w)
+        factor = bb.emit(relax.op.multiply(scale, relax.const(steps, "float32")))
+        sums = bb.normalize(relax.op.astype(total, "float32"))
+        return bb.normalize(relax.op.multiply(sums, factor))
 
     def _candidate_bias(self, weights: RecurrentWeights) -> Any:
         if "B" in self.given:
@@ -389,6 +440,7 @@ def _recurrence(cell: Cell, given: dict[str, relax.Expr], attr: dict) -> Recurre
         lengths="sequence_lens" in given,
         peepholes=cell == "LSTM" and "P" in given,
         quantized_state=bool(attr.get(QUANTIZED_STATE, 0)),
+        integer_weights=RECURRENT_STEPS in attr,
     )
     _require_shapes(recurrence, given)
     return recurrence

@@ -14,7 +14,7 @@ from tvm_ext.configs.errors import FormError, NotApplicable
 from tvm_ext.onnx_frontend.microsoft.attention import attention_of_rows, rank
 from tvm_ext.onnx_frontend.microsoft.builder import Builder, stored
 from tvm_ext.onnx_frontend.microsoft.fused import embedded
-from tvm_ext.onnx_frontend.onnx_graph import QUANTIZED_STATE
+from tvm_ext.onnx_frontend.onnx_graph import INPUT_STEPS, QUANTIZED_STATE, RECURRENT_STEPS
 
 _Results = list[ir.Value | None]
 _FLOAT = ir.DataType.FLOAT
@@ -180,16 +180,22 @@ def matmul_integer_to_float(b: Builder) -> _Results:
 
 
 def dynamic_quantize_lstm(b: Builder) -> _Results:
-    """LSTM with the weights that the integers stand for, of an input and a state that are rounded.
+    """LSTM of a rounded input and state, with the weights that the integers stand for.
+
+    Its converter gets the integers back from the weights' steps, and multiplies these.
 
     ONNX Runtime rounds the states of all sequences that a thread computes by one scale, which
     depends on the number of threads; here each sequence has its own.
     """
-    w = _lstm_weight(b, 1, 8)
-    r = _lstm_weight(b, 2, 10)
-    x = b.op("DequantizeLinear", *b.ops("DynamicQuantizeLinear", 3, [b.input(0)], {}))
+    w, w_steps = _lstm_weight(b, 1, 8)
+    r, r_steps = _lstm_weight(b, 2, 10)
+    x: ir.Value | None = b.input(0)
     rest = [b.optional(index) for index in range(3, 8)]
     kept = {k: a.value for k, a in b.node.attributes.items()} | {QUANTIZED_STATE: 1}
+    if w_steps and r_steps:
+        kept |= {INPUT_STEPS: w_steps, RECURRENT_STEPS: r_steps}
+    else:
+        x = b.op("DequantizeLinear", *b.ops("DynamicQuantizeLinear", 3, [x], {}))
     return list(b.ops("LSTM", len(b.node.outputs), [x, w, r, *rest], kept))
 
 
@@ -219,10 +225,11 @@ def _scaled(b: Builder, total: ir.Value, scale: ir.Value, bias: ir.Value | None)
     return result if bias is None else b.op("Add", result, bias)
 
 
-def _lstm_weight(b: Builder, weight: int, scale: int) -> ir.Value:
+def _lstm_weight(b: Builder, weight: int, scale: int) -> tuple[ir.Value, list[float]]:
     """[directions, inputs, 4 * hidden] of integers as [directions, 4 * hidden, inputs] of floats.
 
-    The scale is one number a direction, or one for each column of it.
+    The scale is one number a direction, or one for each column of it. Given back is one for each
+    row of the floats, and none where these do not say which integers they were.
     """
     arrays = stored(b.input(weight), b.input(scale), b.input(scale + 1))
     if arrays is None:
@@ -230,8 +237,11 @@ def _lstm_weight(b: Builder, weight: int, scale: int) -> ir.Value:
     numbers, factor, zero = (np.asarray(array) for array in arrays)
     directions = numbers.shape[0]
     centred = numbers.astype(np.float32) - zero.astype(np.float32).reshape(directions, 1, -1)
-    floats = centred * factor.reshape(directions, 1, -1)
-    return b.constant(np.ascontiguousarray(floats.transpose(0, 2, 1)))
+    steps = np.broadcast_to(factor.reshape(directions, 1, -1), (directions, 1, numbers.shape[2]))
+    with np.errstate(all="ignore"):
+        floats = np.ascontiguousarray((centred * steps).transpose(0, 2, 1))
+        is_told = np.isfinite(floats).all() and (steps >= np.finfo(np.float32).tiny).all()
+    return b.constant(floats), steps.ravel().tolist() if is_told else []
 
 
 # Operators of com.microsoft whose stored weights take a few bits each, in default operators.

@@ -142,14 +142,19 @@ def test_softmax_with_the_endless_scale_of_a_mask(dtype):
     np.testing.assert_array_equal(found, wanted)
 
 
-def lstm(batch: int, directions: int, hidden: int, by_column: bool) -> dict[str, np.ndarray]:
+def lstm(
+    batch: int, directions: int, hidden: int, by_column: bool, zero_point: int | None = None
+) -> dict[str, np.ndarray]:
+    """Weights are uint8 with a zero point, else int8."""
     width = 4 * hidden
     shape = (directions, width) if by_column else (directions,)
     scale = np.full(shape, 0.004, np.float32) * (1 + rand(*shape) ** 2)
-    zero = np.zeros(shape, np.int8)
+    is_signed = zero_point is None
+    zero = np.full(shape, zero_point or 0, np.int8 if is_signed else np.uint8)
+    drawn = weights_of if is_signed else bytes_of
     weights = {
-        "w": weights_of(directions, 6, width),
-        "r": weights_of(directions, hidden, width),
+        "w": drawn(directions, 6, width),
+        "r": drawn(directions, hidden, width),
         "b": rand(directions, 2 * width),
     }
     rest = {"_" * place: np.array(0) for place in range(1, 5)}
@@ -162,13 +167,25 @@ def lstm(batch: int, directions: int, hidden: int, by_column: bool) -> dict[str,
 
 @in_one_model
 @pytest.mark.parametrize(
-    ("batch", "directions", "hidden", "by_column"),
-    [(1, 1, 8, False), (1, 1, 40, True), (1, 2, 24, True), (3, 1, 24, False)],
+    ("batch", "directions", "hidden", "by_column", "zero_point", "zero_scale"),
+    [
+        (1, 1, 8, False, None, False),
+        (1, 1, 40, True, None, False),
+        (1, 2, 24, True, None, False),
+        (3, 1, 24, False, None, False),
+        # Differences of bytes that a byte holds, and that none holds.
+        (1, 1, 24, False, 128, False),
+        (1, 2, 24, True, 90, False),
+        # The floats do not say which integers they were.
+        (1, 1, 24, True, None, True),
+    ],
 )
-def test_dynamic_quantize_lstm(batch, directions, hidden, by_column):
+def test_dynamic_quantize_lstm(batch, directions, hidden, by_column, zero_point, zero_scale):
     direction = {1: "forward", 2: "bidirectional"}[directions]
     attributes = {"hidden_size": hidden, "direction": direction}
-    inputs = lstm(batch, directions, hidden, by_column)
+    inputs = lstm(batch, directions, hidden, by_column, zero_point)
+    if zero_scale:
+        inputs["rs"] = np.where(np.arange(4 * hidden) % 3 == 0, 0, inputs["rs"])
     outputs = {"y": F, "last_h": F, "last_c": F}
     proto, fed = microsoft_model("DynamicQuantizeLSTM", inputs, outputs, **attributes)
     found = run_model(proto, fed)
