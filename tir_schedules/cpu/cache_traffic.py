@@ -1,7 +1,7 @@
 """Bytes that the loops of a kernel touch, and that each cache of a CPU fetches for them."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm_ext.hardware.cpu.description import CpuDescription
@@ -176,3 +176,28 @@ def _fetched(
     inside = 1 if node.kind == "parallel" else cores
     inner = sum(child.share * _fetched(child, size, inside, touched) for child in node.children)
     return max(whole, node.extent * inner)
+
+
+def fetched(
+    path: Sequence[LoopNode],
+    accesses: Sequence[ArrayAccess],
+    size: float,
+    cores: int,
+    touched_by: Mapping[int, tuple[float, float]],
+) -> float:
+    """Bytes that some accesses fetch into caches of ``size`` each in a run, by the same rules.
+
+    ``path`` has the loops around them, outermost first, and ``touched_by`` the ``footprints`` of
+    the whole kernel.
+    """
+    node, *inside = path
+    own = touched(accesses, sum(one.bit for one in path))
+    whole, iteration = touched_by.get(node.number, (0.0, float("inf")))
+    together = size * cores if node.kind == "parallel" else size
+    if node.kind != "unrolled" and (whole <= together or iteration <= size):
+        return own
+    if not inside:
+        return node.extent * touched(accesses, 0)
+    within = 1 if node.kind == "parallel" else cores
+    inner = inside[0].share * fetched(inside, accesses, size, within, touched_by)
+    return max(own, node.extent * inner)
