@@ -59,7 +59,7 @@ def memory_accesses(func: tirx.PrimFunc, machine: CpuDescription) -> list[Memory
 def cache_levels(machine: CpuDescription) -> dict[str, float]:
     """By name, bytes of the caches that one core can fill, the nearest first."""
     last = max(machine.l3_bytes, machine.l2_bytes * machine.cores)
-    levels = {"L1": machine.l1d_bytes, "L2": machine.l2_bytes, "L3": last}
+    levels: dict[str, float] = {"L1": machine.l1d_bytes, "L2": machine.l2_bytes, "L3": last}
     return levels if machine.l3_bytes else {name: levels[name] for name in ("L1", "L2")}
 
 
