@@ -16,7 +16,8 @@ from tvm_ffi import structural_map
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import depends, nodes, static_extent
-from tvm_ext.tir_schedules.analysis.memory_access import MemoryAccess
+from tvm_ext.tir_schedules.analysis.memory_access import CONTIGUOUS, MemoryAccess
+from tvm_ext.tir_schedules.cpu.cache_traffic import LINE_BYTES
 from tvm_ext.tir_schedules.cpu.memory_access import memory_accesses
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import worth_threads
 from tvm_ext.tir_schedules.cpu.row_code import with_body
@@ -69,7 +70,7 @@ def coalesced(func: tirx.PrimFunc, machine: CpuDescription) -> CoalescedKernel:
             changed = _vectorized(func, nest, position, machine)
             options.append((_lines(changed, machine), position, changed))
     if not options:
-        raise NotApplicable("no outer loop is known to be free of dependences")
+        raise NotApplicable("no loop is known to be free of dependences")
     lines, position, changed = min(options, key=lambda option: option[:2])
     if lines * LEAST_GAIN > before:
         raise NotApplicable(
@@ -80,10 +81,18 @@ def coalesced(func: tirx.PrimFunc, machine: CpuDescription) -> CoalescedKernel:
 
 
 def _lines(func: tirx.PrimFunc, machine: CpuDescription) -> float:
-    """Cache lines that all runs of the accesses to tensors ask for."""
+    """Cache lines that all runs of the accesses to tensors ask for.
+
+    What goes through a line element by element asks for it once.
+    """
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     accesses: list[MemoryAccess] = memory_accesses(lowered(mod, machine), machine)
-    return sum(one.runs * one.units for one in accesses if one.memory == "global")
+    return sum(one.runs * _lines_of(one) for one in accesses if one.memory == "global")
+
+
+def _lines_of(access: MemoryAccess) -> float:
+    in_a_row = access.pattern == CONTIGUOUS and access.lanes == 1
+    return access.element_bytes / LINE_BYTES if in_a_row else access.units
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,7 @@ def is_written_by_hand(func: tirx.PrimFunc) -> bool:
 
 
 def _nest_of(func: tirx.PrimFunc) -> _Nest:
-    """The loops of a kernel that is written by hand: one nest, with more loops inside."""
+    """The loops around all else in a kernel that is written by hand."""
     if not is_written_by_hand(func):
         raise NotApplicable("the kernel is not loops written by hand")
     loops: list[tirx.For] = []
@@ -117,10 +126,9 @@ def _nest_of(func: tirx.PrimFunc) -> _Nest:
     while isinstance(stmt, tirx.For) and stmt.kind in (_SERIAL, tirx.ForKind.PARALLEL):
         loops.append(stmt)
         stmt = stmt.body
-    inner = nodes(stmt, tirx.For)
-    if not loops or not inner:
-        raise NotApplicable("there are no loops in one another")
-    if any(loop.kind != _SERIAL for loop in inner):
+    if not loops:
+        raise NotApplicable("there is no loop around all others")
+    if any(loop.kind != _SERIAL for loop in nodes(stmt, tirx.For)):
         raise NotApplicable("loops within are scheduled already")
     return _Nest(tuple(loops), stmt)
 
@@ -190,7 +198,8 @@ def _vectorized(
     widths = [_VECTORS * lanes, lanes, *narrower(lanes)]
     others = [one for place, one in enumerate(nest.loops) if place != position]
     steps = extent * math.prod(static_extent(one.extent) or 1 for one in others)
-    steps *= max((static_extent(one.extent) or 1) for one in nodes(nest.body, tirx.For))
+    inner = [static_extent(one.extent) or 1 for one in nodes(nest.body, tirx.For)]
+    steps *= max(inner, default=1)
     threads = worth_threads(machine, steps, lanes)
     parts = [
         _part(nest, position, part, threads and number == 0)

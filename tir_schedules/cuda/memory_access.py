@@ -24,6 +24,9 @@ from tvm_ext.tir_schedules.cuda.warp_reader import (
     read_kernel,
 )
 
+# Blocks of threads that are looked at, each in other iterations of the loops within.
+_SAMPLES = 128
+
 
 def memory_accesses(func: tirx.PrimFunc, _machine: CudaDescription) -> list[MemoryAccess]:
     """The loads and stores of a kernel that ``lowered`` returned, in program order.
@@ -31,7 +34,7 @@ def memory_accesses(func: tirx.PrimFunc, _machine: CudaDescription) -> list[Memo
     Those of global memory are counted in sectors, those of shared memory in cycles of its banks, as
     one warp makes them at a time.
     """
-    kernel = read_kernel(func)
+    kernel = read_kernel(func, _SAMPLES)
     found: dict[object, list[tuple[WarpAccess, tuple[LoopStride, ...]]]] = {}
     for access in kernel.accesses:
         strides = _strides(access, kernel)

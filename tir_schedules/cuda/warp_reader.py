@@ -35,8 +35,8 @@ BANK_BYTES = 4
 # A matrix instruction of a warpgroup is one of four warps: PTX ISA, "wgmma.mma_async".
 _GROUP_WARPS = 4
 
-# Blocks of threads that are looked at. The tuner asks for hundreds of kernels.
-_SAMPLES = 8
+# Blocks of threads that are looked at where hundreds of kernels are asked about.
+_FEW_SAMPLES = 8
 
 _SIMPLE = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Min, tirx.Max, tirx.Select, tirx.Cast),
@@ -167,8 +167,8 @@ class CudaKernel:
         return max(widths, default=1)
 
 
-def read_kernel(func: tirx.PrimFunc) -> CudaKernel:
-    """The kernel of a function that ``lowered`` returned."""
+def read_kernel(func: tirx.PrimFunc, samples: int = _FEW_SAMPLES) -> CudaKernel:
+    """The kernel of a function that ``lowered`` returned, from so many of its blocks."""
     launches = [stmt for stmt in nodes(func.body, tirx.AttrStmt) if _tag(stmt)]
     extents: dict[str, int] = {}
     for stmt in launches:
@@ -179,7 +179,7 @@ def read_kernel(func: tirx.PrimFunc) -> CudaKernel:
         math.prod(n for tag, n in extents.items() if tag.startswith("threadIdx")),
         parameter_bytes=sum(buffer_bytes(p) for p in func.params if hasattr(p, "shape")),
     )
-    _WarpReader(kernel, extents).read(func.body, 1.0)
+    _WarpReader(kernel, extents, samples).read(func.body, 1.0)
     return kernel
 
 
@@ -190,13 +190,15 @@ def _tag(stmt: tirx.AttrStmt) -> str:
 class _WarpReader:
     """Walks through a kernel with the values that its variables have in the sampled threads."""
 
-    def __init__(self, kernel: CudaKernel, extents: dict[str, int]) -> None:
-        self._kernel, self._extents = kernel, extents
+    def __init__(self, kernel: CudaKernel, extents: dict[str, int], samples: int) -> None:
+        self._kernel, self._extents, self._samples = kernel, extents, samples
         threads = np.arange(WARP * kernel.warps)
-        self._places = _places(extents, np.tile(threads, _SAMPLES))
-        self._active = np.tile(threads < kernel.threads, _SAMPLES)
+        self._places = _places(extents, np.tile(threads, samples))
+        self._active = np.tile(threads < kernel.threads, samples)
         self._known: dict[int, np.ndarray] = {}
         self._loops: tuple[WarpLoop, ...] = ()
+        # What was loaded since the loop around began, which a compiler keeps in registers.
+        self._held: dict[Any, tirx.Buffer] = {}
         self._readers = {
             tirx.SeqStmt: self._sequence,
             tirx.For: self._loop,
@@ -231,12 +233,14 @@ class _WarpReader:
         self._known[hash(loop.loop_var)] = np.asarray(0 if first is None else first) + steps
         around = self._loops
         self._loops = (*around, WarpLoop(loop.loop_var, str(loop.loop_var.name), extent))
+        self._held = {}
         self.read(loop.body, times * extent)
-        self._loops = around
+        self._loops, self._held = around, {}
 
     def _sampled(self, depth: int, extents: Any) -> np.ndarray:
         """An iteration for each block that is looked at, the same for all of its threads."""
-        chosen = np.repeat(spread_points(depth)[:_SAMPLES], WARP * self._kernel.warps)
+        points = spread_points(depth, self._samples)
+        chosen = np.repeat(points, WARP * self._kernel.warps)
         return np.floor(chosen * extents).astype(np.int64)
 
     def _turns(self, extent: tirx.Expr) -> np.ndarray:
@@ -270,11 +274,14 @@ class _WarpReader:
         if found is None:
             read(times / 2)
             return
-        around = self._active
+        around, held = self._active, self._held
         self._active = around & (np.asarray(found).astype(bool) == holds)
+        self._held = dict(held)
         if self._active.any():
             read(times)
-        self._active = around
+        # A store in there ends what was held before.
+        inside, self._active = self._held, around
+        self._held = {key: buffer for key, buffer in held.items() if key in inside}
 
     def _share(self) -> float:
         """Of all warps those with an active thread."""
@@ -294,9 +301,14 @@ class _WarpReader:
     def _store(self, stmt: tirx.BufferStore, times: float) -> None:
         self._value(stmt.value, times)
         self._access(stmt.buffer, stmt.indices, _lanes(stmt.value), times, is_store=True)
+        written = stmt.buffer
+        held = self._held.items()
+        self._held = {key: buffer for key, buffer in held if not buffer.same_as(written)}
 
     def _evaluate(self, stmt: tirx.Evaluate, times: float) -> None:
         call = stmt.value
+        # What others wrote before a barrier is not what was loaded ahead of it.
+        self._held = {}
         if not isinstance(call, tvm.ir.Call):
             return
         words = [str(arg.value) for arg in call.args if isinstance(arg, tvm.ir.StringImm)]
@@ -329,12 +341,11 @@ class _WarpReader:
 
     def _loads(self, value: tirx.Expr, times: float) -> None:
         """Adds what an expression loads: each element once, and only where a branch asks for it."""
-        seen: set[Any] = set()
         for node in _loads_and_branches(value):
             if isinstance(node, tvm.ir.TensorLoad):
                 key = tvm_ffi.StructuralKey(node)
-                if key not in seen:
-                    seen.add(key)
+                if key not in self._held:
+                    self._held[key] = node.source
                     self._access(node.source, node.indices, _lanes(node), times, is_store=False)
                 continue
             condition, *branches = node.args
