@@ -141,9 +141,10 @@ def _accesses(accesses: "Sequence[MemoryAccess]", verbose: bool) -> list[Rendera
 def _access_table(memory: str, rows: "Sequence[MemoryAccess]") -> Table:
     unit = rows[0].unit
     fetched = "into L1" if unit == "lines" else "asked for"
-    title = f"Accesses of {memory} memory; bytes {fetched}, and the least that would do"
-    reuse = ["Reuse@90"] if unit == "lines" else []
-    numbers = (">Runs@100", _UNIT_TITLES[unit], ">Fewest", ">Bytes", ">Least@70", ">Ratio")
+    title = f"Accesses of {memory} memory; bytes {fetched}, and their ratio to the least"
+    reuse = ["Reuse@110"] if unit == "lines" else []
+    shown = _UNIT_TITLES[unit]
+    numbers = (">Runs@110", shown, ">Fewest@100", ">Bytes", ">Least@100", ">Ratio")
     table = FlexibleTable(title, "~Access", "Pattern", "=Strides, elements", *numbers, *reuse)
     scale = bytes_scale(max(one.fetched_bytes for one in rows))
     for one in rows:
