@@ -97,6 +97,15 @@ def own_words(error: BaseException | None) -> str:
     return ""
 
 
+def last_line(error: BaseException) -> str:
+    """The end of an error's text, where TVM says what is wrong; its type without a text.
+
+    For logs, which keep what a candidate failed of. Messages are in words of our own.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__
+
+
 def nearest_hint(word: str, known: Iterable[str]) -> str:
     """``nearest known: 'x'`` when one is close, else ``known: a, b, c``."""
     names = sorted(known)

@@ -9,6 +9,7 @@ from tvm import tirx
 from tvm_ext.configs.errors import TargetError, nearest_hint
 from tvm_ext.hardware.backend import backend_of, get_backend
 from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.tir_schedules.analysis.memory_access import MemoryAccess
 from tvm_ext.tir_schedules.template import Template
 
 
@@ -34,6 +35,9 @@ class Scheduling:
     is_bound : callable, optional
         Whether a kernel's loops are bound to threads already, of a machine that runs no others;
         None where any loops run.
+    memory_accesses : callable, optional
+        How a kernel that ``lowered`` returned walks through the memory of a machine; None where
+        nobody knows.
     """
 
     templates: Sequence[Template]
@@ -43,6 +47,7 @@ class Scheduling:
     finishing: Sequence[Callable[[tirx.PrimFunc, Any], tirx.PrimFunc]] = ()
     several_results: Callable[[tirx.PrimFunc, Any], Any] | None = None
     is_bound: Callable[[tirx.PrimFunc], bool] | None = None
+    memory_accesses: Callable[[tirx.PrimFunc, Any], list[MemoryAccess]] | None = None
 
     @property
     def fallbacks(self) -> tuple[Template, ...]:

@@ -22,7 +22,6 @@ from tvm_ext.tir_schedules.recorded_schedule import (
     workload,
 )
 from tvm_ext.tir_schedules.statements import sizes_at, with_sizes
-from tvm_ext.tuning.logs.lines import last_line
 
 Arguments: TypeAlias = tuple[tuple[int, ...] | int, ...]
 """What a kernel is called with: shapes of tensors, of its results too, and numbers."""
@@ -299,30 +298,3 @@ def plain_json(value: Any) -> Any:
     if hasattr(value, "__iter__"):
         return [plain_json(item) for item in value]
     raise TypeError(f"no JSON for a {type(value).__name__}")
-
-
-def lowered(mod: tvm.IRModule, machine: MachineDescription) -> tirx.PrimFunc:
-    """The kernel "main" of ``mod`` without blocks, its buffers flat and as small as they can be.
-
-    What cannot be vectorised is a loop over single elements, as it will be when it runs.
-
-    Raises NotApplicable where TVM refuses: such a candidate will not be built either.
-    """
-    passes = [
-        tirx.transform.BindTarget(machine.tvm_target()),
-        s_tir.transform.CanonicalizeLoop(),
-        s_tir.transform.LowerCrossThreadReduction(),
-        s_tir.transform.LowerInitBlock(),
-        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
-        s_tir.transform.ConvertBlocksToOpaque(),
-        s_tir.transform.CompactBufferAllocation(),
-        s_tir.transform.StmtSimplify(),
-        s_tir.transform.LowerMatchBuffer(),
-        s_tir.transform.LowerOpaqueBlock(),
-        tirx.transform.FlattenBuffer(),
-        tirx.transform.VectorizeLoop(),
-    ]
-    try:
-        return tvm.transform.Sequential(passes)(mod)["main"]
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise NotApplicable(last_line(error)) from error

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from tvm_ext.configs.errors import last_line
 from tvm_ext.hardware.cuda.resources import ResourceLimitError
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Candidate, KernelTask, plain_json
 from tvm_ext.tuning.jobs import RunJob, Timing, TimingPlan, build, build_job, check_and_time
-from tvm_ext.tuning.logs.lines import last_line
 from tvm_ext.tuning.logs.trial_log import Status
 from tvm_ext.tuning.references import References
 from tvm_ext.tuning.runner import (

@@ -16,6 +16,7 @@ from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.s_tir.schedule import SBlockRV
 from tvm_ffi import structural_map
 
+from tvm_ext.configs.errors import last_line
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, reduction_blocks, static_extent
@@ -25,7 +26,6 @@ from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Candidate, KernelTask, plain_json
 from tvm_ext.tuning.jobs import ExpectedJob, build, build_job, compute_expected, save_arrays
 from tvm_ext.tuning.kernel_data import KernelArguments, kernel_arguments, random_arrays
-from tvm_ext.tuning.logs.lines import last_line
 from tvm_ext.tuning.runner import QUEUE_SECONDS, RunDeviceAddress, RunnerPool
 from tvm_ext.tuning.session_options import Limits
 from tvm_ext.tuning.worker import Deadline, WorkerFailure, WorkerPool, WorkRaised

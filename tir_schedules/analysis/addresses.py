@@ -28,11 +28,14 @@ class Term:
         Elements from one of its places to the next.
     places : float
         How many it has.
+    is_linear : bool
+        Whether all steps are equal, in the order of the loop; else ``step`` is their mean.
     """
 
     loops: int
     step: float
     places: float
+    is_linear: bool = True
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def address_of(index: Any, scope: Scope) -> Address:
     """The address that an index of one dimension stands for."""
     linear = _linear(index, scope)
     terms = [
-        Term(part.loops, factor * part.step, part.places)
+        Term(part.loops, factor * part.step, part.places, part.is_linear)
         for part, factor in linear.parts.items()
         if factor and part.places > 1
     ]
@@ -113,6 +116,7 @@ class _Part:
     loops: int
     step: float
     places: float
+    is_linear: bool = True
 
 
 @dataclass
@@ -191,7 +195,8 @@ def _opaque(expr: tvm.ir.Expr, scope: Scope) -> _Linear:
     step, places = _spread(expr, extents, scope)
     # Equal expressions of other loops have the same hash.
     key = (loops, tvm_ffi.structural_hash(expr))
-    return _Linear({_Part(key, loops, step, places): 1.0}, 0.0, lane_step)
+    part = _Part(key, loops, step, places, is_linear=False)
+    return _Linear({part: 1.0}, 0.0, lane_step)
 
 
 def _variables(expr: tvm.ir.Expr, scope: Scope) -> list[Any]:

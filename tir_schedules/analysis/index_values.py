@@ -22,9 +22,9 @@ Evaluator = Callable[[Values], np.ndarray]
 """An expression as a function of its variables' values."""
 
 
-def spread_points(depth: int) -> np.ndarray:
+def spread_points(depth: int, points: int = POINTS) -> np.ndarray:
     """Numbers from 0 to 1 for the loop at ``depth``, evenly spread and always the same."""
-    return (0.5 + _STEPS[depth % len(_STEPS)] * np.arange(POINTS)) % 1.0
+    return (0.5 + _STEPS[depth % len(_STEPS)] * np.arange(points)) % 1.0
 
 
 def values_of(expr: tvm.ir.Expr, known: Values) -> np.ndarray | None:

@@ -16,8 +16,12 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, slope
-from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
+from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, nodes, slope
+from tvm_ext.tir_schedules.analysis.guarded_loads import (
+    GuardedLoad,
+    each_element_once,
+    guarded_loads,
+)
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
@@ -51,13 +55,13 @@ class SharedTranspose:
     ----------
     read_axis, write_axis : int
         Positions of the axes along which the loads, and the result, are contiguous.
-    loads : list of tvm.ir.TensorLoad
-        What is transposed.
+    loads : list of GuardedLoad
+        What is transposed, each element once, where the result needs it.
     """
 
     read_axis: int
     write_axis: int
-    loads: list[tirx.Expr]
+    loads: list[GuardedLoad]
 
 
 class CudaTranspose:
@@ -102,18 +106,18 @@ def shared_transpose_of(nest: Nest) -> SharedTranspose | None:
     write = len(nest.axes) - 1
     if slope(nest.store.indices[0], nest.axes[write].var) != 1:
         return None
-    found: dict[int, list[Any]] = {}
-    for load, condition in guarded_loads(nest.store.value, certain=True):
-        across = _read_axis(nest, load, write)
-        if condition is None and across is not None:
-            loads = found.setdefault(across, [])
-            if not any(same_load(load, other) for other in loads):
-                loads.append(load)
+    found: dict[int, list[GuardedLoad]] = {}
+    for one in guarded_loads(nest.store.value, certain=True):
+        across = _read_axis(nest, one.load, write)
+        # What the data decide is not known when the tile is loaded.
+        by_data = one.condition is not None and nodes(one.condition, tvm.ir.TensorLoad)
+        if across is not None and not by_data:
+            found.setdefault(across, []).append(one)
     if len(found) != 1:
         return None
     ((read, loads),) = found.items()
     short = min(nest.axes[read].extent, nest.axes[write].extent) < _SHORTEST_AXIS
-    return None if short else SharedTranspose(read, write, loads)
+    return None if short else SharedTranspose(read, write, each_element_once(loads))
 
 
 def _read_axis(nest: Nest, load: tvm.ir.TensorLoad, write: int) -> int | None:
@@ -132,7 +136,7 @@ def _transposed(
     arrays: Arrays,
 ) -> tirx.Stmt:
     """The grid of one block, a tile for each block of threads."""
-    sizes = [element_bytes(load.source) for load in turn.loads]
+    sizes = [element_bytes(one.load.source) for one in turn.loads]
     fitting = [
         tile
         for tile in TILES
@@ -161,7 +165,7 @@ class _Tiles:
         transposed = (turn.read_axis, turn.write_axis)
         self.others = [axis for i, axis in enumerate(nest.axes) if i not in transposed]
         self.shared = []
-        for load in turn.loads:
+        for load, _ in turn.loads:
             size = tile * (tile + _padding(element_bytes(load.source)))
             dtype = str(load.source.dtype)
             name = f"{load.source.name}_tile"
@@ -212,14 +216,15 @@ class _Tiles:
     def _load(self, at: dict[Any, Any], y: tvm.ir.Expr, x: tvm.ir.Expr) -> tirx.Stmt:
         return sequence(
             [
-                tirx.BufferStore(held, substitute(load, at), [_place(held, self.tile, y, x)])
-                for held, load in zip(self.shared, self.turn.loads, strict=True)
+                tirx.BufferStore(held, substitute(one.value(), at), [_place(held, self.tile, y, x)])
+                for held, one in zip(self.shared, self.turn.loads, strict=True)
             ]
         )
 
     def _store(self, at: dict[Any, Any], y: tvm.ir.Expr, x: tvm.ir.Expr) -> tirx.Stmt:
         store = self.nest.store
-        value = _from_tiles(store.value, self.turn.loads, self.shared, self.tile, x, y)
+        loads = [one.load for one in self.turn.loads]
+        value = _from_tiles(store.value, loads, self.shared, self.tile, x, y)
         indices = [substitute(index, at) for index in store.indices]
         return tirx.BufferStore(store.buffer, substitute(value, at), indices)
 

@@ -10,13 +10,12 @@ import numpy as np
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_ext.configs.errors import TuningError, nearest_hint
+from tvm_ext.configs.errors import TuningError, last_line, nearest_hint
 from tvm_ext.hardware.backend import all_backends
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tuning.backend import Tuning, tuning_of
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.logs.database_files import target_key
-from tvm_ext.tuning.logs.lines import last_line
 
 # A cost model that may fail without ending a session: ranking is a help, not a need.
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.cpu.register_blocking import L1_PERIOD, L1_WAYS, vector_registers
-from tvm_ext.tuning.cpu.loop_tree import (
+from tvm_ext.tir_schedules.cpu.loop_tree import (
     Array,
     ArrayAccess,
     Kernel,
@@ -15,6 +14,7 @@ from tvm_ext.tuning.cpu.loop_tree import (
     is_odd,
     pieces,
 )
+from tvm_ext.tir_schedules.cpu.register_blocking import L1_PERIOD, L1_WAYS, vector_registers
 
 # What a core does in a cycle, and how long a sum waits for itself. A. Fog, "Instruction tables":
 # current cores differ little.

@@ -12,6 +12,7 @@ import numpy as np
 import tvm
 
 from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.cpu.loop_tree import ArrayAccess, LoopNode, is_odd, pieces
 from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
 from tvm_ext.tuning.cpu.cost_model import (
     CpuCost,
@@ -21,7 +22,6 @@ from tvm_ext.tuning.cpu.cost_model import (
     parallel_loop,
 )
 from tvm_ext.tuning.cpu.cycles import LoopBody
-from tvm_ext.tuning.cpu.loop_tree import ArrayAccess, LoopNode, is_odd, pieces
 
 FEATURE_NAMES = (
     # Seconds, over those of the roofline.

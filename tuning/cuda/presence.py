@@ -4,12 +4,11 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm_ext.configs.errors import TuningError
+from tvm_ext.configs.errors import TuningError, last_line
 from tvm_ext.hardware.cuda.compilers import expected_device, runs_on
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.host import LIBRARY, driver_state
 from tvm_ext.tuning.cuda.build import CudaUnavailable
-from tvm_ext.tuning.logs.lines import last_line
 from tvm_ext.tuning.runner import QUEUE_SECONDS, RunDeviceAddress, open_device
 from tvm_ext.tuning.worker import Worker, WorkerFailure
 

@@ -115,15 +115,6 @@ def append_line(path: Path, line: str) -> None:
         ) from error
 
 
-def last_line(error: BaseException) -> str:
-    """The end of an error's text, where TVM says what is wrong; its type without a text.
-
-    For logs, which keep what a candidate failed of. Messages are in words of our own.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else type(error).__name__
-
-
 # Keeps two programs from writing to one folder of records.
 
 

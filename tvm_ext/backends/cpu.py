@@ -21,6 +21,7 @@ from tvm_ext.tir_schedules.cpu.dequantize_matmul import DequantizeMatmul
 from tvm_ext.tir_schedules.cpu.dot_product_tile import DotProductTile
 from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise, CpuTranspose
 from tvm_ext.tir_schedules.cpu.masked_tails import has_masked_memory, with_masked_tails
+from tvm_ext.tir_schedules.cpu.memory_access import memory_accesses
 from tvm_ext.tir_schedules.cpu.overlapping_tiles import with_overlapping_tiles
 from tvm_ext.tir_schedules.cpu.pooling import CpuPooling
 from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer
@@ -85,6 +86,7 @@ CPU = Backend(
             fallback=Blockwise(),
             several_results=several_results,
             finishing=(lambda func, _machine: with_overlapping_tiles(func), _masked_tails),
+            memory_accesses=memory_accesses,
         ),
         Tuning(
             cost_models={

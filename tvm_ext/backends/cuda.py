@@ -20,6 +20,7 @@ from tvm_ext.tir_schedules.cuda.generic import Generic
 from tvm_ext.tir_schedules.cuda.launch import is_bound
 from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
 from tvm_ext.tir_schedules.cuda.matmul.gemv import Gemv
+from tvm_ext.tir_schedules.cuda.memory_access import memory_accesses
 from tvm_ext.tir_schedules.cuda.nms import NMS
 from tvm_ext.tir_schedules.cuda.pooling import CudaPooling, WindowReduction
 from tvm_ext.tir_schedules.cuda.recurrent_layer import CudaRecurrentLayer
@@ -67,6 +68,7 @@ CUDA = Backend(
             libraries=(CublasMatmul(),),
             finishing=(lambda func, _machine: finished_for_cuda(func),),
             is_bound=is_bound,
+            memory_accesses=memory_accesses,
         ),
         Tuning(
             cost_models={

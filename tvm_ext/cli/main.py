@@ -31,6 +31,7 @@ from tvm_ext.cli import (
     cache,
     check,
     compile,
+    explain,
     export,
     logs,
     passes,
@@ -262,6 +263,7 @@ app.command("export", epilog=export.EXAMPLE)(export.export_command)
 app.command("run", epilog=run.EXAMPLE)(run.run_command)
 app.command("check", epilog=check.EXAMPLE)(check.check_command)
 app.command("analyze", epilog=analyze.EXAMPLE)(analyze.analyze_command)
+app.command("explain", epilog=explain.EXAMPLE)(explain.explain_command)
 app.command("bench", epilog=bench.EXAMPLE)(bench.bench_command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.profile_command)
 app.command("tune", epilog=tune.EXAMPLE)(tune.tune_command)

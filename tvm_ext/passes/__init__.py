@@ -8,6 +8,7 @@ from tvm import relax
 
 from tvm_ext.passes.attention_fusion import AttentionFusion
 from tvm_ext.passes.check_bounds import CheckBounds
+from tvm_ext.passes.coalesce_accesses import CoalesceAccesses
 from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
 from tvm_ext.passes.fuse_heads_into_attention import FuseHeadsIntoAttention
 from tvm_ext.passes.multi_output_fusion import MultiOutputFusion
@@ -59,7 +60,7 @@ _OURS: dict[Level, tuple[Any, ...]] = {
         *(MarkConstantParameters, CheckBounds, ScheduleKernels, PackWeights),
         PlanWorkspaces,
     ),
-    "tile": (VectorMath, ThreadsForLargeRuns, PropagateNan),
+    "tile": (CoalesceAccesses, VectorMath, ThreadsForLargeRuns, PropagateNan),
     "memory": (
         *(BoundSizes, ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
         DropResultChecks,

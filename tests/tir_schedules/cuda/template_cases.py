@@ -50,6 +50,14 @@ TRANSPOSES = {
     "int8": (op.permute_dims, ((33, 70), "int8")),
     "to nhwc": (lambda x: op.permute_dims(x, [0, 2, 3, 1]), f32(2, 17, 5, 7)),
     "with bias": (lambda x, b: nn.relu(op.add(op.permute_dims(x), b)), f32(40, 33), f32(40)),
+    "padded": (
+        lambda x: nn.pad(op.permute_dims(x, [0, 3, 1, 2]), [0, 0, 0, 0, 1, 1, 2, 1]),
+        f32(1, 9, 11, 20),
+    ),
+    "beside another": (
+        lambda x, y: op.concat([op.permute_dims(x), y], 0),
+        *(f32(40, 33), f32(17, 40)),
+    ),
 }
 
 

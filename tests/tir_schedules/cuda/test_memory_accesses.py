@@ -12,12 +12,18 @@ from cuda_emulation.sources import run_source
 from cuda_kernels import scheduled
 from emulated_kernels import emulated
 from lowering import _filled, f32, kernel_of
+from machines import GPU
 from matmul_kernels import f16, in_instructions, product
 from tvm import relax, tirx
 
+from tvm_ext.hardware.targets import compiling_for
+from tvm_ext.tir_schedules.analysis.memory_access import MemoryAccess
 from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
+from tvm_ext.tir_schedules.cuda.generic import Generic
+from tvm_ext.tir_schedules.cuda.memory_access import memory_accesses
 from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.transpose import CudaTranspose
+from tvm_ext.tir_schedules.lowered_kernel import lowered
 from tvm_ext.tir_schedules.template import Template
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -118,3 +124,70 @@ def test_memory_is_read_and_written_in_whole_sectors(
     assert found.wavefronts_over_ideal <= 1
     # What is broadcast, such as a bias, is read again, by every warp.
     assert found.moved_bytes <= 1.5 * found.operand_bytes
+
+
+def predicted(func: tirx.PrimFunc) -> list[MemoryAccess]:
+    """What the analysis says of a scheduled kernel's accesses."""
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    with compiling_for(GPU):
+        return memory_accesses(lowered(mod, GPU), GPU)
+
+
+def units(found: list[MemoryAccess], memory: str) -> float:
+    """Sectors, or cycles of banks, of all accesses to a memory."""
+    return sum(one.runs * one.units for one in found if one.memory == memory)
+
+
+op = relax.op
+# Sizes that leave tails, and accesses that waste sectors and meet in banks.
+STRIDED_KERNELS = {
+    "broadcast": (CudaElementwise(), op.add, (f32(13, 50, 12), f32(12))),
+    "every second": (
+        CudaElementwise(),
+        lambda x: op.strided_slice(x, [1], [0], [256], [2]),
+        (f32(64, 256),),
+    ),
+    "backwards": (CudaElementwise(), lambda x: op.flip(x, 1), (f32(64, 256),)),
+    "columns one by one": (Generic(), op.permute_dims, (f32(64, 96),)),
+    "transposed and padded": (
+        CudaElementwise(),
+        lambda x: op.nn.pad(op.permute_dims(x, [0, 3, 1, 2]), [0, 0, 0, 0, 1, 1, 1, 1]),
+        (f32(1, 9, 9, 32),),
+    ),
+    "staged": (CudaTranspose(), op.permute_dims, (f32(33, 45),)),
+    "staged bytes": (CudaTranspose(), op.permute_dims, (((33, 70), "int8"),)),
+    "softmax of columns": (RowReduction(), lambda x: op.nn.softmax(x, 0), (f32(37, 30),)),
+    "softmax of a row": (RowReduction(), lambda x: op.nn.softmax(x, 1), (f32(2, 2050),)),
+    "column sums": (RowReduction(), lambda x: op.sum(x, 0), (f32(300, 130),)),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED_KERNELS)
+def test_the_analysis_predicts_what_the_emulator_counts(name: str) -> None:
+    template, expression, specs = STRIDED_KERNELS[name]
+    func = scheduled(template, kernel_of(expression, *specs))
+    counted, found = accesses(func), predicted(func)
+    assert units(found, "global") == pytest.approx(counted.sectors, rel=0.1)
+    assert units(found, "shared") == pytest.approx(counted.wavefronts, rel=0.1)
+    asked = sum(one.runs * one.least_units for one in found if one.memory == "global")
+    assert asked == pytest.approx(counted.sectors / counted.sectors_over_ideal, rel=0.1)
+
+
+def test_the_patterns_of_a_staged_transpose() -> None:
+    """Threads are neighbours in both tensors; of the tile one way is along its padded columns."""
+    found = predicted(scheduled(CudaTranspose(), kernel_of(relax.op.permute_dims, f32(64, 96))))
+    patterns = [(one.memory, one.is_store, one.pattern, one.units) for one in found]
+    assert patterns == [
+        ("global", False, "contiguous", 4),
+        ("shared", True, "contiguous", 1),
+        ("shared", False, "strided", 1),
+        ("global", True, "contiguous", 4),
+    ]
+
+
+def test_the_stride_of_threads_that_walk_down_a_column() -> None:
+    found = predicted(scheduled(Generic(), kernel_of(relax.op.permute_dims, f32(64, 96))))
+    load = next(one for one in found if not one.is_store)
+    threads = next(stride for stride in load.strides if stride.name == "threadIdx.x")
+    assert (load.pattern, load.units, load.least_units) == ("gathered", 32, 4)
+    assert threads.elements is None

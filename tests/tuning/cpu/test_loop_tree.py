@@ -12,10 +12,11 @@ from tvm import s_tir
 from tvm.script import tirx as T
 
 from tvm_ext.tir_schedules.analysis.addresses import Address, Term
-from tvm_ext.tuning.candidate import lowered
-from tvm_ext.tuning.cpu.cost_model import LINE_BYTES, kernel_cost, touched, traffic
+from tvm_ext.tir_schedules.cpu.cache_traffic import LINE_BYTES, touched, traffic
+from tvm_ext.tir_schedules.cpu.loop_tree import Array, ArrayAccess, Kernel, kernel_loops
+from tvm_ext.tir_schedules.lowered_kernel import lowered
+from tvm_ext.tuning.cpu.cost_model import kernel_cost
 from tvm_ext.tuning.cpu.cycles import bodies
-from tvm_ext.tuning.cpu.loop_tree import Array, ArrayAccess, Kernel, kernel_loops
 
 
 def read(sch: s_tir.Schedule) -> Kernel:

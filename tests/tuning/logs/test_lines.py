@@ -5,8 +5,8 @@ import os
 import pytest
 
 from tvm_ext.configs.atomic_file import OutputPathError
-from tvm_ext.configs.errors import RecordsError
-from tvm_ext.tuning.logs.lines import Problem, append_line, last_line, read_lines
+from tvm_ext.configs.errors import RecordsError, last_line
+from tvm_ext.tuning.logs.lines import Problem, append_line, read_lines
 
 
 def texts(path):

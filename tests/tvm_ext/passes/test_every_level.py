@@ -18,7 +18,10 @@ TARGETS = {"cpu": "avx512", "cuda": "nvidia-h200"}
 # machine wants, changes nothing as our import makes no numbers beside sizes.
 NOT_FOR = {
     "cpu": ("ComputePrimValue", "CudaGraphs", "PlanWorkspaces"),
-    "cuda": ("ComputePrimValue", "ResultsToOutParams", "ThreadsForLargeRuns", "VectorMath"),
+    "cuda": (
+        *("CoalesceAccesses", "ComputePrimValue", "ResultsToOutParams", "ThreadsForLargeRuns"),
+        "VectorMath",
+    ),
 }
 
 
@@ -46,7 +49,12 @@ def elements() -> onnx.ModelProto:
     return model([node("GatherElements", ["x", "at"], ["y"])], given, [value("y", ["M", 4])])
 
 
-MODELS = (mlp, layers, tanh, long_rows, elements)
+def running_sums() -> onnx.ModelProto:
+    rows = [value(name, [16, 64]) for name in "xy"]
+    return model([node("CumSum", ["x", "axis"], ["y"])], rows[:1], rows[1:], axis=np.array(0))
+
+
+MODELS = (mlp, layers, tanh, long_rows, elements, running_sums)
 
 
 @functools.cache

@@ -120,7 +120,8 @@ def test_users_tile_passes_stand_next_to_ours():
     register_pass(same, name="behind", level="tile")
     register_pass(same, name="ahead", level="tile", before="VectorMath")
     assert names(build_pipeline("O3"), "tile") == [
-        *("ahead", "VectorMath", "ThreadsForLargeRuns", "behind", "PropagateNan")
+        *("CoalesceAccesses", "ahead", "VectorMath", "ThreadsForLargeRuns", "behind"),
+        "PropagateNan",
     ]
 
 

@@ -129,7 +129,8 @@ def test_kernels_for_gpus_keep_their_calls():
 def test_it_runs_behind_the_schedules_at_the_highest_level_and_can_be_left_out():
     entry = registry.get("VectorMath")
     assert (entry.level, entry.source) == ("tile", "built-in")
-    assert build_pipeline("O3").tile[0].entry.name == "VectorMath"
+    assert "VectorMath" in [step.entry.name for step in build_pipeline("O3").tile]
     assert "VectorMath" not in [step.entry.name for step in build_pipeline("O2").tile]
-    step = build_pipeline("O3", disabled_passes=["VectorMath"]).tile[0]
+    tile = build_pipeline("O3", disabled_passes=["VectorMath"]).tile
+    step = next(one for one in tile if one.entry.name == "VectorMath")
     assert step.skipped == "disabled"

@@ -248,6 +248,8 @@ class LoopNode:
         Iterations; their mean where they vary.
     share : float
         Part of the iterations around it in which it is reached.
+    name : str
+        That of its variable.
     statements, children
         What is in it.
     """
@@ -256,6 +258,7 @@ class LoopNode:
     kind: str
     extent: float
     share: float = 1.0
+    name: str = ""
     statements: list[Statement] = field(default_factory=list)
     children: list["LoopNode"] = field(default_factory=list)
 
@@ -377,7 +380,7 @@ class _LoopTreeReader:
         reached = int(self._active.sum())
         extent = float(extents[self._active].mean()) if reached else 0.0
         kind = _KINDS.get(loop.kind, "serial")
-        inner = LoopNode(self._count, kind, extent, self._share())
+        inner = LoopNode(self._count, kind, extent, self._share(), str(loop.loop_var.name))
         node.children.append(inner)
         self._scope.loops[loop.loop_var] = (self._count, extent)
         steps = np.floor(spread_points(self._depth) * np.maximum(extents, 1))
