@@ -80,7 +80,7 @@ def _title(found: "ModelExplanation") -> Text:
     text = Text(plain(found.model), style="bold").append(plain(facts), "not bold dim")
     if found.sizes:
         sizes = ", ".join(f"{name}={size}" for name, size in found.sizes.items())
-        text.append(plain(f"\nFigures for {sizes}"), "not bold dim")
+        text.append("\n").append(plain(f"Figures for {sizes}"), "not bold dim")
     return text
 
 

@@ -64,7 +64,7 @@ def test_a_gpu_counts_sectors_and_banks(path):
 
 def test_sizes_of_dynamic_dimensions_are_named(path):
     assert as_json("explain", path)["sizes"] == {"N": 1}
-    assert "Figures for N=1" in succeed("explain", path)
+    assert "\nFigures for N=1\n" in succeed("explain", path)
 
 
 @pytest.mark.parametrize("target", ["cpu", "nvidia-h100"])
