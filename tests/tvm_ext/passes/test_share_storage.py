@@ -11,11 +11,12 @@ from tvm.script import relax as R
 from tvm_ext.compiler.build import build
 from tvm_ext.relay_passes.expressions import operator_name, value_for
 from tvm_ext.relay_passes.spans import bindings_of
-from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tensor_spec import SizeRange
 
 op = relax.op
 ROW_BYTES = 2 * 3 * 4
+# Two rows in the arena, of which the second begins at a multiple of 64 bytes, and the result.
+CHAIN_BYTES = 64 + ROW_BYTES + ROW_BYTES
 
 
 def lower(mod: tvm.IRModule) -> tvm.IRModule:
@@ -55,7 +56,9 @@ def test_a_long_chain_needs_two_buffers_and_its_result():
     text = mod.script(show_meta=True)
     planned, record = plan_memory(mod)
     assert mod.script(show_meta=True) == text
-    assert record == MemoryRecord(3 * ROW_BYTES, 9 * ROW_BYTES, 0, False)
+    assert (record.planned_peak_bytes, record.unplanned_bytes) == (CHAIN_BYTES, 9 * ROW_BYTES)
+    assert record.lower_bound_bytes == 3 * ROW_BYTES
+    assert not record.dynamic
     x = rand(2, 3)
     np.testing.assert_array_equal(run(planned, x)[0], np.abs(x))
 
@@ -125,7 +128,9 @@ def of_any_size() -> tvm.IRModule:
 
 def test_open_sizes_share_storage_as_known_ones_do():
     known, shared = (share_storage(mod) for mod in (wide_and_narrow(224, 224), of_any_size()))
-    assert len(bytes_of_storage(shared)) == len(bytes_of_storage(known)) < 8
+    # All known sizes are in one arena.
+    assert len(bytes_of_storage(known)) == 1
+    assert len(bytes_of_storage(shared)) <= 4
     assert "tir_var_upper_bound" not in (shared["main"].attrs or {})
     planned, record = plan_memory(of_any_size())
     assert record.dynamic
@@ -273,7 +278,7 @@ def test_functions_without_branches_are_planned_beside_those_with():
     planned, record = plan_memory(lower(mod))
     _, alone = plan_memory(lower(ReshapeChains))
     assert record.unplanned_bytes == alone.unplanned_bytes + 9 * ROW_BYTES
-    assert record.planned_peak_bytes == alone.planned_peak_bytes + 3 * ROW_BYTES
+    assert record.planned_peak_bytes == alone.planned_peak_bytes + CHAIN_BYTES
     assert {str(v.name_hint) for v in planned.functions} >= {"main", "straight"}
 
 

@@ -1,0 +1,406 @@
+"""Plans storage: one arena for what has a known size, and the report's figures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import mul
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, te, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.sym import Analyzer
+
+from tvm_ext.compiler.compile_context import current_compilation
+from tvm_ext.compiler.graph_analysis import weight_bytes
+from tvm_ext.hardware.cpu.description import current_cpu
+from tvm_ext.memory_planner import Buffer, MemoryPlan, plan_offsets
+from tvm_ext.relay_passes.dataflow.buffer_lifetimes import (
+    ALLOCATION,
+    BufferLifetimes,
+    buffer_lifetimes,
+    overlap,
+)
+from tvm_ext.relay_passes.expressions import (
+    nominal_sizes,
+    operator_name,
+    sizes_of_params,
+    value_for,
+)
+from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.spans import bindings_of, relax_bindings, relax_functions
+from tvm_ext.report.records import MemoryRecord
+from tvm_ext.tensor_spec import SizeRange
+from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
+
+# What TVM allocates itself begins at multiples of 64 bytes, and the code of kernels relies on it.
+# On a GPU the driver's memory begins at multiples of 256.
+_CPU_ALIGNMENT = 64
+_DEVICE_ALIGNMENT = 256
+# More bytes than an address reaches: such a buffer is left to the run, which says what is wrong.
+_FAR = 2**48
+
+
+@graph_pass
+class ShareStorage:
+    """Puts all buffers of known size into one arena, where those that live together are apart.
+
+    Before: ``a = alloc_tensor((16,), "float32")``, then ``b = alloc_tensor((16,), "float32")``
+    After:  ``s = alloc_storage(128)``, ``a = alloc_tensor(s, 0, (16,), "float32")``, then
+            ``b = ensure_zero_offset(alloc_tensor(s, 64, (16,), "float32"))``
+
+    A size with a range counts as its largest. Buffers whose size a run decides share storages, each
+    as large as the largest of its tensors in that run. With ``reuse`` false every value keeps
+    storage of its own, which shows whether sharing is at fault. With ``poison`` true all bytes of
+    the arena are set at the start, and those of a buffer after its last use, to what is no number
+    for floating point: whatever reads them then shows. The figures go into the compilation's
+    context.
+
+    Leaves alone: what a function returns, or a packed function may keep; sizes that are found in
+    the middle of a run.
+
+    Run after: CallTIRRewrite, which makes the allocations. Run before: LowerAllocTensor.
+    """
+
+    reuse: bool = True
+    poison: bool = False
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns the module with planned storage."""
+        ranges = _ranges()
+        unplanned, _ = _allocated(mod, ALLOCATION, ranges)
+        plans: list[MemoryPlan] = []
+        if self.reuse:
+            mod, plans = _share_storage(mod, ranges, self.poison)
+        planned, symbolic = _allocated(mod, "relax.memory.alloc_storage", ranges)
+        left, left_symbolic = _allocated(mod, ALLOCATION, ranges)
+        context = current_compilation()
+        if context is not None:
+            context.memory = MemoryRecord(
+                planned_peak_bytes=planned + left,
+                unplanned_bytes=unplanned,
+                weights_bytes=weight_bytes(mod),
+                dynamic=symbolic or left_symbolic,
+                lower_bound_bytes=planned + left - sum(p.size - p.lower_bound for p in plans),
+                planner=", ".join(dict.fromkeys(plan.method for plan in plans)),
+            )
+            context.storage_bytes = _storage_bytes(mod)
+        return mod
+
+
+def _ranges() -> Mapping[str, SizeRange]:
+    context = current_compilation()
+    return {} if context is None else context.ranges
+
+
+def _share_storage(
+    mod: tvm.IRModule, ranges: Mapping[str, SizeRange], poison: bool = False
+) -> tuple[tvm.IRModule, list[MemoryPlan]]:
+    """The module with planned storage, and the plans of its arenas."""
+    lives = buffer_lifetimes(mod)
+    ends = {name: allowed.ends for name, allowed in ranges.items()}
+    nominal = nominal_sizes(mod, ends) if "main" in mod else {}
+    writer = _StorageWriter(mod)
+    plans = []
+    for variable, func in relax_functions(mod).items():
+        own_ranges = ranges if variable.name_hint == "main" else {}
+        storage = _planned(func, lives[variable], own_ranges, nominal)
+        if storage.homes:
+            changed = writer.rewritten(func, storage, lives[variable], poison)
+            writer.builder_.update_func(variable, changed)
+        if storage.plan is not None:
+            plans.append(storage.plan)
+    return writer.builder_.get(), plans
+
+
+@dataclass(frozen=True)
+class _Home:
+    """Where a buffer lies: the number of its storage, the offset there, and its bytes."""
+
+    storage: int
+    offset: int
+    size: int
+
+
+@dataclass
+class _Storage:
+    """The storages of a function, by number, in bytes; where buffers lie; the arena's plan.
+
+    The arena, where there is one, is the first storage.
+    """
+
+    sizes: list[tirx.Expr | int] = field(default_factory=list)
+    homes: dict[relax.Var, _Home] = field(default_factory=dict)
+    plan: MemoryPlan | None = None
+
+
+def _planned(
+    func: relax.Function,
+    lives: BufferLifetimes,
+    ranges: Mapping[str, SizeRange],
+    nominal: Mapping[str, int],
+) -> _Storage:
+    known = set(sizes_of_params(func))
+    fixed: dict[relax.Var, int] = {}
+    symbolic: dict[relax.Var, tirx.Expr] = {}
+    for binding in bindings_of(func):
+        shape = _plannable(binding)
+        if shape is None or binding.var in lives.escaped:
+            continue
+        nbytes = _most_bytes(shape, _element_bytes(binding), ranges)
+        if nbytes is not None:
+            if nbytes < _FAR:
+                fixed[binding.var] = nbytes
+        elif all(known.issuperset(_variables(size)) for size in shape):
+            nbytes = tirx.const(_element_bytes(binding), "int64")
+            symbolic[binding.var] = reduce(mul, shape, nbytes)
+    storage = _Storage()
+    if fixed:
+        _plan_arena(storage, fixed, lives)
+    for members in _sharing(symbolic, lives, nominal):
+        number = len(storage.sizes)
+        storage.sizes.append(_largest_of([symbolic[one] for one in members], nominal))
+        storage.homes.update({one: _Home(number, 0, 0) for one in members})
+    return storage
+
+
+def _plannable(binding: relax.VarBinding) -> Sequence[tirx.Expr] | None:
+    """The sizes of an allocation in a device's ordinary memory."""
+    if operator_name(binding.value) != ALLOCATION:
+        return None
+    shape, _, device, scope = binding.value.args[:4]
+    ordinary = static_extent(device) == 0 and str(scope.value) == "global"
+    return shape.values[:] if ordinary and isinstance(shape, relax.ShapeExpr) else None
+
+
+def _most_bytes(
+    shape: Sequence[tirx.Expr], element: int, ranges: Mapping[str, SizeRange]
+) -> int | None:
+    total = element
+    for size in shape:
+        extent = _largest(size, ranges)
+        if extent is None:
+            return None
+        total *= extent
+    return total
+
+
+def _plan_arena(storage: _Storage, fixed: Mapping[relax.Var, int], lives: BufferLifetimes) -> None:
+    alignment = _CPU_ALIGNMENT if current_cpu() is not None else _DEVICE_ALIGNMENT
+    buffers = [
+        # Some planners take no empty buffers.
+        Buffer(str(var.name), max(size, 1), lives.first[var], lives.last[var], alignment)
+        for var, size in fixed.items()
+    ]
+    storage.plan = plan_offsets(buffers)
+    storage.sizes.append(storage.plan.size)
+    for (var, size), offset in zip(fixed.items(), storage.plan.offsets, strict=True):
+        storage.homes[var] = _Home(0, offset, size)
+
+
+def _sharing(
+    sizes: Mapping[relax.Var, tirx.Expr], lives: BufferLifetimes, nominal: Mapping[str, int]
+) -> list[list[relax.Var]]:
+    """Which buffers share a storage that is as large as the largest of them in a run.
+
+    Who shares follows from when buffers live. Largest first, for nominal sizes, and with one of the
+    same size where that is possible.
+    """
+    keys = {var: tvm_ffi.StructuralKey(size) for var, size in sizes.items()}
+    values: dict[Any, int] = {}
+    for var, size in sizes.items():
+        if keys[var] not in values:
+            values[keys[var]] = value_for(size, nominal) or 0
+    shared: list[list[relax.Var]] = []
+    for var in sorted(sizes, key=lambda var: (-values[keys[var]], lives.first[var])):
+        free = [group for group in shared if not any(overlap(lives, var, one) for one in group)]
+        alike = [group for group in free if keys[group[0]] == keys[var]]
+        if free:
+            (alike or free)[0].append(var)
+        else:
+            shared.append([var])
+    return shared
+
+
+@mutator
+class _StorageWriter(PyExprMutator):
+    """Writes the allocations of storages, and of tensors in them."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self._storage = _Storage()
+        self._allocated: dict[int, relax.Var] = {}
+        self._first: dict[relax.Var, list[int]] = {}
+        self._dead: dict[relax.Var, list[_Home]] = {}
+        self._filler: tvm.ir.GlobalVar | None = None
+        self._poisons = False
+
+    def rewritten(
+        self, func: relax.Function, storage: _Storage, lives: BufferLifetimes, poison: bool
+    ) -> relax.Function:
+        """The function with these storages; each comes ahead of what holds its first tensor."""
+        self._storage, self._allocated, self._poisons = storage, {}, poison
+        self._first = _first_uses(func, storage)
+        self._dead = _last_uses(storage, lives) if poison else {}
+        if poison and self._filler is None:
+            self._filler = self.builder_.add_func(_filler(), "fill_with_nan")
+        return self.visit_expr(func)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self._before(binding)
+        home = self._storage.homes.get(binding.var)
+        if home is None:
+            super().visit_var_binding_(binding)
+        else:
+            tensor = self._tensor(home, binding.value.args[0], binding.value.args[1].value)
+            super().visit_var_binding_(relax.VarBinding(binding.var, tensor))
+        self._after(binding)
+
+    def visit_match_cast_(self, binding: relax.MatchCast) -> None:
+        super().visit_match_cast_(binding)
+        self._after(binding)
+
+    def _before(self, binding: relax.Binding) -> None:
+        for number in self._first.get(binding.var, ()):
+            size = self._storage.sizes[number]
+            made = relax.op.memory.alloc_storage(relax.ShapeExpr([size]), 0, "global", "uint8")
+            self._allocated[number] = self.builder_.emit(made, "storage")
+            if self._poisons and isinstance(size, int):
+                self._fill(_Home(number, 0, size))
+
+    def _after(self, binding: relax.Binding) -> None:
+        for home in self._dead.get(binding.var, ()):
+            self._fill(home)
+
+    def _tensor(self, home: _Home, shape: relax.Expr, dtype: Any) -> relax.Expr:
+        storage = self._allocated[home.storage]
+        tensor = relax.op.memory.alloc_tensor(storage, home.offset, shape, dtype)
+        if not home.offset:
+            return tensor
+        # Kernels take a tensor that begins where its data begin.
+        return relax.op.memory.ensure_zero_offset(self.builder_.emit(tensor, "placed"))
+
+    def _fill(self, home: _Home) -> None:
+        bytes_of = self._tensor(home, relax.ShapeExpr([home.size]), "uint8")
+        self.builder_.emit(self._filler(self.builder_.emit(bytes_of, "unused")))
+
+
+def _first_uses(func: relax.Function, storage: _Storage) -> dict[relax.Var, list[int]]:
+    """The storages that the function's own bindings need first, for a tensor of the branch too."""
+    found: dict[relax.Var, list[int]] = {}
+    seen: set[int] = set()
+    for block in func.body.blocks[:]:
+        for binding in block.bindings[:]:
+            for var in _allocating(binding):
+                home = storage.homes.get(var)
+                if home is not None and home.storage not in seen:
+                    seen.add(home.storage)
+                    found.setdefault(binding.var, []).append(home.storage)
+    return found
+
+
+def _allocating(binding: relax.Binding) -> list[relax.Var]:
+    """The variables of a binding, those of the branches of an If included."""
+    if not isinstance(binding.value, relax.If):
+        return [binding.var]
+    sides = (binding.value.true_branch, binding.value.false_branch)
+    return [
+        var
+        for side in sides
+        for block in side.blocks[:]
+        for inner in block.bindings[:]
+        for var in _allocating(inner)
+    ]
+
+
+def _last_uses(storage: _Storage, lives: BufferLifetimes) -> dict[relax.Var, list[_Home]]:
+    """What is free after each binding, of storages of known size."""
+    at = {place: var for var, place in lives.places.items()}
+    found: dict[relax.Var, list[_Home]] = {}
+    for buffer, home in storage.homes.items():
+        var = at.get(lives.last[buffer])
+        if var is not None and isinstance(storage.sizes[home.storage], int):
+            found.setdefault(var, []).append(home)
+    return found
+
+
+def _filler() -> tirx.PrimFunc:
+    """A kernel that sets all bits of its argument: what is no number for floating point."""
+    size = tirx.Var("size", "int64")
+    out = te.create_prim_func([te.compute((size,), lambda _: tirx.const(255, "uint8"), "unused")])
+    return out.with_attr("tirx.noalias", True)
+
+
+def _variables(size: tirx.Expr) -> list[tirx.Var]:
+    return list(tirx.analysis.undefined_vars(size))
+
+
+# Of a dimension, so that products of several can be compared.
+_LARGEST_SIZE = 2**40
+
+
+def _largest_of(sizes: list[tirx.Expr], nominal: Mapping[str, int]) -> tirx.Expr:
+    """The largest of ``sizes``, each once, without those that one of them is never less than."""
+    analyzer = Analyzer()
+    for var in {v for size in sizes for v in tirx.analysis.undefined_vars(size)}:
+        analyzer.bind(var, tvm.ir.Range(0, _LARGEST_SIZE))
+    distinct = {tvm_ffi.StructuralKey(one): one for one in map(analyzer.simplify, sizes)}
+    first, *others = sorted(distinct.values(), key=lambda one: -(value_for(one, nominal) or 0))
+    left = [one for one in others if not analyzer.can_prove(first >= one)]
+    return reduce(tirx.Max, left, first)
+
+
+def _allocated(
+    mod: tvm.IRModule, operator: str, ranges: Mapping[str, SizeRange]
+) -> tuple[int, bool]:
+    """Bytes that calls of ``operator`` allocate at most, and whether some size has no limit."""
+    total, symbolic = 0, False
+    for binding in relax_bindings(mod):
+        if operator_name(binding.value) != operator:
+            continue
+        elements = 1
+        for size in binding.value.args[0].values:
+            extent = _largest(size, ranges)
+            symbolic = symbolic or extent is None
+            # At least one: the figure is a lower bound.
+            elements *= extent if extent is not None else 1
+        total += elements * _element_bytes(binding)
+    return total, symbolic
+
+
+def _storage_bytes(mod: tvm.IRModule) -> tirx.Expr | None:
+    """Bytes of all storage, where sizes of inputs alone decide them."""
+    known = set(sizes_of_params(mod["main"]))
+    total: tirx.Expr = tirx.const(0, "int64")
+    for binding in relax_bindings(mod):
+        is_storage = operator_name(binding.value) == "relax.memory.alloc_storage"
+        if not is_storage and operator_name(binding.value) != "relax.builtin.alloc_tensor":
+            continue
+        size = reduce(mul, binding.value.args[0].values, tirx.const(1, "int64"))
+        if not known.issuperset(_variables(size)):
+            return None
+        total = total + size * _element_bytes(binding)
+    return Analyzer().canonical_simplify(total)
+
+
+def _largest(size: tirx.Expr, ranges: Mapping[str, SizeRange]) -> int | None:
+    """The largest value of a size; None where a run decides it without a limit."""
+    extent = static_extent(size)
+    if extent is not None or not ranges:
+        return extent
+    analyzer = Analyzer()
+    for var in tirx.analysis.undefined_vars(size):
+        allowed = ranges.get(var.name)
+        if allowed is None:
+            return None
+        analyzer.bind(var, tvm.ir.Range(allowed.low, allowed.high + 1))
+    return int(analyzer.const_int_bound(size).max_value)
+
+
+def _element_bytes(binding: relax.VarBinding) -> int:
+    """Storage is sized in bytes, a tensor in elements of its type."""
+    ty = binding.var.ty
+    if not isinstance(ty, relax.TensorType):
+        return 1
+    return (tvm.DataType(str(ty.dtype)).bits + 7) // 8
