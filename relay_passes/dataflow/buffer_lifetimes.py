@@ -42,12 +42,26 @@ class BufferLifetimes:
         been given, which may keep them.
     places : dict of relax.Var to int
         Of each binding, by its variable.
+    used : dict of relax.Var to int
+        By the variable of an allocation, the place of its first use.
+    names : dict of relax.Var to names
+        Which allocations each variable may name.
     """
 
     first: dict[relax.Var, int] = field(default_factory=dict)
     last: dict[relax.Var, int] = field(default_factory=dict)
     escaped: set[relax.Var] = field(default_factory=set)
     places: dict[relax.Var, int] = field(default_factory=dict)
+    used: dict[relax.Var, int] = field(default_factory=dict)
+    names: "dict[relax.Var, _Named]" = field(default_factory=dict)
+
+    def named(self, value: relax.Expr) -> set[relax.Var]:
+        """The allocations that a value may name."""
+        return {
+            buffer
+            for variable in used_variables(value)
+            for buffer in _flat(self.names.get(variable, _NOTHING))
+        }
 
 
 def buffer_lifetimes(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, BufferLifetimes]:
@@ -76,9 +90,9 @@ class _Walk:
 
     def __init__(self, kernels: set[tvm.ir.GlobalVar], keeps: bool) -> None:
         self._kernels, self._keeps = kernels, keeps
-        self._named: dict[relax.Var, _Named] = {}
         self._place = 0
         self._found = BufferLifetimes()
+        self._named = self._found.names
 
     def of(self, func: relax.Function) -> BufferLifetimes:
         self._found.escaped.update(_flat(self._sequence(func.body)))
@@ -118,6 +132,7 @@ class _Walk:
         for variable in variables:
             for buffer in _flat(self._named.get(variable, _NOTHING)):
                 self._found.last[buffer] = self._place
+                self._found.used.setdefault(buffer, self._place)
 
     def _names(self, value: relax.Expr) -> _Named:
         """What a value may be another name of."""
@@ -163,8 +178,3 @@ def _joined(one: _Named, other: _Named) -> _Named:
     if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
         return tuple(map(_joined, one, other))
     return frozenset(_flat(one)) | frozenset(_flat(other))
-
-
-def overlap(lives: BufferLifetimes, one: relax.Var, other: relax.Var) -> bool:
-    """Whether two allocations are needed at one place."""
-    return lives.first[one] <= lives.last[other] and lives.first[other] <= lives.last[one]

@@ -16,11 +16,11 @@ from tvm_ext.compiler.compile_context import current_compilation
 from tvm_ext.compiler.graph_analysis import weight_bytes
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.memory_planner import Buffer, MemoryPlan, plan_offsets
+from tvm_ext.passes.in_place_results import in_place_results
 from tvm_ext.relay_passes.dataflow.buffer_lifetimes import (
     ALLOCATION,
     BufferLifetimes,
     buffer_lifetimes,
-    overlap,
 )
 from tvm_ext.relay_passes.expressions import (
     nominal_sizes,
@@ -52,10 +52,14 @@ class ShareStorage:
 
     A size with a range counts as its largest. Buffers whose size a run decides share storages, each
     as large as the largest of its tensors in that run. With ``reuse`` false every value keeps
-    storage of its own, which shows whether sharing is at fault. With ``poison`` true all bytes of
-    the arena are set at the start, and those of a buffer after its last use, to what is no number
-    for floating point: whatever reads them then shows. The figures go into the compilation's
-    context.
+    storage of its own, which shows whether sharing is at fault. The figures go into the
+    compilation's context.
+
+    With ``in_place`` true a kernel writes into the memory of an operand that it is the last to
+    read, where it reads for each element of its result only the same element of the operand.
+
+    With ``poison`` true all bytes of the arena are set at its start, and those of a buffer behind
+    its last use, to what is no number in floating point: whatever reads them wrongly then shows.
 
     Leaves alone: what a function returns, or a packed function may keep; sizes that are found in
     the middle of a run.
@@ -64,6 +68,7 @@ class ShareStorage:
     """
 
     reuse: bool = True
+    in_place: bool = True
     poison: bool = False
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -72,7 +77,7 @@ class ShareStorage:
         unplanned, _ = _allocated(mod, ALLOCATION, ranges)
         plans: list[MemoryPlan] = []
         if self.reuse:
-            mod, plans = _share_storage(mod, ranges, self.poison)
+            mod, plans = _share_storage(mod, ranges, self)
         planned, symbolic = _allocated(mod, "relax.memory.alloc_storage", ranges)
         left, left_symbolic = _allocated(mod, ALLOCATION, ranges)
         context = current_compilation()
@@ -95,20 +100,28 @@ def _ranges() -> Mapping[str, SizeRange]:
 
 
 def _share_storage(
-    mod: tvm.IRModule, ranges: Mapping[str, SizeRange], poison: bool = False
+    mod: tvm.IRModule, ranges: Mapping[str, SizeRange], options: ShareStorage
 ) -> tuple[tvm.IRModule, list[MemoryPlan]]:
     """The module with planned storage, and the plans of its arenas."""
     lives = buffer_lifetimes(mod)
     ends = {name: allowed.ends for name, allowed in ranges.items()}
     nominal = nominal_sizes(mod, ends) if "main" in mod else {}
+    functions = relax_functions(mod)
+    sizes = {
+        variable: _sizes_of(func, lives[variable], ranges if variable.name_hint == "main" else {})
+        for variable, func in functions.items()
+    }
+    within: dict[relax.Var, relax.Var] = {}
+    if options.in_place and current_cpu() is not None:
+        mod, within = in_place_results(mod, lives, sizes)
     writer = _StorageWriter(mod)
     plans = []
-    for variable, func in relax_functions(mod).items():
-        own_ranges = ranges if variable.name_hint == "main" else {}
-        storage = _planned(func, lives[variable], own_ranges, nominal)
-        if storage.homes:
-            changed = writer.rewritten(func, storage, lives[variable], poison)
-            writer.builder_.update_func(variable, changed)
+    for variable, func in functions.items():
+        if not sizes[variable]:
+            continue
+        storage = _planned(sizes[variable], lives[variable], within, nominal)
+        changed = writer.rewritten(func, storage, lives[variable], options.poison)
+        writer.builder_.update_func(variable, changed)
         if storage.plan is not None:
             plans.append(storage.plan)
     return writer.builder_.get(), plans
@@ -127,23 +140,22 @@ class _Home:
 class _Storage:
     """The storages of a function, by number, in bytes; where buffers lie; the arena's plan.
 
-    The arena, where there is one, is the first storage.
+    The arena, where there is one, is the first storage. ``ends`` has what is free in it behind a
+    place.
     """
 
     sizes: list[tirx.Expr | int] = field(default_factory=list)
     homes: dict[relax.Var, _Home] = field(default_factory=dict)
     plan: MemoryPlan | None = None
+    ends: dict[int, list[_Home]] = field(default_factory=dict)
 
 
-def _planned(
-    func: relax.Function,
-    lives: BufferLifetimes,
-    ranges: Mapping[str, SizeRange],
-    nominal: Mapping[str, int],
-) -> _Storage:
+def _sizes_of(
+    func: relax.Function, lives: BufferLifetimes, ranges: Mapping[str, SizeRange]
+) -> dict[relax.Var, tirx.Expr | int]:
+    """The bytes of each buffer that can be planned, which are known before the function runs."""
     known = set(sizes_of_params(func))
-    fixed: dict[relax.Var, int] = {}
-    symbolic: dict[relax.Var, tirx.Expr] = {}
+    found: dict[relax.Var, tirx.Expr | int] = {}
     for binding in bindings_of(func):
         shape = _plannable(binding)
         if shape is None or binding.var in lives.escaped:
@@ -151,17 +163,66 @@ def _planned(
         nbytes = _most_bytes(shape, _element_bytes(binding), ranges)
         if nbytes is not None:
             if nbytes < _FAR:
-                fixed[binding.var] = nbytes
+                found[binding.var] = nbytes
         elif all(known.issuperset(_variables(size)) for size in shape):
-            nbytes = tirx.const(_element_bytes(binding), "int64")
-            symbolic[binding.var] = reduce(mul, shape, nbytes)
+            element = tirx.const(_element_bytes(binding), "int64")
+            found[binding.var] = reduce(mul, shape, element)
+    return found
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Buffers in the same memory: one is written where the one before it is read last."""
+
+    members: list[relax.Var]
+    first: int
+    last: int
+    size: tirx.Expr | int
+
+    def overlaps(self, other: "_Group") -> bool:
+        """Whether both are needed at one place."""
+        return self.first <= other.last and other.first <= self.last
+
+
+def _groups(
+    sizes: Mapping[relax.Var, tirx.Expr | int],
+    lives: BufferLifetimes,
+    within: Mapping[relax.Var, relax.Var],
+) -> list[_Group]:
+    members: dict[relax.Var, list[relax.Var]] = {}
+    for buffer in sizes:
+        first = buffer
+        while first in within:
+            first = within[first]
+        members.setdefault(first, []).append(buffer)
+    return [
+        _Group(
+            buffers,
+            min(lives.first[one] for one in buffers),
+            max(lives.last[one] for one in buffers),
+            sizes[first],
+        )
+        for first, buffers in members.items()
+    ]
+
+
+def _planned(
+    sizes: Mapping[relax.Var, tirx.Expr | int],
+    lives: BufferLifetimes,
+    within: Mapping[relax.Var, relax.Var],
+    nominal: Mapping[str, int],
+) -> _Storage:
     storage = _Storage()
+    groups = _groups(sizes, lives, within)
+    fixed = [group for group in groups if isinstance(group.size, int)]
     if fixed:
-        _plan_arena(storage, fixed, lives)
-    for members in _sharing(symbolic, lives, nominal):
+        _plan_arena(storage, fixed)
+    open_ = [group for group in groups if not isinstance(group.size, int)]
+    for sharing in _sharing(open_, nominal):
         number = len(storage.sizes)
-        storage.sizes.append(_largest_of([symbolic[one] for one in members], nominal))
-        storage.homes.update({one: _Home(number, 0, 0) for one in members})
+        storage.sizes.append(_largest_of([group.size for group in sharing], nominal))
+        for group in sharing:
+            storage.homes.update({one: _Home(number, 0, 0) for one in group.members})
     return storage
 
 
@@ -186,41 +247,45 @@ def _most_bytes(
     return total
 
 
-def _plan_arena(storage: _Storage, fixed: Mapping[relax.Var, int], lives: BufferLifetimes) -> None:
+def _plan_arena(storage: _Storage, groups: Sequence[_Group]) -> None:
     alignment = _CPU_ALIGNMENT if current_cpu() is not None else _DEVICE_ALIGNMENT
     buffers = [
         # Some planners take no empty buffers.
-        Buffer(str(var.name), max(size, 1), lives.first[var], lives.last[var], alignment)
-        for var, size in fixed.items()
+        Buffer(str(group.members[0].name), max(group.size, 1), group.first, group.last, alignment)
+        for group in groups
     ]
     storage.plan = plan_offsets(buffers)
     storage.sizes.append(storage.plan.size)
-    for (var, size), offset in zip(fixed.items(), storage.plan.offsets, strict=True):
-        storage.homes[var] = _Home(0, offset, size)
+    for group, offset in zip(groups, storage.plan.offsets, strict=True):
+        home = _Home(0, offset, group.size)
+        storage.homes.update({one: home for one in group.members})
+        storage.ends.setdefault(group.last, []).append(home)
 
 
-def _sharing(
-    sizes: Mapping[relax.Var, tirx.Expr], lives: BufferLifetimes, nominal: Mapping[str, int]
-) -> list[list[relax.Var]]:
+def _sharing(groups: Sequence[_Group], nominal: Mapping[str, int]) -> list[list[_Group]]:
     """Which buffers share a storage that is as large as the largest of them in a run.
 
     Who shares follows from when buffers live. Largest first, for nominal sizes, and with one of the
     same size where that is possible.
     """
-    keys = {var: tvm_ffi.StructuralKey(size) for var, size in sizes.items()}
-    values: dict[Any, int] = {}
-    for var, size in sizes.items():
-        if keys[var] not in values:
-            values[keys[var]] = value_for(size, nominal) or 0
-    shared: list[list[relax.Var]] = []
-    for var in sorted(sizes, key=lambda var: (-values[keys[var]], lives.first[var])):
-        free = [group for group in shared if not any(overlap(lives, var, one) for one in group)]
-        alike = [group for group in free if keys[group[0]] == keys[var]]
+    keys = [tvm_ffi.StructuralKey(group.size) for group in groups]
+    # Models have few sizes that differ.
+    different = {key: group.size for key, group in zip(keys, groups, strict=True)}
+    values = {key: value_for(size, nominal) or 0 for key, size in different.items()}
+    order = sorted(range(len(groups)), key=lambda i: (-values[keys[i]], groups[i].first))
+    shared: list[list[int]] = []
+    for index in order:
+        free = [
+            those
+            for those in shared
+            if not any(groups[index].overlaps(groups[other]) for other in those)
+        ]
+        alike = [those for those in free if keys[those[0]] == keys[index]]
         if free:
-            (alike or free)[0].append(var)
+            (alike or free)[0].append(index)
         else:
-            shared.append([var])
-    return shared
+            shared.append([index])
+    return [[groups[index] for index in those] for those in shared]
 
 
 @mutator
@@ -242,7 +307,7 @@ class _StorageWriter(PyExprMutator):
         """The function with these storages; each comes ahead of what holds its first tensor."""
         self._storage, self._allocated, self._poisons = storage, {}, poison
         self._first = _first_uses(func, storage)
-        self._dead = _last_uses(storage, lives) if poison else {}
+        self._dead = _free_after(storage, lives) if poison else {}
         if poison and self._filler is None:
             self._filler = self.builder_.add_func(_filler(), "fill_with_nan")
         return self.visit_expr(func)
@@ -314,15 +379,9 @@ def _allocating(binding: relax.Binding) -> list[relax.Var]:
     ]
 
 
-def _last_uses(storage: _Storage, lives: BufferLifetimes) -> dict[relax.Var, list[_Home]]:
-    """What is free after each binding, of storages of known size."""
-    at = {place: var for var, place in lives.places.items()}
-    found: dict[relax.Var, list[_Home]] = {}
-    for buffer, home in storage.homes.items():
-        var = at.get(lives.last[buffer])
-        if var is not None and isinstance(storage.sizes[home.storage], int):
-            found.setdefault(var, []).append(home)
-    return found
+def _free_after(storage: _Storage, lives: BufferLifetimes) -> dict[relax.Var, list[_Home]]:
+    """What is free in the arena behind each binding, by its variable."""
+    return {var: storage.ends[at] for var, at in lives.places.items() if at in storage.ends}
 
 
 def _filler() -> tirx.PrimFunc:
