@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 Shape = tuple[int | str, ...]
 Array = np.ndarray[Any, np.dtype[Any]]
 
-INPUTS: dict[str, Shape] = {"x": (4, 6), "y": (4, 6), "z": (0, 6), "s": ("n", 6)}
+# Rows of 64 bytes: what begins at a row may be a view.
+COLUMNS = 16
+SQUARE = (4, COLUMNS)
+INPUTS: dict[str, Shape] = {"x": SQUARE, "y": SQUARE, "z": (0, COLUMNS), "s": ("n", COLUMNS)}
 UNARY: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "negative": np.negative,
@@ -95,7 +98,7 @@ class Program:
             f'{name}: R.Tensor(({", ".join(map(repr, shape))},), "float32")'
             for name, shape in INPUTS.items()
         )
-        square = 'R.Tensor((4, 6), "float32")'
+        square = f'R.Tensor({SQUARE}, "float32")'
         body = "\n".join(f"        {line}" for line in self.main.lines())
         step = "\n".join(f"        {line}" for line in self.step.lines("stepped"))
         inner = "\n".join(f"            {line}" for line in self.step.lines("stepped"))
@@ -152,7 +155,7 @@ class _Writer:
         made = Body(dict(shapes))
         for _ in range(self._draw(st.integers(1, most))):
             self._add(made, depth)
-        made.result = self._chosen(made, lambda shape: shape == (4, 6))
+        made.result = self._chosen(made, lambda shape: shape == SQUARE)
         return made
 
     def _name(self) -> str:
@@ -200,7 +203,7 @@ class _Writer:
         operand = self._chosen(body, lambda shape: "n" not in shape)
         shape = body.shapes[operand]
         size = int(np.prod(shape))
-        new = (size,) if len(shape) == 2 else (size // 6, 6)
+        new = (size,) if len(shape) == 2 else (size // COLUMNS, COLUMNS)
         text = f"R.reshape({operand}, R.shape({list(new)}))"
         self._put(body, new, text, [operand], lambda value: value.reshape(new))
 
@@ -210,7 +213,7 @@ class _Writer:
         first = self._draw(st.integers(0, rows))
         last = self._draw(st.integers(first, rows))
         text = f"R.strided_slice({operand}, [0], [{first}], [{last}])"
-        self._put(body, (last - first, 6), text, [operand], lambda value: value[first:last])
+        self._put(body, (last - first, COLUMNS), text, [operand], lambda value: value[first:last])
 
     def _joined(self, body: Body) -> None:
         one = self._chosen(body, lambda shape: len(shape) == 2 and "n" not in shape)
@@ -220,17 +223,17 @@ class _Writer:
         )
         rows = int(body.shapes[one][0]) + int(body.shapes[other][0])
         text = f"R.concat(({one}, {other}), axis=0)"
-        self._put(body, (rows, 6), text, [one, other], lambda *parts: np.concatenate(parts))
+        self._put(body, (rows, COLUMNS), text, [one, other], lambda *parts: np.concatenate(parts))
 
     def _summed(self, body: Body) -> None:
         """The sum over rows beside each row of a square: of few numbers, so that it stays small."""
         one = self._chosen(body, lambda shape: len(shape) == 2)
-        square = self._chosen(body, lambda shape: shape == (4, 6))
+        square = self._chosen(body, lambda shape: shape == SQUARE)
         text = f"R.add({square}, R.tanh(R.sum({one}, axis=[0], keepdims=True)))"
-        self._put(body, (4, 6), text, [one, square], _with_sum)
+        self._put(body, SQUARE, text, [one, square], _with_sum)
 
     def _called(self, body: Body) -> None:
-        operand = self._chosen(body, lambda shape: shape == (4, 6))
+        operand = self._chosen(body, lambda shape: shape == SQUARE)
         program = self._step
         assert program is not None
         if self._draw(st.booleans()):
@@ -238,12 +241,12 @@ class _Writer:
         else:
             text = f'Module.repeat(R.const(0, "int64"), {operand}, flag)'
             compute = lambda *a: program().repeated(*a)  # noqa: E731
-        self._put(body, (4, 6), text, [operand, "flag"], compute)
+        self._put(body, SQUARE, text, [operand, "flag"], compute)
 
     def _branch(self, body: Body, depth: int) -> None:
         sides = [self.body(body.shapes, 4, depth) for _ in range(2)]
         name = self._name()
-        body.shapes[name] = (4, 6)
+        body.shapes[name] = SQUARE
         body.statements.append(Branch(name, *sides))
 
 
@@ -255,7 +258,7 @@ def _with_sum(one: Array, square: Array) -> Array:
 def programs(draw: Callable[..., Any]) -> Program:
     """Programs of up to twenty statements."""
     made: list[Program] = []
-    step = _Writer(draw, None).body({"x": (4, 6)}, 5, 1)
+    step = _Writer(draw, None).body({"x": SQUARE}, 5, 1)
     main = _Writer(draw, lambda: made[0]).body(INPUTS, 20, 2)
     names = list(main.shapes)[::-1]
     outputs = draw(st.lists(st.sampled_from(names), min_size=1, max_size=4))

@@ -7,6 +7,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ext.relay_passes.dataflow.buffer_lifetimes import BufferLifetimes
+from tvm_ext.relay_passes.dataflow.sizes import same_bytes
 from tvm_ext.relay_passes.spans import bindings_of, relax_functions, with_functions
 from tvm_ext.tir_schedules.analysis.in_place import in_place_operands, written_in_place
 
@@ -21,10 +22,12 @@ class _KernelCall:
     planned: Collection[relax.Var]
 
     def argument(self, position: int) -> relax.Var | None:
-        """The planned buffer that an argument is, where it surely is one."""
-        named = self.lives.named(self.call.args[position])
+        """The planned buffer that an argument is, in all its length, where it surely is one."""
+        argument = self.call.args[position]
+        named = self.lives.named(argument)
         buffer = next(iter(named)) if len(named) == 1 else None
-        return buffer if buffer in self.planned else None
+        is_whole = buffer in self.planned and same_bytes(buffer.ty, argument.ty)
+        return buffer if is_whole else None
 
     def is_result(self, position: int) -> bool:
         """Whether an argument is a buffer that nothing was written to before."""

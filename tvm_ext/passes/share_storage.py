@@ -17,6 +17,7 @@ from tvm_ext.compiler.graph_analysis import weight_bytes
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.memory_planner import Buffer, MemoryPlan, plan_offsets
 from tvm_ext.passes.in_place_results import in_place_results
+from tvm_ext.passes.views_for_copies import views_for_copies
 from tvm_ext.relay_passes.dataflow.buffer_lifetimes import (
     ALLOCATION,
     BufferLifetimes,
@@ -58,6 +59,9 @@ class ShareStorage:
     With ``in_place`` true a kernel writes into the memory of an operand that it is the last to
     read, where it reads for each element of its result only the same element of the operand.
 
+    With ``views`` true the operands of a concatenation are written as parts of its result, and a
+    slice is a view of its operand, where the parts lie one behind the other in memory.
+
     With ``poison`` true all bytes of the arena are set at its start, and those of a buffer behind
     its last use, to what is no number in floating point: whatever reads them wrongly then shows.
 
@@ -69,6 +73,7 @@ class ShareStorage:
 
     reuse: bool = True
     in_place: bool = True
+    views: bool = True
     poison: bool = False
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -103,28 +108,66 @@ def _share_storage(
     mod: tvm.IRModule, ranges: Mapping[str, SizeRange], options: ShareStorage
 ) -> tuple[tvm.IRModule, list[MemoryPlan]]:
     """The module with planned storage, and the plans of its arenas."""
-    lives = buffer_lifetimes(mod)
-    ends = {name: allowed.ends for name, allowed in ranges.items()}
-    nominal = nominal_sizes(mod, ends) if "main" in mod else {}
-    functions = relax_functions(mod)
-    sizes = {
-        variable: _sizes_of(func, lives[variable], ranges if variable.name_hint == "main" else {})
-        for variable, func in functions.items()
-    }
-    within: dict[relax.Var, relax.Var] = {}
-    if options.in_place and current_cpu() is not None:
-        mod, within = in_place_results(mod, lives, sizes)
-    writer = _StorageWriter(mod)
-    plans = []
-    for variable, func in functions.items():
-        if not sizes[variable]:
-            continue
-        storage = _planned(sizes[variable], lives[variable], within, nominal)
-        changed = writer.rewritten(func, storage, lives[variable], options.poison)
-        writer.builder_.update_func(variable, changed)
-        if storage.plan is not None:
-            plans.append(storage.plan)
-    return writer.builder_.get(), plans
+    found = _Planning(mod, ranges, options)
+    if options.views and current_cpu() is not None:
+        views = views_for_copies(mod, found.lives, found.sizes, _CPU_ALIGNMENT)
+        if not views.same_as(mod):
+            other = _Planning(views, ranges, options)
+            # A part of a buffer keeps all of it alive, which may cost more than it saves.
+            found = other if other.arena_bytes() <= found.arena_bytes() else found
+    return found.written(), found.plans()
+
+
+class _Planning:
+    """Of a module: the lifetimes and sizes of its buffers, and where each lies."""
+
+    def __init__(
+        self, mod: tvm.IRModule, ranges: Mapping[str, SizeRange], options: ShareStorage
+    ) -> None:
+        self._options = options
+        self._functions = relax_functions(mod)
+        self.lives = buffer_lifetimes(mod)
+        self.sizes = {
+            variable: _sizes_of(func, self.lives[variable], _ranges_of(variable, ranges))
+            for variable, func in self._functions.items()
+        }
+        within: Mapping[relax.Var, relax.Var] = {}
+        if options.in_place and current_cpu() is not None:
+            mod, within = in_place_results(mod, self.lives, self.sizes)
+        self._mod = mod
+        ends = {name: allowed.ends for name, allowed in ranges.items()}
+        nominal = nominal_sizes(mod, ends) if "main" in mod else {}
+        self._storages = {
+            variable: _planned(sizes, self.lives[variable], within, nominal)
+            for variable, sizes in self.sizes.items()
+            if sizes
+        }
+
+    def plans(self) -> list[MemoryPlan]:
+        """Of the arenas of all functions."""
+        return [one.plan for one in self._storages.values() if one.plan is not None]
+
+    def arena_bytes(self) -> int:
+        """Of all arenas."""
+        return sum(plan.size for plan in self.plans())
+
+    def written(self) -> tvm.IRModule:
+        """The module with allocations of storages, and of tensors in them."""
+        writer = _StorageWriter(self._mod)
+        for variable, storage in self._storages.items():
+            lives = self.lives[variable]
+            changed = writer.rewritten(
+                self._functions[variable], storage, lives, self._options.poison
+            )
+            writer.builder_.update_func(variable, changed)
+        return writer.builder_.get()
+
+
+def _ranges_of(
+    variable: tvm.ir.GlobalVar, ranges: Mapping[str, SizeRange]
+) -> Mapping[str, SizeRange]:
+    """Users give ranges for inputs of the model."""
+    return ranges if variable.name_hint == "main" else {}
 
 
 @dataclass(frozen=True)
