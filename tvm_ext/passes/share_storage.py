@@ -1,13 +1,11 @@
 """Plans storage: one arena for what has a known size, and the report's figures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import reduce
 from operator import mul
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.sym import Analyzer
@@ -15,8 +13,9 @@ from tvm.sym import Analyzer
 from tvm_ext.compiler.compile_context import current_compilation
 from tvm_ext.compiler.graph_analysis import weight_bytes
 from tvm_ext.hardware.cpu.description import current_cpu
-from tvm_ext.memory_planner import Buffer, MemoryPlan, plan_offsets
+from tvm_ext.memory_planner import MemoryPlan
 from tvm_ext.passes.in_place_results import in_place_results
+from tvm_ext.passes.storage_plan import CPU_ALIGNMENT, Home, Storage, planned_storage
 from tvm_ext.passes.views_for_copies import views_for_copies
 from tvm_ext.relay_passes.dataflow.buffer_lifetimes import (
     ALLOCATION,
@@ -27,7 +26,6 @@ from tvm_ext.relay_passes.expressions import (
     nominal_sizes,
     operator_name,
     sizes_of_params,
-    value_for,
 )
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import bindings_of, relax_bindings, relax_functions
@@ -35,10 +33,6 @@ from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tensor_spec import SizeRange
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 
-# What TVM allocates itself begins at multiples of 64 bytes, and the code of kernels relies on it.
-# On a GPU the driver's memory begins at multiples of 256.
-_CPU_ALIGNMENT = 64
-_DEVICE_ALIGNMENT = 256
 # More bytes than an address reaches: such a buffer is left to the run, which says what is wrong.
 _FAR = 2**48
 
@@ -110,7 +104,7 @@ def _share_storage(
     """The module with planned storage, and the plans of its arenas."""
     found = _Planning(mod, ranges, options)
     if options.views and current_cpu() is not None:
-        views = views_for_copies(mod, found.lives, found.sizes, _CPU_ALIGNMENT)
+        views = views_for_copies(mod, found.lives, found.sizes, CPU_ALIGNMENT)
         if not views.same_as(mod):
             other = _Planning(views, ranges, options)
             # A part of a buffer keeps all of it alive, which may cost more than it saves.
@@ -138,7 +132,7 @@ class _Planning:
         ends = {name: allowed.ends for name, allowed in ranges.items()}
         nominal = nominal_sizes(mod, ends) if "main" in mod else {}
         self._storages = {
-            variable: _planned(sizes, self.lives[variable], within, nominal)
+            variable: planned_storage(sizes, self.lives[variable], within, nominal)
             for variable, sizes in self.sizes.items()
             if sizes
         }
@@ -170,29 +164,6 @@ def _ranges_of(
     return ranges if variable.name_hint == "main" else {}
 
 
-@dataclass(frozen=True)
-class _Home:
-    """Where a buffer lies: the number of its storage, the offset there, and its bytes."""
-
-    storage: int
-    offset: int
-    size: int
-
-
-@dataclass
-class _Storage:
-    """The storages of a function, by number, in bytes; where buffers lie; the arena's plan.
-
-    The arena, where there is one, is the first storage. ``ends`` has what is free in it behind a
-    place.
-    """
-
-    sizes: list[tirx.Expr | int] = field(default_factory=list)
-    homes: dict[relax.Var, _Home] = field(default_factory=dict)
-    plan: MemoryPlan | None = None
-    ends: dict[int, list[_Home]] = field(default_factory=dict)
-
-
 def _sizes_of(
     func: relax.Function, lives: BufferLifetimes, ranges: Mapping[str, SizeRange]
 ) -> dict[relax.Var, tirx.Expr | int]:
@@ -211,62 +182,6 @@ def _sizes_of(
             element = tirx.const(_element_bytes(binding), "int64")
             found[binding.var] = reduce(mul, shape, element)
     return found
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Buffers in the same memory: one is written where the one before it is read last."""
-
-    members: list[relax.Var]
-    first: int
-    last: int
-    size: tirx.Expr | int
-
-    def overlaps(self, other: "_Group") -> bool:
-        """Whether both are needed at one place."""
-        return self.first <= other.last and other.first <= self.last
-
-
-def _groups(
-    sizes: Mapping[relax.Var, tirx.Expr | int],
-    lives: BufferLifetimes,
-    within: Mapping[relax.Var, relax.Var],
-) -> list[_Group]:
-    members: dict[relax.Var, list[relax.Var]] = {}
-    for buffer in sizes:
-        first = buffer
-        while first in within:
-            first = within[first]
-        members.setdefault(first, []).append(buffer)
-    return [
-        _Group(
-            buffers,
-            min(lives.first[one] for one in buffers),
-            max(lives.last[one] for one in buffers),
-            sizes[first],
-        )
-        for first, buffers in members.items()
-    ]
-
-
-def _planned(
-    sizes: Mapping[relax.Var, tirx.Expr | int],
-    lives: BufferLifetimes,
-    within: Mapping[relax.Var, relax.Var],
-    nominal: Mapping[str, int],
-) -> _Storage:
-    storage = _Storage()
-    groups = _groups(sizes, lives, within)
-    fixed = [group for group in groups if isinstance(group.size, int)]
-    if fixed:
-        _plan_arena(storage, fixed)
-    open_ = [group for group in groups if not isinstance(group.size, int)]
-    for sharing in _sharing(open_, nominal):
-        number = len(storage.sizes)
-        storage.sizes.append(_largest_of([group.size for group in sharing], nominal))
-        for group in sharing:
-            storage.homes.update({one: _Home(number, 0, 0) for one in group.members})
-    return storage
 
 
 def _plannable(binding: relax.VarBinding) -> Sequence[tirx.Expr] | None:
@@ -290,62 +205,21 @@ def _most_bytes(
     return total
 
 
-def _plan_arena(storage: _Storage, groups: Sequence[_Group]) -> None:
-    alignment = _CPU_ALIGNMENT if current_cpu() is not None else _DEVICE_ALIGNMENT
-    buffers = [
-        # Some planners take no empty buffers.
-        Buffer(str(group.members[0].name), max(group.size, 1), group.first, group.last, alignment)
-        for group in groups
-    ]
-    storage.plan = plan_offsets(buffers)
-    storage.sizes.append(storage.plan.size)
-    for group, offset in zip(groups, storage.plan.offsets, strict=True):
-        home = _Home(0, offset, group.size)
-        storage.homes.update({one: home for one in group.members})
-        storage.ends.setdefault(group.last, []).append(home)
-
-
-def _sharing(groups: Sequence[_Group], nominal: Mapping[str, int]) -> list[list[_Group]]:
-    """Which buffers share a storage that is as large as the largest of them in a run.
-
-    Who shares follows from when buffers live. Largest first, for nominal sizes, and with one of the
-    same size where that is possible.
-    """
-    keys = [tvm_ffi.StructuralKey(group.size) for group in groups]
-    # Models have few sizes that differ.
-    different = {key: group.size for key, group in zip(keys, groups, strict=True)}
-    values = {key: value_for(size, nominal) or 0 for key, size in different.items()}
-    order = sorted(range(len(groups)), key=lambda i: (-values[keys[i]], groups[i].first))
-    shared: list[list[int]] = []
-    for index in order:
-        free = [
-            those
-            for those in shared
-            if not any(groups[index].overlaps(groups[other]) for other in those)
-        ]
-        alike = [those for those in free if keys[those[0]] == keys[index]]
-        if free:
-            (alike or free)[0].append(index)
-        else:
-            shared.append([index])
-    return [[groups[index] for index in those] for those in shared]
-
-
 @mutator
 class _StorageWriter(PyExprMutator):
     """Writes the allocations of storages, and of tensors in them."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
-        self._storage = _Storage()
+        self._storage = Storage()
         self._allocated: dict[int, relax.Var] = {}
         self._first: dict[relax.Var, list[int]] = {}
-        self._dead: dict[relax.Var, list[_Home]] = {}
+        self._dead: dict[relax.Var, list[Home]] = {}
         self._filler: tvm.ir.GlobalVar | None = None
         self._poisons = False
 
     def rewritten(
-        self, func: relax.Function, storage: _Storage, lives: BufferLifetimes, poison: bool
+        self, func: relax.Function, storage: Storage, lives: BufferLifetimes, poison: bool
     ) -> relax.Function:
         """The function with these storages; each comes ahead of what holds its first tensor."""
         self._storage, self._allocated, self._poisons = storage, {}, poison
@@ -374,27 +248,27 @@ class _StorageWriter(PyExprMutator):
             size = self._storage.sizes[number]
             made = relax.op.memory.alloc_storage(relax.ShapeExpr([size]), 0, "global", "uint8")
             self._allocated[number] = self.builder_.emit(made, "storage")
-            if self._poisons and isinstance(size, int):
-                self._fill(_Home(number, 0, size))
+            if self._poisons:
+                self._fill(Home(number, 0, size))
 
     def _after(self, binding: relax.Binding) -> None:
         for home in self._dead.get(binding.var, ()):
             self._fill(home)
 
-    def _tensor(self, home: _Home, shape: relax.Expr, dtype: Any) -> relax.Expr:
+    def _tensor(self, home: Home, shape: relax.Expr, dtype: Any) -> relax.Expr:
         storage = self._allocated[home.storage]
         tensor = relax.op.memory.alloc_tensor(storage, home.offset, shape, dtype)
-        if not home.offset:
+        if isinstance(home.offset, int) and not home.offset:
             return tensor
         # Kernels take a tensor that begins where its data begin.
         return relax.op.memory.ensure_zero_offset(self.builder_.emit(tensor, "placed"))
 
-    def _fill(self, home: _Home) -> None:
+    def _fill(self, home: Home) -> None:
         bytes_of = self._tensor(home, relax.ShapeExpr([home.size]), "uint8")
         self.builder_.emit(self._filler(self.builder_.emit(bytes_of, "unused")))
 
 
-def _first_uses(func: relax.Function, storage: _Storage) -> dict[relax.Var, list[int]]:
+def _first_uses(func: relax.Function, storage: Storage) -> dict[relax.Var, list[int]]:
     """The storages that the function's own bindings need first, for a tensor of the branch too."""
     found: dict[relax.Var, list[int]] = {}
     seen: set[int] = set()
@@ -422,7 +296,7 @@ def _allocating(binding: relax.Binding) -> list[relax.Var]:
     ]
 
 
-def _free_after(storage: _Storage, lives: BufferLifetimes) -> dict[relax.Var, list[_Home]]:
+def _free_after(storage: Storage, lives: BufferLifetimes) -> dict[relax.Var, list[Home]]:
     """What is free in the arena behind each binding, by its variable."""
     return {var: storage.ends[at] for var, at in lives.places.items() if at in storage.ends}
 
@@ -436,21 +310,6 @@ def _filler() -> tirx.PrimFunc:
 
 def _variables(size: tirx.Expr) -> list[tirx.Var]:
     return list(tirx.analysis.undefined_vars(size))
-
-
-# Of a dimension, so that products of several can be compared.
-_LARGEST_SIZE = 2**40
-
-
-def _largest_of(sizes: list[tirx.Expr], nominal: Mapping[str, int]) -> tirx.Expr:
-    """The largest of ``sizes``, each once, without those that one of them is never less than."""
-    analyzer = Analyzer()
-    for var in {v for size in sizes for v in tirx.analysis.undefined_vars(size)}:
-        analyzer.bind(var, tvm.ir.Range(0, _LARGEST_SIZE))
-    distinct = {tvm_ffi.StructuralKey(one): one for one in map(analyzer.simplify, sizes)}
-    first, *others = sorted(distinct.values(), key=lambda one: -(value_for(one, nominal) or 0))
-    left = [one for one in others if not analyzer.can_prove(first >= one)]
-    return reduce(tirx.Max, left, first)
 
 
 def _allocated(
