@@ -32,6 +32,7 @@ from tvm_ext.relay_passes.spans import bindings_of, relax_bindings, relax_functi
 from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tensor_spec import SizeRange
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
+from tvm_ext.tir_schedules.cpu.tensor_start import tensor_start
 
 # More bytes than an address reaches: such a buffer is left to the run, which says what is wrong.
 _FAR = 2**48
@@ -43,7 +44,7 @@ class ShareStorage:
 
     Before: ``a = alloc_tensor((16,), "float32")``, then ``b = alloc_tensor((16,), "float32")``
     After:  ``s = alloc_storage(128)``, ``a = alloc_tensor(s, 0, (16,), "float32")``, then
-            ``b = ensure_zero_offset(alloc_tensor(s, 64, (16,), "float32"))``
+            ``b = alloc_tensor(s, 64, (16,), "float32")``, ``tensor_start(b)``
 
     A size with a range counts as its largest. Buffers whose size a run decides share storages, each
     as large as the largest of its tensors in that run. With ``reuse`` false every value keeps
@@ -216,6 +217,8 @@ class _StorageWriter(PyExprMutator):
         self._first: dict[relax.Var, list[int]] = {}
         self._dead: dict[relax.Var, list[Home]] = {}
         self._filler: tvm.ir.GlobalVar | None = None
+        self._starter: tvm.ir.GlobalVar | None = None
+        self._on_cpu = current_cpu() is not None
         self._poisons = False
 
     def rewritten(
@@ -237,6 +240,7 @@ class _StorageWriter(PyExprMutator):
         else:
             tensor = self._tensor(home, binding.value.args[0], binding.value.args[1].value)
             super().visit_var_binding_(relax.VarBinding(binding.var, tensor))
+            self._begin(home, self.visit_expr(binding.var))
         self._after(binding)
 
     def visit_match_cast_(self, binding: relax.MatchCast) -> None:
@@ -258,14 +262,25 @@ class _StorageWriter(PyExprMutator):
     def _tensor(self, home: Home, shape: relax.Expr, dtype: Any) -> relax.Expr:
         storage = self._allocated[home.storage]
         tensor = relax.op.memory.alloc_tensor(storage, home.offset, shape, dtype)
-        if isinstance(home.offset, int) and not home.offset:
+        if self._on_cpu or home.is_at_start():
             return tensor
         # Kernels take a tensor that begins where its data begin.
         return relax.op.memory.ensure_zero_offset(self.builder_.emit(tensor, "placed"))
 
+    def _begin(self, home: Home, tensor: relax.Expr) -> None:
+        """The same for a CPU, whose programs may change a tensor before it is used."""
+        if not self._on_cpu or home.is_at_start():
+            return
+        if self._starter is None:
+            self._starter = self.builder_.add_func(tensor_start(), "tensor_start")
+        self.builder_.emit(self._starter(tensor))
+
     def _fill(self, home: Home) -> None:
-        bytes_of = self._tensor(home, relax.ShapeExpr([home.size]), "uint8")
-        self.builder_.emit(self._filler(self.builder_.emit(bytes_of, "unused")))
+        """Sets all bits of what is not used."""
+        unused = self._tensor(home, relax.ShapeExpr([home.size]), "uint8")
+        tensor = self.builder_.emit(unused, "unused")
+        self._begin(home, tensor)
+        self.builder_.emit(self._filler(tensor))
 
 
 def _first_uses(func: relax.Function, storage: Storage) -> dict[relax.Var, list[int]]:

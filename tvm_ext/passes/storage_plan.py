@@ -30,6 +30,10 @@ class Home:
     offset: tirx.Expr | int
     size: tirx.Expr | int
 
+    def is_at_start(self) -> bool:
+        """Whether it begins where its storage does."""
+        return isinstance(self.offset, int) and self.offset == 0
+
 
 @dataclass
 class Storage:
