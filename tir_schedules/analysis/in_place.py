@@ -1,7 +1,7 @@
 """Which inputs of a kernel may lie in the memory of its result, and the kernel written so.
 
 The result may take an input's place where an element of the input is read for the same element of
-the result only, by the one statement that writes it, and each element is written once. Then it does
+the result only, by the statement that writes it, and each element is written once. Then it does
 not matter in which order the elements are computed, on how many threads, or how many at a time.
 
 That each is written once is a matter of counting: a kernel writes every element of its result, so
@@ -13,10 +13,11 @@ from math import prod
 
 import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.tir_schedules.analysis.buffer_access import elements, is_compact, is_load, nodes
+from tvm_ext.tir_schedules.analysis.array_views import ArrayViews
+from tvm_ext.tir_schedules.analysis.buffer_access import elements, is_compact, nodes
 
 
 def in_place_operands(func: tirx.PrimFunc, result: int) -> list[int]:
@@ -27,10 +28,14 @@ def in_place_operands(func: tirx.PrimFunc, result: int) -> list[int]:
         for place, param in enumerate(func.params)
         if place != result and _is_alike(param, written)
     ]
-    store = _only_store(func, written) if alike else None
-    if store is None or not _writes_each_once(func, store):
+    # How often the body of a loop on a condition runs is not known.
+    if not alike or nodes(func.body, tirx.While):
         return []
-    return [place for place in alike if _read_by(func, func.params[place], store)]
+    arrays = ArrayViews(func)
+    stores = arrays.stores_to(result)
+    if arrays.uses(result) != len(stores) or not _write_each_once(func, stores, written):
+        return []
+    return [place for place in alike if _is_read_in_place(arrays, place, stores)]
 
 
 def written_in_place(func: tirx.PrimFunc, result: int, operand: int) -> tirx.PrimFunc:
@@ -60,45 +65,25 @@ def _is_alike(one: tvm.ir.Var, other: tvm.ir.Var) -> bool:
     )
 
 
-def _only_store(func: tirx.PrimFunc, written: tvm.ir.Var) -> tirx.BufferStore | None:
-    """The one statement that writes to an array that nothing else is done with."""
-    found = [s for s in nodes(func.body, tirx.BufferStore) if s.buffer.same_as(written)]
-    if len(found) != 1 or nodes(func.body, tirx.While):
-        return None
-    return found[0] if _uses(func.body, written) == 1 + _regions(func, written) else None
+def _write_each_once(
+    func: tirx.PrimFunc, stores: Sequence[tirx.BufferStore], written: tvm.ir.Var
+) -> bool:
+    loops = [(loop, nodes(loop.body, tirx.BufferStore)) for loop in nodes(func.body, tirx.For)]
+    iterations = tirx.const(0, "int64")
+    for store in stores:
+        extents = [
+            loop.extent.astype("int64")
+            for loop, inside in loops
+            if any(other.same_as(store) for other in inside)
+        ]
+        lanes = tvm.DataType(str(store.value.ty)).lanes
+        iterations = iterations + prod(extents, start=tirx.const(lanes, "int64"))
+    return bool(Analyzer().can_prove_equal(iterations, elements(written)))
 
 
-def _writes_each_once(func: tirx.PrimFunc, store: tirx.BufferStore) -> bool:
-    loops = [
-        loop
-        for loop in nodes(func.body, tirx.For)
-        if any(other.same_as(store) for other in nodes(loop.body, tirx.BufferStore))
-    ]
-    lanes = tvm.DataType(str(store.value.ty)).lanes
-    iterations = prod([loop.extent for loop in loops], start=tirx.const(lanes, "int64"))
-    return bool(Analyzer().can_prove_equal(iterations, elements(store.buffer)))
-
-
-def _read_by(func: tirx.PrimFunc, operand: tvm.ir.Var, store: tirx.BufferStore) -> bool:
-    """Whether an array is read by this statement only, and there at the place it writes to."""
-    loads = [load for load in nodes(store.value, tvm.ir.TensorLoad) if is_load(load, operand)]
-    if not loads or _uses(func.body, operand) != len(loads) + _regions(func, operand):
+def _is_read_in_place(arrays: ArrayViews, operand: int, stores: Sequence[tirx.BufferStore]) -> bool:
+    """Whether these statements alone read an operand, each where it writes."""
+    reads = [(store, load) for store in stores for load in arrays.loads_of(store.value, operand)]
+    if not reads or arrays.uses(operand) != len(reads):
         return False
-    return all(_same(load.indices, store.indices) for load in loads)
-
-
-def _same(one: Sequence[tvm.ir.Expr], other: Sequence[tvm.ir.Expr]) -> bool:
-    return bool(tvm_ffi.structural_equal(list(one), list(other)))
-
-
-def _uses(body: tirx.Stmt, array: tvm.ir.Var) -> int:
-    return sum(variable.same_as(array) for variable in nodes(body, tvm.ir.Var))
-
-
-def _regions(func: tirx.PrimFunc, array: tvm.ir.Var) -> int:
-    """How often blocks say of an array that they read or write it."""
-    return sum(
-        region.source.same_as(array)
-        for block in nodes(func.body, s_tir.SBlock)
-        for region in [*block.reads, *block.writes]
-    )
+    return all(arrays.distance(store, load) == 0 for store, load in reads)
