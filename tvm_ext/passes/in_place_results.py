@@ -25,9 +25,12 @@ class _KernelCall:
         """The planned buffer that an argument is, in all its length, where it surely is one."""
         argument = self.call.args[position]
         named = self.lives.named(argument)
-        buffer = next(iter(named)) if len(named) == 1 else None
-        is_whole = buffer in self.planned and same_bytes(buffer.ty, argument.ty)
-        return buffer if is_whole else None
+        if len(named) != 1:
+            return None
+        (buffer,) = named
+        if buffer not in self.planned:
+            return None
+        return buffer if same_bytes(buffer.ty, argument.ty) else None
 
     def is_result(self, position: int) -> bool:
         """Whether an argument is a buffer that nothing was written to before."""

@@ -228,8 +228,6 @@ class _StorageWriter(PyExprMutator):
         self._storage, self._allocated, self._poisons = storage, {}, poison
         self._first = _first_uses(func, storage)
         self._dead = _free_after(storage, lives) if poison else {}
-        if poison and self._filler is None:
-            self._filler = self.builder_.add_func(_filler(), "fill_with_nan")
         return self.visit_expr(func)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
@@ -280,6 +278,8 @@ class _StorageWriter(PyExprMutator):
         unused = self._tensor(home, relax.ShapeExpr([home.size]), "uint8")
         tensor = self.builder_.emit(unused, "unused")
         self._begin(home, tensor)
+        if self._filler is None:
+            self._filler = self.builder_.add_func(_filler(), "fill_with_nan")
         self.builder_.emit(self._filler(tensor))
 
 

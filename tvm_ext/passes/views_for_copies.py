@@ -112,7 +112,7 @@ class _Finder:
         ((position, offset),) = offsets.items()
         base = arguments[position]
         named = self._lives.named(base)
-        is_planned = len(named) == 1 and named.issubset(self._planned)
+        is_planned = len(named) == 1 and all(buffer in self._planned for buffer in named)
         if offset > 0 or not is_planned or not isinstance(base, relax.Var) or result in named:
             return
         if result not in self._views.parts:
@@ -141,10 +141,13 @@ class _Finder:
     def _whole(self, argument: relax.Expr) -> relax.Var | None:
         """The planned buffer that an argument is, in all its length."""
         named = self._lives.named(argument)
-        buffer = next(iter(named)) if len(named) == 1 else None
-        if buffer not in self._planned or bytes_of(buffer.ty) != bytes_of(argument.ty):
+        if len(named) != 1:
             return None
-        return buffer if bytes_of(buffer.ty) is not None else None
+        (buffer,) = named
+        if buffer not in self._planned:
+            return None
+        size = bytes_of(buffer.ty)
+        return buffer if size is not None and size == bytes_of(argument.ty) else None
 
 
 def _sequences(body: relax.Expr) -> Iterator[list[relax.Binding]]:
