@@ -87,7 +87,8 @@ class ShareStorage:
                 unplanned_bytes=unplanned,
                 weights_bytes=weight_bytes(mod),
                 dynamic=symbolic or left_symbolic,
-                lower_bound_bytes=planned + left - sum(p.size - p.lower_bound for p in plans),
+                lower_bound_bytes=planned + left - sum(p.size - p.lower_bound for p in plans)
+                or None,
                 planner=", ".join(dict.fromkeys(plan.method for plan in plans)),
             )
             context.storage_bytes = _storage_bytes(mod)

@@ -379,7 +379,7 @@ class MemoryRecord:
         Whether some buffer's size is known only at run time.
     lower_bound_bytes : int or None
         What no plan can be below: as the planned peak, with the largest sum of what is alive at a
-        time in place of each arena.
+        time in place of each arena. None where there are no buffers, too.
     planner : str
         How the offsets in the arena were found.
     copied_outputs : list[str] or None
