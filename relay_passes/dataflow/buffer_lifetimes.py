@@ -27,6 +27,10 @@ _VIEWS = ("relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset
 # The allocations that a variable may name; of a tuple, those of each field.
 _Named: TypeAlias = frozenset[relax.Var] | tuple["_Named", ...]
 _NOTHING: frozenset[relax.Var] = frozenset()
+# Stands for memory that none of the function's allocations made: a parameter, a constant, what a
+# call gives. A variable that may name it, and one allocation, is not surely that allocation.
+_OTHER = relax.Var("other", relax.AnyType())
+_OTHERS = frozenset([_OTHER])
 
 
 @dataclass
@@ -56,7 +60,7 @@ class BufferLifetimes:
     names: "dict[relax.Var, _Named]" = field(default_factory=dict)
 
     def named(self, value: relax.Expr) -> set[relax.Var]:
-        """The allocations that a value may name."""
+        """The allocations that a value may name; one alone is surely what it is."""
         return {
             buffer
             for variable in used_variables(value)
@@ -137,7 +141,7 @@ class _Walk:
     def _names(self, value: relax.Expr) -> _Named:
         """What a value may be another name of."""
         if isinstance(value, relax.Var):
-            return self._named.get(value, _NOTHING)
+            return self._named.get(value, _OTHERS)
         if isinstance(value, relax.Tuple):
             return tuple(self._names(one) for one in value.fields[:])
         if isinstance(value, relax.TupleGetItem):
@@ -145,7 +149,7 @@ class _Walk:
             return whole[value.index] if isinstance(whole, tuple) else whole
         if isinstance(value, relax.Call):
             return self._of_call(value)
-        given = frozenset(self._all_of(value))
+        given = frozenset(self._all_of(value)) | _OTHERS
         # A function that captures a buffer may be called anywhere.
         self._found.escaped.update(given)
         return given
@@ -155,7 +159,7 @@ class _Walk:
             return _NOTHING
         if operator_name(call) in _VIEWS:
             return self._names(call.args[0])
-        given = frozenset(self._all_of(call))
+        given = frozenset(self._all_of(call)) | _OTHERS
         called = isinstance(call.op, tvm.ir.GlobalVar)
         if _is_packed(call) or (called and self._keeps) or isinstance(call.op, relax.Var):
             self._found.escaped.update(given)

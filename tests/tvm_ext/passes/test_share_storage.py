@@ -443,3 +443,26 @@ def test_poison_shows_memory_that_is_used_again_too_early(monkeypatch):
     monkeypatch.setattr(storage_pass, "buffer_lifetimes", shortened)
     planned, _ = plan_memory(chain(5), poison=True)
     assert np.isnan(run(planned, x)[0]).all()
+
+
+@I.ir_module
+class CalledFunction:
+    @R.function(private=True)
+    def inner(a: R.Tensor((4, 16), "float32")) -> R.Tensor((4, 16), "float32"):
+        b = R.abs(a)
+        return b
+
+    @R.function
+    def main(x: R.Tensor((4, 16), "float32")):
+        a = R.exp(x)
+        called = CalledFunction.inner(a)
+        c = R.tanh(called)
+        d = R.sum(c, axis=[0])
+        return d
+
+
+def test_what_a_function_gives_is_not_taken_for_its_argument():
+    """It may be its argument, and is memory of its own here: nothing is written in its place."""
+    planned, _ = plan_memory(lower(CalledFunction), poison=True)
+    x = rand(4, 16)
+    np.testing.assert_allclose(run(planned, x)[0], np.tanh(np.exp(x)).sum(0), rtol=1e-5)
