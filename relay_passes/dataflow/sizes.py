@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.sym import Analyzer
 
@@ -51,3 +52,24 @@ def count_of(
 def element_bytes(dtype: str) -> int:
     """Bytes of one element of a type."""
     return (tvm.DataType(dtype).bits + 7) // 8
+
+
+def bytes_of(ty: tvm.ir.Type) -> int | None:
+    """Bytes of a tensor of known sizes; None of any other value."""
+    shape = ty.shape if isinstance(ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr) or ty.dtype is None:
+        return None
+    extents = shape.values[:]
+    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        return None
+    return math.prod(map(int, extents), start=element_bytes(str(ty.dtype)))
+
+
+def same_bytes(one: tvm.ir.Type, other: tvm.ir.Type) -> bool:
+    """Whether tensors of these types take as many bytes as each other, in every run."""
+    known = bytes_of(one)
+    if known is not None:
+        return known == bytes_of(other)
+    if not all(isinstance(ty, relax.TensorType) for ty in (one, other)):
+        return False
+    return str(one.dtype) == str(other.dtype) and tvm_ffi.structural_equal(one.shape, other.shape)

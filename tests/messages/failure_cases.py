@@ -150,23 +150,23 @@ def _(folder):
 
 @case("planning of storage that fails", "bug in tvm-ext", "ShareStorage", "freeze N")
 def _(folder):
-    from tvm_ext.passes import plan_memory
+    from tvm_ext.passes import share_storage
 
     def broken(*_, **__):
         raise INTERNAL
 
-    with replaced(plan_memory, "_share_storage", broken):
+    with replaced(share_storage, "_share_storage", broken):
         compiled(layers())
 
 
 @case("no memory while compiling", "memory")
 def _(folder):
-    from tvm_ext.passes import plan_memory
+    from tvm_ext.passes import share_storage
 
     def exhausted(*_, **__):
         raise MemoryError
 
-    with replaced(plan_memory, "_share_storage", exhausted):
+    with replaced(share_storage, "_share_storage", exhausted):
         compiled(layers())
 
 

@@ -13,10 +13,13 @@ from tvm_ext.tensor_spec import SizeRange
 
 
 def plan_memory(
-    mod: tvm.IRModule, reuse: bool = True, ranges: Mapping[str, SizeRange] | None = None
+    mod: tvm.IRModule,
+    reuse: bool = True,
+    ranges: Mapping[str, SizeRange] | None = None,
+    **options: bool,
 ) -> tuple[tvm.IRModule, MemoryRecord]:
     """The module ready for code generation, and its memory figures."""
-    pipeline = build_pipeline("O1", pass_config={"ShareStorage": {"reuse": reuse}})
+    pipeline = build_pipeline("O1", pass_config={"ShareStorage": {"reuse": reuse, **options}})
     with compiling(current_description()) as context:
         context.ranges = ranges or {}
         return PassRunner().run(pipeline.memory, mod), context.memory

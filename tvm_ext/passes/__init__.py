@@ -13,12 +13,13 @@ from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
 from tvm_ext.passes.fuse_heads_into_attention import FuseHeadsIntoAttention
 from tvm_ext.passes.multi_output_fusion import MultiOutputFusion
 from tvm_ext.passes.pack_weights import MarkConstantParameters, PackWeights
-from tvm_ext.passes.plan_memory import BoundSizes, DropResultChecks, RoundStorage, ShareStorage
+from tvm_ext.passes.plan_memory import DropResultChecks, RoundStorage
 from tvm_ext.passes.plan_workspaces import PlanWorkspaces
 from tvm_ext.passes.propagate_nan import PropagateNan
 from tvm_ext.passes.registry import Level, PassEntry, add, first_line
 from tvm_ext.passes.results_to_out_params import ResultsToOutParams
 from tvm_ext.passes.schedule_kernels import ScheduleKernels
+from tvm_ext.passes.share_storage import ShareStorage
 from tvm_ext.passes.threads_for_large_runs import ThreadsForLargeRuns
 from tvm_ext.passes.vector_math import VectorMath
 from tvm_ext.relay_passes import BUILTIN_PASSES
@@ -62,7 +63,7 @@ _OURS: dict[Level, tuple[Any, ...]] = {
     ),
     "tile": (CoalesceAccesses, VectorMath, ThreadsForLargeRuns, PropagateNan),
     "memory": (
-        *(BoundSizes, ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
+        *(ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
         DropResultChecks,
     ),
 }
@@ -91,7 +92,7 @@ _BEHIND: dict[str, tuple[str, ...]] = {
     "PackWeights": ("ScheduleKernels",),
     "PlanWorkspaces": ("ScheduleKernels", "PackWeights"),
     "CallTIRRewrite": ("ToNonDataflow", "RemovePurityChecking"),
-    "ShareStorage": ("BoundSizes", "CallTIRRewrite"),
+    "ShareStorage": ("CallTIRRewrite",),
     "CudaGraphs": ("ShareStorage",),
     "ResultsToOutParams": ("ShareStorage",),
     "LowerAllocTensor": ("ShareStorage", "ResultsToOutParams", "CudaGraphs"),

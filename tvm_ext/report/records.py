@@ -377,6 +377,11 @@ class MemoryRecord:
         Constants of the compiled model.
     dynamic : bool
         Whether some buffer's size is known only at run time.
+    lower_bound_bytes : int or None
+        What no plan can be below: as the planned peak, with the largest sum of what is alive at a
+        time in place of each arena. None where there are no buffers, too.
+    planner : str
+        How the offsets in the arena were found.
     copied_outputs : list[str] or None
         Outputs that a run on a CPU copies, because their memory is an input's, a weight's or
         another output's. None where all are, and the inputs as well: of programs that may write
@@ -389,6 +394,8 @@ class MemoryRecord:
     dynamic: bool = False
     copied_outputs: list[str] | None = None
     out_params: list[str] = field(default_factory=list)
+    lower_bound_bytes: int | None = None
+    planner: str = ""
 
     @property
     def saved_share(self) -> float:
@@ -401,7 +408,7 @@ class MemoryRecord:
         """The same without the figures of buffers, where these count some as if they were small."""
         if not self.dynamic:
             return self
-        return replace(self, planned_peak_bytes=None, unplanned_bytes=None)
+        return replace(self, planned_peak_bytes=None, unplanned_bytes=None, lower_bound_bytes=None)
 
 
 @dataclass(frozen=True)
