@@ -128,13 +128,18 @@ def _alignment() -> int:
     return CPU_ALIGNMENT if current_cpu() is not None else _DEVICE_ALIGNMENT
 
 
+# Greedy placement, which is not limited, reaches the bound for most models.
+_SECONDS = 0.25
+
+
 def _offsets(groups: Sequence[_Group], sizes: Sequence[int], alignment: int) -> MemoryPlan:
     return plan_offsets(
         [
             # Some planners take no empty buffers.
             Buffer(str(group.members[0].name), max(size, 1), group.first, group.last, alignment)
             for group, size in zip(groups, sizes, strict=True)
-        ]
+        ],
+        seconds=_SECONDS,
     )
 
 
