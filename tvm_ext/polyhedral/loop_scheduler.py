@@ -91,15 +91,50 @@ def schedule_loops(
     return found
 
 
+# How much isl may compute for one schedule.
+_OPERATIONS = 200_000
+
+
+class NoSchedule(Exception):
+    """isl found no order of the runs within the time that it is given."""
+
+
 def _bands(
     kernel: KernelDomain, dependences: Sequence[Dependence], options: SchedulerOptions
 ) -> isl.Schedule:
-    """isl's schedule: bands of permutable loops."""
+    """isl's schedule: bands of permutable loops. Raises NoSchedule."""
     relation = isl.UnionMap.read_from_str(kernel.context, "{ }")
     for one in dependences:
         relation = relation.union(isl.UnionMap.from_map(one.relation))
-    relation = relation.coalesce()
-    context = kernel.context
+    boxes = isl.UnionSet.read_from_str(kernel.context, "{ }")
+    for statement in kernel.statements:
+        boxes = boxes.union(isl.UnionSet.from_set(_box(statement.domain)))
+    _set_options(kernel.context, options)
+    # Each bound is a variable of isl's programs. Those that are numbers say little of the order of
+    # runs; those of triangles do.
+    for known in (boxes, isl.UnionSet.read_from_str(kernel.context, "{ }")):
+        constraints = relation
+        if not known.is_empty():
+            constraints = relation.gist_domain(known).gist_range(known)
+        found = _within_limit(kernel, constraints.coalesce())
+        if found is not None:
+            return found
+    raise NoSchedule
+
+
+def _box(domain: isl.Set) -> isl.Set:
+    """The least and the largest value of each loop, where they are numbers."""
+    box = isl.Set.universe(domain.get_space())
+    for dim in range(domain.dim(isl.dim_type.set)):
+        low, high = domain.dim_min_val(dim), domain.dim_max_val(dim)
+        if low.is_int():
+            box = box.lower_bound_val(isl.dim_type.set, dim, low)
+        if high.is_int():
+            box = box.upper_bound_val(isl.dim_type.set, dim, high)
+    return box
+
+
+def _set_options(context: isl.Context, options: SchedulerOptions) -> None:
     context.set_schedule_serialize_sccs(int(not options.fuses))
     context.set_schedule_maximize_band_depth(1)
     context.set_schedule_max_constant_term(20)
@@ -107,9 +142,21 @@ def _bands(
     context.set_tile_scale_tile_loops(0)
     context.set_tile_shift_point_loops(0)
     context.set_ast_build_detect_min_max(1)
+
+
+def _within_limit(kernel: KernelDomain, relation: isl.UnionMap) -> isl.Schedule | None:
+    """isl's schedule, or None where it takes too long or finds none."""
     constraints = isl.ScheduleConstraints.on_domain(kernel.domain)
     constraints = constraints.set_validity(relation).set_coincidence(relation)
-    return constraints.set_proximity(relation).compute_schedule()
+    constraints = constraints.set_proximity(relation)
+    kernel.context.reset_operations()
+    kernel.context.set_max_operations(_OPERATIONS)
+    try:
+        return constraints.compute_schedule()
+    except isl.Error:
+        return None
+    finally:
+        kernel.context.set_max_operations(0)
 
 
 class _Bands:
