@@ -46,7 +46,9 @@ class CpuLoopNest:
         from tvm_ext.polyhedral.kernel_domain import kernel_domain
         from tvm_ext.polyhedral.loop_scheduler import NoSchedule, SchedulerOptions, schedule_loops
 
+        lanes = machine.vector_lanes(_widest(func))
         options = SchedulerOptions(
+            lanes=lanes,
             tile=decisions.pick("tile", _TILES, 32),
             inner_tile=decisions.pick("inner_tile", _INNER_TILES, 64),
             fuses=bool(decisions.pick("fusion", (0, 1), 0)),
@@ -58,7 +60,7 @@ class CpuLoopNest:
             raise NotApplicable(error.reason) from None
         except NoSchedule:
             raise NotApplicable("isl finds no order of its loops") from None
-        code = CodeOptions(machine.cores, machine.vector_lanes(_widest(func)))
+        code = CodeOptions(machine.cores, lanes)
         return generated_kernel(kernel, found.tree, code), found
 
 

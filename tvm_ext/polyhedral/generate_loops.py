@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm_ffi import structural_map
 
 from tvm_ext.polyhedral.kernel_domain import KernelDomain, LocalArray, Statement
+from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.statements import in_root_block, sequence
 
 # Marks above the band of a loop; behind a colon a mark has a number of its own.
@@ -157,10 +158,7 @@ class _Writer:
 
         if mark == PARALLEL and self._options.threads > 1:
             return self._dealt_out(name, count, body)
-        if mark == VECTOR and self._options.lanes > 1 and step == 1:
-            return self._in_vectors(name, count, body)
-        kind = tirx.ForKind.UNROLLED if mark == UNROLLED else tirx.ForKind.SERIAL
-        return self._counted(name, count, body, kind)
+        return self._counted(name, count, body, _kind_of(mark, count, self._options.lanes))
 
     def _counted(
         self,
@@ -181,22 +179,6 @@ class _Writer:
             return self._counted(name, own, lambda turn: body(thread + turn * threads))
 
         return self._counted(f"{name}_thread", threads, share, tirx.ForKind.PARALLEL)
-
-    def _in_vectors(self, name: str, count: Any, body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
-        """Whole vectors, and a loop over what is left."""
-        lanes = self._number(self._options.lanes)
-        whole = tirx.floordiv(count, lanes)
-
-        def vector(number: Any) -> tirx.Stmt:
-            return self._counted(
-                f"{name}_lane", lanes, lambda lane: body(number * lanes + lane),
-                tirx.ForKind.VECTORIZED,
-            )
-
-        rest = tirx.floormod(count, lanes)
-        vectors = self._counted(f"{name}_vector", whole, vector)
-        tail = self._counted(f"{name}_tail", rest, lambda number: body(whole * lanes + number))
-        return sequence([vectors, tail])
 
     def _inside(self, name: str, value: Any, body: isl.AstNode) -> tirx.Stmt:
         before = self._variables.get(name)
@@ -264,6 +246,19 @@ class _Writer:
             return self._variables[str(expr.get_id().get_name())]
         arguments = [self.value(expr.get_op_arg(n)) for n in range(expr.get_op_n_arg())]
         return _combined(expr.get_op_type(), arguments)
+
+
+def _kind_of(mark: str, count: Any, lanes: int) -> Any:
+    """How a loop runs: as vectors or unrolled where it has as many iterations as registers hold."""
+    length = static_extent(count)
+    if mark == VECTOR and length == lanes > 1:
+        return tirx.ForKind.VECTORIZED
+    if mark == UNROLLED and length is not None and length <= _MOST_UNROLLED:
+        return tirx.ForKind.UNROLLED
+    return tirx.ForKind.SERIAL
+
+
+_MOST_UNROLLED = 8
 
 
 def _combined(operator: isl.ast_expr_op_type, arguments: Sequence[Any]) -> Any:

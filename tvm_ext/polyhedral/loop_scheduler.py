@@ -7,15 +7,15 @@ parallel, and where a band has none, its tiles run in wavefronts: tiles of an eq
 coordinates do not depend on each other.
 """
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import islpy as isl
 
 from tvm_ext.polyhedral.dependences import Dependence
 from tvm_ext.polyhedral.generate_loops import PARALLEL, VECTOR
 from tvm_ext.polyhedral.kernel_domain import KernelDomain
+from tvm_ext.polyhedral.vector_loops import Band, Loop, vector_loops, with_loops, with_whole_tiles
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class SchedulerOptions:
         Length of tiles; 1 for none.
     inner_tile : int
         Length of tiles along the innermost loop, which vectors run along.
+    lanes : int
+        Elements of a vector; 1 for no vectors.
     fuses : bool
         Whether statements that do not depend on each other in a circle may share loops.
     separates : bool
@@ -37,6 +39,7 @@ class SchedulerOptions:
 
     tile: int = 32
     inner_tile: int = 64
+    lanes: int = 1
     fuses: bool = False
     separates: bool = True
 
@@ -86,8 +89,9 @@ def schedule_loops(
     options = options or SchedulerOptions()
     tree = _bands(kernel, dependences, options)
     found = LoopSchedule(tree)
-    root = _Bands(kernel, options, found).optimised(tree.get_root().child(0), False)
-    found.tree = root.get_schedule()
+    bands = _Bands(kernel, dependences, options, found)
+    root = bands.optimised(tree.get_root().child(0), False)
+    found.tree = with_whole_tiles(root.get_schedule())
     return found
 
 
@@ -163,9 +167,14 @@ class _Bands:
     """Makes tiles, parallel loops and vectors of the bands below a node."""
 
     def __init__(
-        self, kernel: KernelDomain, options: SchedulerOptions, found: LoopSchedule
+        self,
+        kernel: KernelDomain,
+        dependences: Sequence[Dependence],
+        options: SchedulerOptions,
+        found: LoopSchedule,
     ) -> None:
         self._kernel = kernel
+        self._dependences = dependences
         self._options = options
         self._found = found
 
@@ -178,205 +187,87 @@ class _Bands:
         return node
 
     def _band(self, node: isl.ScheduleNode, in_parallel: bool) -> isl.ScheduleNode:
-        members = _members(node)
-        self._found.skewed += any(_is_skewed(one.function) for one in members)
-        last = _is_last_band(node)
-        if last:
-            members = self._vectors_last(node, members)
-        if not node.band_get_permutable() or not self._is_worth_tiling(node, len(members)):
-            return self._untiled(node, members, in_parallel, last)
-        return self._tiled(node, members, in_parallel, last)
+        band = Band(self._kernel, self._dependences, node)
+        self._found.skewed += band.is_skewed
+        in_parallel = in_parallel or not self._is_worth_threads(node)
+        tiles = band.is_permutable and len(band.members) > 1 and self._options.tile > 1
+        inside = in_parallel or tiles or any(one.coincident for one in band.members)
+        below = self.optimised(node.delete(), inside)
+        if band.is_last:
+            loops = vector_loops(band, self._options.lanes)
+            self._found.vectors += any(one.mark == VECTOR for one in loops)
+        else:
+            loops = list(band.members)
+        for one in loops:
+            one.is_separated = self._options.separates and not one.tile
+        if tiles:
+            below = with_loops(below, loops)
+            return self._tiles(below, band, in_parallel)
+        return self._untiled(below, band, loops, in_parallel)
+
+    def _is_worth_threads(self, node: isl.ScheduleNode) -> bool:
+        """Whether one run of the loops of a band is long enough to wake threads for."""
+        runs = 0.0
+        for domain in _sets(node.get_domain()):
+            runs += _box_size(domain)
+        times = node.get_prefix_schedule_union_map().intersect_domain(node.get_domain()).range()
+        launches = max((_box_size(time) for time in _sets(times)), default=1.0)
+        return runs / max(launches, 1.0) >= _WORTH_THREADS
 
     # Bands without tiles.
 
     def _untiled(
-        self, node: isl.ScheduleNode, members: list["_Member"], in_parallel: bool, last: bool
+        self,
+        below: isl.ScheduleNode,
+        band: "Band",
+        loops: list[Loop],
+        in_parallel: bool,
     ) -> isl.ScheduleNode:
-        permutable = bool(node.band_get_permutable())
-        below = node.delete()
-        chosen = None
-        if not in_parallel:
-            allowed = range(len(members)) if permutable else range(1)
-            chosen = next((n for n in allowed if members[n].coincident), None)
-        if chosen is not None:
-            members = [members[chosen], *members[:chosen], *members[chosen + 1 :]]
-            self._found.parallel += 1
-        marks = [PARALLEL if n == 0 and chosen is not None else "" for n in range(len(members))]
-        if last and members[-1].is_vector and not marks[-1]:
-            marks[-1] = VECTOR
-            self._found.vectors += 1
-        below = self.optimised(below, in_parallel or chosen is not None)
-        return _with_loops(below, members, marks)
+        first = loops[0]
+        if in_parallel or not first.coincident:
+            return with_loops(below, loops)
+        self._found.parallel += 1
+        if first.mark or first.is_over_registers:
+            # Threads share out long pieces, in which vectors run.
+            outer = band.members[0].tiled(self._options.inner_tile * 8)
+            return with_loops(with_loops(below, loops), [replace(outer, mark=PARALLEL)])
+        return with_loops(below, [replace(first, mark=PARALLEL), *loops[1:]])
 
-    # Bands with tiles.
+    # Tiles.
 
-    def _is_worth_tiling(self, node: isl.ScheduleNode, depth: int) -> bool:
-        return depth > 1 and self._options.tile > 1
-
-    def _tiled(
-        self, node: isl.ScheduleNode, members: list["_Member"], in_parallel: bool, last: bool
+    def _tiles(
+        self, below: isl.ScheduleNode, band: "Band", in_parallel: bool
     ) -> isl.ScheduleNode:
+        members = band.members
         self._found.tiled.append(len(members))
-        below = self.optimised(node.delete(), True)
-        for one in members:
-            one.is_separated = self._options.separates
-        marks = [""] * len(members)
-        if last and members[-1].is_vector:
-            marks[-1] = VECTOR
-            self._found.vectors += 1
-        below = _with_loops(below, members, marks)
-        tiles = [
-            one.tiled(self._options.inner_tile if n == len(members) - 1 else self._options.tile)
-            for n, one in enumerate(members)
-        ]
-        return self._ordered_tiles(below, tiles, in_parallel)
-
-    def _ordered_tiles(
-        self, below: isl.ScheduleNode, tiles: list["_Member"], in_parallel: bool
-    ) -> isl.ScheduleNode:
+        sizes = [self._options.tile] * (len(members) - 1) + [self._options.inner_tile]
+        tiles = [one.tiled(size) for one, size in zip(members, sizes, strict=True)]
         if in_parallel:
-            return _with_loops(below, tiles, [""] * len(tiles))
+            return with_loops(below, tiles)
         self._found.parallel += 1
         chosen = next((n for n, one in enumerate(tiles) if one.coincident), None)
         if chosen is not None:
-            tiles = [tiles[chosen], *tiles[:chosen], *tiles[chosen + 1 :]]
-            return _with_loops(below, tiles, [PARALLEL, *[""] * (len(tiles) - 1)])
+            first = replace(tiles[chosen], mark=PARALLEL)
+            return with_loops(below, [first, *tiles[:chosen], *tiles[chosen + 1 :]])
         self._found.wavefront += 1
-        front = _Member(tiles[0].function.add(tiles[1].function), False)
-        marks = ["", PARALLEL, *[""] * (len(tiles) - 2)]
-        return _with_loops(below, [front, *tiles[1:]], marks)
-
-    # Vectors.
-
-    def _vectors_last(
-        self, node: isl.ScheduleNode, members: list["_Member"]
-    ) -> list["_Member"]:
-        """``members`` with the one last along which accesses are to neighbours."""
-        permutable = bool(node.band_get_permutable())
-        strides = [self._strides(node, members, number) for number in range(len(members))]
-        allowed = range(len(members)) if permutable else range(len(members) - 1, len(members))
-
-        def cost(number: int) -> tuple[int, int, int]:
-            gathers = sum(stride not in (0, 1) for stride in strides[number])
-            return gathers, int(not members[number].coincident), -strides[number].count(1)
-
-        best = min(allowed, key=cost)
-        gathers, serial, _ = cost(best)
-        members = [*members[:best], *members[best + 1 :], members[best]]
-        members[-1].is_vector = not gathers and not serial
-        return members
-
-    def _strides(
-        self, node: isl.ScheduleNode, members: list["_Member"], number: int
-    ) -> list[int | None]:
-        """By how many elements each access moves with a step along a member; None if unknown."""
-        domain = node.get_domain()
-        prefix = node.get_prefix_schedule_union_map()
-        found: list[int | None] = []
-        for statement in self._kernel.statements:
-            runs = isl.UnionSet.from_set(statement.domain)
-            if domain.intersect(runs).is_empty():
-                continue
-            times = prefix.intersect_domain(runs)
-            for one in members:
-                times = times.flat_range_product(
-                    isl.UnionMap.from_union_pw_aff(one.function).intersect_domain(runs)
-                )
-            time = isl.Map.from_union_map(times)
-            at = time.dim(isl.dim_type.out) - len(members) + number
-            for access in statement.accesses:
-                found.append(_stride(time, access.relation, at))
-        return found
+        front = Loop(tiles[0].function.add(tiles[1].function), False)
+        return with_loops(below, [front, replace(tiles[1], mark=PARALLEL), *tiles[2:]])
 
 
-@dataclass
-class _Member:
-    """One loop of a band."""
-
-    function: isl.UnionPwAff
-    coincident: bool
-    is_vector: bool = False
-    is_separated: bool = False
-
-    def tiled(self, size: int) -> "_Member":
-        """The loop over tiles of ``size``."""
-        number = isl.Val.int_from_si(self.function.get_ctx(), size)
-        return _Member(self.function.scale_down_val(number).floor(), self.coincident)
+# Runs of statements that take longer than waking threads, about 10 us.
+_WORTH_THREADS = 8000
 
 
-def _members(node: isl.ScheduleNode) -> list[_Member]:
-    partial = node.band_get_partial_schedule()
-    return [
-        _Member(partial.get_union_pw_aff(number), bool(node.band_member_get_coincident(number)))
-        for number in range(node.band_n_member())
-    ]
+def _sets(union: isl.UnionSet) -> list[isl.Set]:
+    found = union.get_set_list()
+    return [found.get_at(number) for number in range(found.n_set())]
 
 
-def _is_skewed(function: isl.UnionPwAff) -> bool:
-    """Whether a loop runs along the sum of several loops of a statement."""
-    pieces = function.get_pw_aff_list()
-    for number in range(pieces.n_pw_aff()):
-        for _, aff in pieces.get_at(number).get_pieces():
-            used = sum(
-                aff.get_coefficient_val(isl.dim_type.in_, dim).to_python() != 0
-                for dim in range(aff.dim(isl.dim_type.in_))
-            )
-            if used > 1:
-                return True
-    return False
-
-
-def _is_last_band(node: isl.ScheduleNode) -> bool:
-    """Whether no band is below a band."""
-    found = []
-
-    def look(below: isl.ScheduleNode) -> bool:
-        found.append(below.get_type() == isl.schedule_node_type.band)
-        return True
-
-    node.child(0).foreach_descendant_top_down(look)
-    return not any(found)
-
-
-def _with_loops(
-    below: isl.ScheduleNode, members: Sequence[_Member], marks: Sequence[str]
-) -> isl.ScheduleNode:
-    """A band for each of ``members`` above a node, under its mark."""
-    for one, mark in zip(reversed(members), reversed(marks), strict=True):
-        below = below.insert_partial_schedule(isl.MultiUnionPwAff.from_union_pw_aff(one.function))
-        if one.is_separated:
-            below = below.band_member_set_ast_loop_type(0, isl.ast_loop_type.separate)
-        if mark:
-            name = f"{mark}:{next(_NUMBERS)}"
-            below = below.insert_mark(isl.Id(name, context=below.get_ctx()))
-    return below
-
-
-_NUMBERS = itertools.count()
-
-
-def _stride(time: isl.Map, access: isl.Map, at: int) -> int | None:
-    """The distance, along the last axis, of the elements at two times that differ by a step."""
-    elements = time.reverse().apply_range(access)
-    space = time.get_space().range()
-    step = isl.Map.identity(space.map_from_set())
-    one = isl.Val.int_from_si(time.get_ctx(), 1)
-    shift = isl.MultiAff.identity(space.map_from_set())
-    moved = shift.get_at(at).add_constant_val(one)
-    step = isl.Map.from_multi_aff(shift.set_at(at, moved))
-    moves = elements.reverse().apply_range(step).apply_range(elements).deltas()
-    if moves.is_empty():
-        return 0
-    rank = moves.dim(isl.dim_type.set)
-    for axis in range(rank - 1):
-        if not _always(moves, axis, 0):
-            return None
-    if not rank:
-        return 0
-    return next((stride for stride in (0, 1) if _always(moves, rank - 1, stride)), None)
-
-
-def _always(moves: isl.Set, axis: int, value: int) -> bool:
-    return moves.is_subset(moves.fix_val(
-        isl.dim_type.set, axis, isl.Val.int_from_si(moves.get_ctx(), value)
-    ))
+def _box_size(domain: isl.Set) -> float:
+    """The points of the box around a set; each loop without a known end counts as long."""
+    size = 1.0
+    for dim in range(domain.dim(isl.dim_type.set)):
+        low, high = domain.dim_min_val(dim), domain.dim_max_val(dim)
+        known = low.is_int() and high.is_int()
+        size *= high.to_python() - low.to_python() + 1 if known else 1e3
+    return size
