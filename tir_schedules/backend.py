@@ -24,6 +24,8 @@ class Scheduling:
         TVM's own rules, asked behind them.
     fallback : Template, optional
         Asked when none of those takes a kernel.
+    loop_templates : sequence of Template
+        Asked for kernels whose loops are written by hand, without blocks.
     libraries : sequence of Template
         Used only where a record says so.
     finishing : sequence of callables
@@ -39,6 +41,7 @@ class Scheduling:
     templates: Sequence[Template]
     rules: Sequence[Template] = ()
     fallback: Template | None = None
+    loop_templates: Sequence[Template] = ()
     libraries: Sequence[Template] = ()
     finishing: Sequence[Callable[[tirx.PrimFunc, Any], tirx.PrimFunc]] = ()
     several_results: Callable[[tirx.PrimFunc, Any], Any] | None = None
@@ -52,7 +55,13 @@ class Scheduling:
     @property
     def recordable(self) -> tuple[Template, ...]:
         """All that a record may name."""
-        return (*self.templates, *self.rules, *self.libraries, *self.fallbacks)
+        return (
+            *self.templates,
+            *self.rules,
+            *self.libraries,
+            *self.loop_templates,
+            *self.fallbacks,
+        )
 
 
 def scheduling_of(machine: MachineDescription) -> Scheduling:

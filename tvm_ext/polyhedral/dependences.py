@@ -138,12 +138,21 @@ def dependences_of_all_pairs(kernel: KernelDomain) -> list[Dependence]:
         for sink, second in accesses:
             if first.buffer != second.buffer or not (first.is_write or second.is_write):
                 continue
-            relation = same_element(first, second)
-            before = kernel_order(kernel, source, sink)
-            relation = relation.intersect(before)
-            if not relation.is_empty():
-                found.append(Dependence(_kind(first, second), first.buffer, source, sink, relation))
+            one = dependence_between(kernel, (source, first), (sink, second))
+            if one is not None:
+                found.append(one)
     return found
+
+
+def dependence_between(
+    kernel: KernelDomain, source: tuple[Statement, Access], sink: tuple[Statement, Access]
+) -> Dependence | None:
+    """The dependence of one access on another that comes before it; None where there is none."""
+    relation = same_element(source[1], sink[1])
+    relation = relation.intersect(kernel_order(kernel, source[0], sink[0]))
+    if relation.is_empty():
+        return None
+    return Dependence(_kind(source[1], sink[1]), source[1].buffer, source[0], sink[0], relation)
 
 
 def same_element(first: Access, second: Access) -> isl.Map:

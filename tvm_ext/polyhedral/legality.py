@@ -7,12 +7,17 @@ statements, and a pair of iterations.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import islpy as isl
+from tvm import tirx
 
 from tvm_ext.polyhedral.dependences import Dependence
 from tvm_ext.polyhedral.kernel_domain import KernelDomain, Place, Statement, place_of
+
+
+LoopName: TypeAlias = "str | tirx.For"
+"""A loop, or the name of its variable."""
 
 
 @dataclass(frozen=True)
@@ -84,24 +89,10 @@ class LoopNest:
         A statement loads for all lanes before it stores.
         """
         for one in self.dependences:
-            carried = carried_by(self.kernel, one, loop)
-            broken = carried.intersect(self._not_kept_by_lanes(one, loop))
+            broken = broken_by_lanes(self.kernel, one, loop)
             if not broken.is_empty():
                 return violation(f"a vectorised loop {loop}", one, broken)
         return None
-
-    def _not_kept_by_lanes(self, one: Dependence, loop: str) -> isl.Map:
-        times = []
-        for statement in (one.source, one.sink):
-            place = place_of(statement)
-            coordinate = place_in(statement, loop)
-            if coordinate is not None:
-                place = place[:coordinate] + place[coordinate + 1 :]
-            times.append(place)
-        source, sink = _timed(self.kernel, (one.source, one.sink), times)
-        if one.kind == "anti" and one.source.name == one.sink.name:
-            return source.lex_gt_map(sink)
-        return source.lex_ge_map(sink)
 
     def interchange(self, outer: str, inner: str) -> Violation | None:
         """Whether two loops around the same statements may change places."""
@@ -224,13 +215,15 @@ def _skewed(outer: str, inner: str, factor: int) -> Callable[[Statement, Place],
 
 def _has_loops(statement: Statement, loops: Sequence[Any]) -> bool:
     own = statement.loops[: len(loops)]
-    return len(own) == len(loops) and all(a is b for a, b in zip(own, loops, strict=True))
+    return len(own) == len(loops) and all(a.same_as(b) for a, b in zip(own, loops, strict=True))
 
 
-def place_in(statement: Statement, loop: str) -> int | None:
+def place_in(statement: Statement, loop: LoopName) -> int | None:
     """The position of a loop's coordinate in the time of ``statement``; None without that loop."""
-    names = statement.loop_names
-    return 2 * names.index(loop) + 1 if loop in names else None
+    for number, (own, name) in enumerate(zip(statement.loops, statement.loop_names, strict=True)):
+        if name == loop if isinstance(loop, str) else own.same_as(loop):
+            return 2 * number + 1
+    return None
 
 
 def _timed(
@@ -244,7 +237,7 @@ def _timed(
     ]
 
 
-def carried_by(kernel: KernelDomain, one: Dependence, loop: str) -> isl.Map:
+def carried_by(kernel: KernelDomain, one: Dependence, loop: LoopName) -> isl.Map:
     """The pairs of a dependence that lie in two iterations of a loop, in one of those around."""
     first, second = place_in(one.source, loop), place_in(one.sink, loop)
     nothing = one.relation.subtract(one.relation)
@@ -259,6 +252,25 @@ def carried_by(kernel: KernelDomain, one: Dependence, loop: str) -> isl.Map:
     together = around[0].apply_range(around[1].reverse())
     differ = inside[0].lex_lt_map(inside[1]).union(inside[0].lex_gt_map(inside[1]))
     return one.relation.intersect(together).intersect(differ)
+
+
+def broken_by_lanes(kernel: KernelDomain, one: Dependence, loop: LoopName) -> isl.Map:
+    """The pairs of a dependence that come in the wrong order where a loop's iterations are lanes."""
+    carried = carried_by(kernel, one, loop)
+    if carried.is_empty():
+        return carried
+    times = []
+    for statement in (one.source, one.sink):
+        place = place_of(statement)
+        coordinate = place_in(statement, loop)
+        if coordinate is not None:
+            place = place[:coordinate] + place[coordinate + 1 :]
+        times.append(place)
+    source, sink = _timed(kernel, (one.source, one.sink), times)
+    # A statement loads for all lanes before it stores.
+    if one.kind == "anti" and one.source.name == one.sink.name:
+        return carried.intersect(source.lex_gt_map(sink))
+    return carried.intersect(source.lex_ge_map(sink))
 
 
 def violation(what: str, one: Dependence, broken: isl.Map) -> Violation:
