@@ -60,6 +60,8 @@ class CpuLoopNest:
             raise NotApplicable(error.reason) from None
         except NoSchedule:
             raise NotApplicable("isl finds no order of its loops") from None
+        if not found.gains:
+            raise NotApplicable("none of its loops may be tiled, or run in parallel")
         code = CodeOptions(machine.cores, lanes)
         return generated_kernel(kernel, found.tree, code), found
 

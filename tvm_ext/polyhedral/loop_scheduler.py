@@ -64,6 +64,14 @@ class LoopSchedule:
     wavefront: int = 0
     vectors: int = 0
 
+    @property
+    def gains(self) -> bool:
+        """Whether loops were tiled, or outermost ones are parallel.
+
+        Skewed loops without tiles only walk through memory in a worse order.
+        """
+        return bool(self.tiled) or (bool(self.parallel) and not self.skewed)
+
     def __str__(self) -> str:
         """What was found, in words."""
         parts = []
@@ -223,15 +231,17 @@ class _Bands:
         loops: list[Loop],
         in_parallel: bool,
     ) -> isl.ScheduleNode:
-        first = loops[0]
-        if in_parallel or not first.coincident:
+        allowed = band.members if band.is_permutable else band.members[:1]
+        chosen = next((one for one in allowed if one.coincident), None)
+        if in_parallel or chosen is None:
             return with_loops(below, loops)
         self._found.parallel += 1
-        if first.mark or first.is_over_registers:
-            # Threads share out long pieces, in which vectors run.
-            outer = band.members[0].tiled(self._options.inner_tile * 8)
-            return with_loops(with_loops(below, loops), [replace(outer, mark=PARALLEL)])
-        return with_loops(below, [replace(first, mark=PARALLEL), *loops[1:]])
+        if chosen.function is loops[0].function and not loops[0].mark:
+            return with_loops(below, [replace(loops[0], mark=PARALLEL), *loops[1:]])
+        # Threads share out pieces, in which vectors and rows are whole.
+        size = self._options.inner_tile * 8 if len(band.members) == 1 else _PIECE
+        outer = replace(chosen.tiled(size), mark=PARALLEL)
+        return with_loops(with_loops(below, loops), [outer])
 
     # Tiles.
 
@@ -240,7 +250,9 @@ class _Bands:
     ) -> isl.ScheduleNode:
         members = band.members
         self._found.tiled.append(len(members))
-        sizes = [self._options.tile] * (len(members) - 1) + [self._options.inner_tile]
+        # The rows of skewed tiles are cut at both ends, and have to be longer to be worth it.
+        last = self._options.inner_tile * (_SKEWED_ROWS if band.is_skewed else 1)
+        sizes = [self._options.tile] * (len(members) - 1) + [last]
         tiles = [one.tiled(size) for one, size in zip(members, sizes, strict=True)]
         if in_parallel:
             return with_loops(below, tiles)
@@ -253,6 +265,12 @@ class _Bands:
         front = Loop(tiles[0].function.add(tiles[1].function), False)
         return with_loops(below, [front, replace(tiles[1], mark=PARALLEL), *tiles[2:]])
 
+
+# How many times as long the rows of skewed tiles are.
+_SKEWED_ROWS = 4
+
+# Iterations of an outer loop that a thread takes at a time.
+_PIECE = 32
 
 # Runs of statements that take longer than waking threads, about 10 us.
 _WORTH_THREADS = 8000

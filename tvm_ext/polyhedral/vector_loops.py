@@ -155,7 +155,8 @@ def _behind(source: isl.Map, sink: isl.Map, or_together: bool) -> isl.Map:
 
 def vector_loops(band: Band, lanes: int) -> list[Loop]:
     """The loops of a band that holds no other, innermost last, with vectors where they may be."""
-    vector = _vector_member(band) if lanes > 1 else None
+    # Along a skewed loop every row begins elsewhere: whole vectors are few, and LLVM's own are better.
+    vector = _vector_member(band) if lanes > 1 and not band.is_skewed else None
     if vector is None:
         return list(band.members)
     along = band.members[vector]
