@@ -1,4 +1,4 @@
-"""PolyBench's thirty kernels: the loops as they are written, and as the polyhedral scheduler has them.
+"""PolyBench's thirty kernels: loops as they are written, and as the polyhedral scheduler has them.
 
 Both are compiled for this machine and run in turn, each on fresh copies of the same arguments;
 what stands in the last column is the ratio of their least times. The results of both are compared.
@@ -87,7 +87,9 @@ def _relative_difference(one: Any, other: Any) -> float:
 
 def _line(result: Result) -> str:
     times = f"{result.written_ms:9.2f} {result.scheduled_ms:9.2f}"
-    return f"{result.kernel:15}{times} {result.ratio:7.2f}x  {result.difference:.0e}  {result.found}"
+    return (
+        f"{result.kernel:15}{times} {result.ratio:7.2f}x  {result.difference:.0e}  {result.found}"
+    )
 
 
 def main() -> None:

@@ -43,9 +43,7 @@ class PolybenchKernel:
 
 def shapes_of(func: tirx.PrimFunc) -> list[tuple[tuple[int, ...], str]]:
     """The shape and type of each argument."""
-    return [
-        (tuple(int(size) for size in param.shape), str(param.dtype)) for param in func.params
-    ]
+    return [(tuple(int(size) for size in param.shape), str(param.dtype)) for param in func.params]
 
 
 def random_arguments(func: tirx.PrimFunc) -> Arrays:

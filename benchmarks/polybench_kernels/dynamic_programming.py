@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from polybench_kernels.catalogue import PolybenchKernel, random_arguments, shapes_of
 from scipy import signal
 from tvm import tirx
 from tvm.script import tirx as T
+
+from polybench_kernels.catalogue import PolybenchKernel, random_arguments, shapes_of
 
 Array = NDArray[np.float64]
 

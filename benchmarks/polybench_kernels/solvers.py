@@ -2,10 +2,11 @@
 
 import numpy as np
 from numpy.typing import NDArray
-from polybench_kernels.catalogue import PolybenchKernel, dominant_diagonal
 from scipy import linalg
 from tvm import tirx
 from tvm.script import tirx as T
+
+from polybench_kernels.catalogue import PolybenchKernel, dominant_diagonal
 
 Array = NDArray[np.float64]
 
@@ -185,9 +186,7 @@ def _trisolv_reference(lower: Array, x: Array, b: Array) -> None:
 SOLVERS = (
     PolybenchKernel("cholesky", _cholesky, _cholesky_reference, (17,), (800,), dominant_diagonal),
     PolybenchKernel("durbin", _durbin, _durbin_reference, (17,), (2000,), _durbin_inputs),
-    PolybenchKernel(
-        "gramschmidt", _gramschmidt, _gramschmidt_reference, (19, 17), (400, 350)
-    ),
+    PolybenchKernel("gramschmidt", _gramschmidt, _gramschmidt_reference, (19, 17), (400, 350)),
     PolybenchKernel("lu", _lu, _lu_reference, (17,), (700,), dominant_diagonal),
     PolybenchKernel("ludcmp", _ludcmp, _ludcmp_reference, (17,), (600,), dominant_diagonal),
     PolybenchKernel("trisolv", _trisolv, _trisolv_reference, (17,), (2000,), dominant_diagonal),

@@ -2,9 +2,10 @@
 
 import numpy as np
 from numpy.typing import NDArray
-from polybench_kernels.catalogue import PolybenchKernel
 from tvm import tirx
 from tvm.script import tirx as T
+
+from polybench_kernels.catalogue import PolybenchKernel
 
 Array = NDArray[np.float64]
 

@@ -83,9 +83,7 @@ def _loops_at_once(kernel: KernelDomain) -> list[tirx.For]:
 def _check_loop(kernel: KernelDomain, loop: tirx.For, found: ScheduleCheck) -> None:
     is_vector = loop.kind == tirx.ForKind.VECTORIZED
     what = f"{'a vectorised' if is_vector else 'a parallel'} loop {loop.loop_var.name}"
-    inside = [
-        one for one in kernel.statements if any(loop.same_as(around) for around in one.loops)
-    ]
+    inside = [one for one in kernel.statements if any(loop.same_as(around) for around in one.loops)]
     is_proved = True
     for one, is_exact in _pairs(kernel, inside):
         broken = (broken_by_lanes if is_vector else carried_by)(kernel, one, loop)

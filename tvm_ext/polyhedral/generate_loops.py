@@ -24,6 +24,11 @@ VECTOR = "vector"
 UNROLLED = "unrolled"
 
 
+# islpy's own description of its names leaves out those that are words of Python.
+_LOOP, _BRANCH = (getattr(isl.ast_node_type, name) for name in ("for_", "if_"))
+_and, _or = (getattr(isl.ast_expr_op_type, name) for name in ("and_", "or_"))
+
+
 @dataclass(frozen=True)
 class CodeOptions:
     """How loops are written.
@@ -122,7 +127,7 @@ class _Writer:
         kind = node.get_type()
         if kind == isl.ast_node_type.mark:
             return self.statement(node.mark_get_node(), str(node.mark_get_id().get_name()))
-        if kind == isl.ast_node_type.for_:
+        if kind == _LOOP:
             return self._loop(node, mark)
         if kind == isl.ast_node_type.block:
             children = node.block_get_children()
@@ -131,9 +136,11 @@ class _Writer:
                 for number in range(children.n_ast_node())
             ]
             return sequence(parts)
-        if kind == isl.ast_node_type.if_:
+        if kind == _BRANCH:
             holds = self.value(node.if_get_cond())
-            other = self.statement(node.if_get_else_node(), mark) if node.if_has_else_node() else None
+            other = (
+                self.statement(node.if_get_else_node(), mark) if node.if_has_else_node() else None
+            )
             return tirx.IfThenElse(holds, self.statement(node.if_get_then_node(), mark), other)
         return self._call(node.user_get_expr())
 
@@ -154,7 +161,9 @@ class _Writer:
         count = _simplified(count)
 
         def body(number: Any) -> tirx.Stmt:
-            return self._inside(name, _simplified(low + number * self._number(step)), node.for_get_body())
+            return self._inside(
+                name, _simplified(low + number * self._number(step)), node.for_get_body()
+            )
 
         if mark == PARALLEL and self._options.threads > 1:
             return self._dealt_out(name, count, body)
@@ -261,7 +270,7 @@ def _kind_of(mark: str, count: Any, lanes: int) -> Any:
 _MOST_UNROLLED = 8
 
 
-def _combined(operator: isl.ast_expr_op_type, arguments: Sequence[Any]) -> Any:
+def _combined(operator: int, arguments: Sequence[Any]) -> Any:
     if operator == isl.ast_expr_op_type.minus:
         return tirx.const(0, str(arguments[0].ty)) - arguments[0]
     if operator in (isl.ast_expr_op_type.cond, isl.ast_expr_op_type.select):
@@ -285,9 +294,9 @@ _OPERATORS: dict[Any, Callable[[Any, Any], Any]] = {
     isl.ast_expr_op_type.pdiv_q: tirx.floordiv,
     isl.ast_expr_op_type.pdiv_r: tirx.floormod,
     isl.ast_expr_op_type.zdiv_r: tirx.floormod,
-    isl.ast_expr_op_type.and_: tirx.And,
+    _and: tirx.And,
     isl.ast_expr_op_type.and_then: tirx.And,
-    isl.ast_expr_op_type.or_: tirx.Or,
+    _or: tirx.Or,
     isl.ast_expr_op_type.or_else: tirx.Or,
     isl.ast_expr_op_type.eq: lambda a, b: tirx.EQ(a, b),
     isl.ast_expr_op_type.lt: lambda a, b: tirx.LT(a, b),

@@ -225,36 +225,33 @@ class _Reader:
 
     def _visit(self, stmt: Any, around: _Around) -> _Around:
         """Notes what is below ``stmt``; returns what is around what follows it."""
-        if isinstance(stmt, tirx.SeqStmt):
+        known = {
+            tirx.For: self._loop,
+            tirx.BufferStore: self._store,
+            tirx.IfThenElse: self._branches,
+            s_tir.SBlockRealize: self._block,
+        }
+        read = known.get(type(stmt))
+        if read is not None:
+            read(stmt, around)
+        elif isinstance(stmt, tirx.SeqStmt):
             inner = around
             for part in stmt.seq:
                 inner = self._visit(part, inner)
-        elif isinstance(stmt, tirx.For):
-            self._loop(stmt, around)
-        elif isinstance(stmt, tirx.BufferStore):
-            self._store(stmt, around)
-        elif isinstance(stmt, tirx.IfThenElse):
-            self._branches(stmt, around)
-        elif isinstance(stmt, s_tir.SBlockRealize):
-            self._block(stmt, around)
         elif isinstance(stmt, tirx.Bind):
             return replace(around, bound={**around.bound, hash(stmt.var): stmt.value})
         elif isinstance(stmt, tirx.AllocBuffer):
             self._add_array(stmt.buffer, around.loops)
         elif isinstance(stmt, tirx.AttrStmt):
             self._visit(stmt.body, around)
-        elif isinstance(stmt, tirx.Evaluate) and not isinstance(stmt.value, tvm.ir.Call):
-            return around
-        else:
+        elif not _does_nothing(stmt):
             raise NotAffine(f"what a statement of kind {_kind(stmt)} accesses is not known")
         return around
 
     def _loop(self, loop: tirx.For, around: _Around) -> None:
         place = self._next_position()
         self._counts.append(0)
-        inner = replace(
-            around, loops=(*around.loops, loop), position=(*around.position, place)
-        )
+        inner = replace(around, loops=(*around.loops, loop), position=(*around.position, place))
         self._visit(loop.body, inner)
         self._counts.pop()
 
@@ -502,6 +499,10 @@ def _is_element(expr: Any, store: Any) -> bool:
         return False
     pairs = zip(expr.indices, store.indices, strict=True)
     return all(structural_equal(one, other) for one, other in pairs)
+
+
+def _does_nothing(stmt: Any) -> bool:
+    return isinstance(stmt, tirx.Evaluate) and not isinstance(stmt.value, tvm.ir.Call)
 
 
 def _is_one(expr: Any) -> bool:

@@ -15,7 +15,6 @@ from tvm import tirx
 from tvm_ext.polyhedral.dependences import Dependence
 from tvm_ext.polyhedral.kernel_domain import KernelDomain, Place, Statement, place_of
 
-
 LoopName: TypeAlias = "str | tirx.For"
 """A loop, or the name of its variable."""
 
@@ -46,10 +45,13 @@ class Violation:
         """One line that names the array, both statements and the pair of iterations."""
         one = self.dependence
         sizes = f" with {_listed(self.sizes)}" if self.sizes else ""
+        ends = [
+            f"{statement.name} ({statement.text}) at ({_listed(values)})"
+            for statement, values in ((one.source, self.source), (one.sink, self.sink))
+        ]
         return (
-            f"{self.what} is not legal: {one.kind} dependence on {one.buffer} from {one.source.name} "
-            f"({one.source.text}) at ({_listed(self.source)}) to {one.sink.name} "
-            f"({one.sink.text}) at ({_listed(self.sink)}){sizes}"
+            f"{self.what} is not legal: {one.kind} dependence on {one.buffer} "
+            f"from {ends[0]} to {ends[1]}{sizes}"
         )
 
 
@@ -155,9 +157,7 @@ class LoopNest:
     def fusion(self, first: str, second: str) -> Violation | None:
         """Whether two loops that follow each other may become one, iteration by iteration."""
         one, other = self._loop(first), self._loop(second)
-        beside = max(
-            s.position[len(one)] for s in self.kernel.statements if _has_loops(s, one)
-        )
+        beside = max(s.position[len(one)] for s in self.kernel.statements if _has_loops(s, one))
 
         def fused(statement: Statement, place: Place) -> Place:
             if not _has_loops(statement, other):
@@ -190,9 +190,7 @@ class LoopNest:
                 return statement.loops[: statement.loop_names.index(name) + 1]
         raise KeyError(name)
 
-    def _kept(
-        self, what: str, change: Callable[[Statement, Place], Place]
-    ) -> Violation | None:
+    def _kept(self, what: str, change: Callable[[Statement, Place], Place]) -> Violation | None:
         for one in self.dependences:
             pair = (one.source, one.sink)
             times = [change(statement, place_of(statement)) for statement in pair]
@@ -255,7 +253,7 @@ def carried_by(kernel: KernelDomain, one: Dependence, loop: LoopName) -> isl.Map
 
 
 def broken_by_lanes(kernel: KernelDomain, one: Dependence, loop: LoopName) -> isl.Map:
-    """The pairs of a dependence that come in the wrong order where a loop's iterations are lanes."""
+    """The pairs of a dependence that come in the wrong order where iterations are lanes."""
     carried = carried_by(kernel, one, loop)
     if carried.is_empty():
         return carried

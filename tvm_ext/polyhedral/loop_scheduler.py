@@ -245,9 +245,7 @@ class _Bands:
 
     # Tiles.
 
-    def _tiles(
-        self, below: isl.ScheduleNode, band: "Band", in_parallel: bool
-    ) -> isl.ScheduleNode:
+    def _tiles(self, below: isl.ScheduleNode, band: "Band", in_parallel: bool) -> isl.ScheduleNode:
         members = band.members
         self._found.tiled.append(len(members))
         # The rows of skewed tiles are cut at both ends, and have to be longer to be worth it.

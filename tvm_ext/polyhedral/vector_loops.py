@@ -125,9 +125,9 @@ class Band:
             source, sink = self.time(one.source), self.time(one.sink)
             together = _without(source, at).apply_range(_without(sink, at).reverse())
             pairs = one.relation.intersect(together)
-            orders = [self._below_of(end) for end in (one.source, one.sink)]
+            first, second = (self._below_of(end) for end in (one.source, one.sink))
             is_kept_in_place = one.kind == "anti" and one.source.name == one.sink.name
-            pairs = pairs.intersect(_behind(*orders, is_kept_in_place))
+            pairs = pairs.intersect(_behind(first, second, is_kept_in_place))
             if not pairs.subtract(_equal(source, sink)).is_empty():
                 return False
         return True
@@ -155,7 +155,7 @@ def _behind(source: isl.Map, sink: isl.Map, or_together: bool) -> isl.Map:
 
 def vector_loops(band: Band, lanes: int) -> list[Loop]:
     """The loops of a band that holds no other, innermost last, with vectors where they may be."""
-    # Along a skewed loop every row begins elsewhere: whole vectors are few, and LLVM's own are better.
+    # Along a skewed loop every row begins elsewhere: whole vectors are few, LLVM's own are better.
     vector = _vector_member(band) if lanes > 1 and not band.is_skewed else None
     if vector is None:
         return list(band.members)
@@ -247,7 +247,7 @@ REGISTERS = "registers "
 
 
 def with_whole_tiles(tree: isl.Schedule) -> isl.Schedule:
-    """``tree`` with code of its own for tiles of registers that are whole, whose loops are fixed."""
+    """``tree`` with code of its own for whole tiles of registers, whose loops are fixed."""
 
     def isolated(node: isl.ScheduleNode) -> isl.ScheduleNode:
         if node.get_type() != isl.schedule_node_type.mark:
@@ -277,9 +277,7 @@ def _whole_tiles(band: isl.ScheduleNode, sizes: Sequence[int]) -> isl.Map:
     extended = points.project_out(isl.dim_type.set, within, over)
     extended = extended.add_dims(isl.dim_type.set, over)
     for number, size in enumerate(sizes):
-        extended = extended.intersect(
-            _tile_of(extended, around + number, within + number, size)
-        )
+        extended = extended.intersect(_tile_of(extended, around + number, within + number, size))
     partial = extended.subtract(points)
     first = around + over
     tiles, partial = (

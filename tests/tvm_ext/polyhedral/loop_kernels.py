@@ -9,7 +9,7 @@ def jacobi(tsteps: int, n: int) -> tirx.PrimFunc:
 
     @T.prim_func(s_tir=True)
     def kernel(A: T.Buffer((n, n), "float64"), B: T.Buffer((n, n), "float64")):
-        for t in range(tsteps):
+        for t in range(tsteps):  # noqa: B007
             for i in range(1, n - 1):
                 for j in range(1, n - 1):
                     B[i, j] = A[i, j - 1] + A[i, j + 1] + A[i - 1, j] + A[i + 1, j]

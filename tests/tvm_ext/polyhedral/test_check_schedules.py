@@ -3,11 +3,10 @@
 import pytest
 from loop_kernels import gathered, matmul, wave
 from tvm import s_tir, te, tirx
+from tvm_ffi import structural_map
 
 from tvm_ext.polyhedral.check_schedules import check_schedule
 from tvm_ext.tir_schedules.statements import changed_loop
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes
-from tvm_ffi import structural_map
 
 
 def with_kind(func, name, kind):
