@@ -55,6 +55,8 @@ class CpuLoopNest:
         )
         try:
             kernel = kernel_domain(func)
+            if kernel.not_rewritable:
+                raise NotApplicable(kernel.not_rewritable[0])
             found = schedule_loops(kernel, dependences_of(kernel), options)
         except NotAffine as error:
             raise NotApplicable(error.reason) from None

@@ -120,6 +120,9 @@ class KernelDomain:
         What it allocates, in program order.
     not_affine : list[str]
         What was found that is not affine, and is kept as "may", one text each.
+    not_rewritable : list[str]
+        Why the statements cannot be written anew in another order, one text each: what a kernel
+        says besides its stores would be lost, or a value is loaded before it is used.
     """
 
     func: tirx.PrimFunc
@@ -128,6 +131,7 @@ class KernelDomain:
     parameters: Parameters = field(default_factory=Parameters)
     local_arrays: list[LocalArray] = field(default_factory=list)
     not_affine: list[str] = field(default_factory=list)
+    not_rewritable: list[str] = field(default_factory=list)
 
     def statement(self, name: str) -> Statement:
         """The statement of that name."""
@@ -239,16 +243,25 @@ class _Reader:
             for part in stmt.seq:
                 inner = self._visit(part, inner)
         elif isinstance(stmt, tirx.Bind):
+            if nodes(stmt.value, tvm.ir.TensorLoad):
+                self._keep(f"{stmt.var.name} is loaded before it is used")
             return replace(around, bound={**around.bound, hash(stmt.var): stmt.value})
         elif isinstance(stmt, tirx.AllocBuffer):
             self._add_array(stmt.buffer, around.loops)
         elif isinstance(stmt, tirx.AttrStmt):
+            self._keep(f"the attribute {stmt.attr_key} holds for a part of it")
             self._visit(stmt.body, around)
         elif not _does_nothing(stmt):
             raise NotAffine(f"what a statement of kind {_kind(stmt)} accesses is not known")
         return around
 
+    def _keep(self, reason: str) -> None:
+        if reason not in self._found.not_rewritable:
+            self._found.not_rewritable.append(reason)
+
     def _loop(self, loop: tirx.For, around: _Around) -> None:
+        if loop.kind == tirx.ForKind.THREAD_BINDING:
+            self._keep(f"loop {loop.loop_var.name} is bound to threads")
         place = self._next_position()
         self._counts.append(0)
         inner = replace(around, loops=(*around.loops, loop), position=(*around.position, place))
@@ -278,6 +291,7 @@ class _Reader:
         for buffer in block.alloc_buffers:
             self._add_array(buffer, around.loops)
         for match in block.match_buffers:
+            self._keep(f"{match.buffer.name} is a part of {match.source.source.name}")
             self._regions[hash(match.buffer)] = match.source
         if block.init is not None:
             first = [
@@ -305,6 +319,8 @@ class _Reader:
         loops = {hash(loop.loop_var): number for number, loop in enumerate(around.loops)}
         reader = AffineReader(space, loops, around.bound, self._found.parameters)
         domain, exact = self._domain(reader, around)
+        if not exact:
+            self._keep("it is not known when a statement runs")
         accesses = _Accesses(self, reader, domain, around)
         for condition in around.conditions:
             accesses.reads(condition, domain)
@@ -391,6 +407,8 @@ class _Accesses:
                 self.reads(index, where, exact)
         elif is_conditional(expr):
             self._branch_reads(expr, where, exact)
+        elif _changes_state(expr):
+            raise NotAffine(f"what a call of {expr.op.name} accesses is not known")
         elif isinstance(expr, tvm.ir.Var):
             if hash(expr) in self._around.bound:
                 self.reads(self._around.bound[hash(expr)], where, exact)
@@ -499,6 +517,18 @@ def _is_element(expr: Any, store: Any) -> bool:
         return False
     pairs = zip(expr.indices, store.indices, strict=True)
     return all(structural_equal(one, other) for one, other in pairs)
+
+
+def _changes_state(expr: Any) -> bool:
+    """Whether an expression is a call that does more than to compute a value."""
+    if not isinstance(expr, tvm.ir.Call) or not isinstance(expr.op, tvm.ir.Op):
+        return isinstance(expr, tvm.ir.Call)
+    effect = expr.op.get_attr("TCallEffectKind")
+    return effect is not None and int(effect) > _PURE
+
+
+# TVM's number (``CallEffectKind``) for calls that only compute a value; larger ones do more.
+_PURE = 1
 
 
 def _does_nothing(stmt: Any) -> bool:

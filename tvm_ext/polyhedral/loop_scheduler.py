@@ -124,14 +124,9 @@ def _bands(
     _set_options(kernel.context, options)
     # Each bound is a variable of isl's programs. Those that are numbers say little of the order of
     # runs; those of triangles do.
-    for known in (boxes, isl.UnionSet.read_from_str(kernel.context, "{ }")):
-        constraints = relation
-        if not known.is_empty():
-            constraints = relation.gist_domain(known).gist_range(known)
-        found = _within_limit(kernel, constraints.coalesce())
-        if found is not None:
-            return found
-    raise NoSchedule
+    if not boxes.is_empty():
+        relation = relation.gist_domain(boxes).gist_range(boxes)
+    return _within_limit(kernel, relation.coalesce())
 
 
 def _box(domain: isl.Set) -> isl.Set:
@@ -156,8 +151,8 @@ def _set_options(context: isl.Context, options: SchedulerOptions) -> None:
     context.set_ast_build_detect_min_max(1)
 
 
-def _within_limit(kernel: KernelDomain, relation: isl.UnionMap) -> isl.Schedule | None:
-    """isl's schedule, or None where it takes too long or finds none."""
+def _within_limit(kernel: KernelDomain, relation: isl.UnionMap) -> isl.Schedule:
+    """isl's schedule. Raises NoSchedule where it takes too long or finds none."""
     constraints = isl.ScheduleConstraints.on_domain(kernel.domain)
     constraints = constraints.set_validity(relation).set_coincidence(relation)
     constraints = constraints.set_proximity(relation)
@@ -166,7 +161,7 @@ def _within_limit(kernel: KernelDomain, relation: isl.UnionMap) -> isl.Schedule 
     try:
         return constraints.compute_schedule()
     except isl.Error:
-        return None
+        raise NoSchedule from None
     finally:
         kernel.context.set_max_operations(0)
 
