@@ -18,7 +18,13 @@ from tvm import s_tir, tirx
 from tvm_ffi import structural_equal, structural_map
 
 from tvm_ext.polyhedral.affine_expressions import AffineReader, NotAffine, Parameters
-from tvm_ext.tir_schedules.analysis.buffer_access import is_conditional, nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    flat_address,
+    is_compact,
+    is_conditional,
+    nodes,
+)
+from tvm_ext.tir_schedules.statements import buffer_data_operator
 
 
 @dataclass(frozen=True)
@@ -218,6 +224,13 @@ class _Reader:
         self._found = found
         self._arrays: dict[int, tuple[str, tuple[Any, ...]]] = {}
         self._regions: dict[int, Any] = {}
+        # Arrays that are seen as flat ones somewhere are flat everywhere.
+        self._views = {
+            hash(view.buffer): view.data.args[0]
+            for view in nodes(found.func.body, tirx.DeclBuffer)
+            if _is_flat_view(view)
+        }
+        self._flat = {hash(base) for base in self._views.values()}
         self._counts: list[int] = [0]
         for param in found.func.params:
             if not isinstance(param.ty, tvm.ir.PrimType):
@@ -251,6 +264,12 @@ class _Reader:
         elif isinstance(stmt, tirx.AttrStmt):
             self._keep(f"the attribute {stmt.attr_key} holds for a part of it")
             self._visit(stmt.body, around)
+        elif isinstance(stmt, tirx.DeclBuffer) and hash(stmt.buffer) in self._views:
+            self._keep(f"{stmt.buffer.name} is seen as a flat array")
+        elif _is_masked(stmt, "masked_store"):
+            buffer, value, *indices, _mask = stmt.value.args
+            self._keep(f"{buffer.name} is stored under a mask")
+            self._store(tirx.BufferStore(buffer, value, indices), around, is_masked=True)
         elif not _does_nothing(stmt):
             raise NotAffine(f"what a statement of kind {_kind(stmt)} accesses is not known")
         return around
@@ -311,7 +330,7 @@ class _Reader:
         if not any(buffer.same_as(param) for param in self._found.func.params):
             self._found.local_arrays.append(LocalArray(buffer, name, loops))
 
-    def _store(self, store: tirx.BufferStore, around: _Around) -> None:
+    def _store(self, store: tirx.BufferStore, around: _Around, is_masked: bool = False) -> None:
         name = f"S{len(self._found.statements)}"
         names = [f"c{number}" for number in range(len(around.loops))]
         space = isl.Space.create_from_names(self._found.context, set=names)
@@ -327,7 +346,7 @@ class _Reader:
         for index in store.indices:
             accesses.reads(index, domain)
         accesses.reads(store.value, domain)
-        accesses.access(store.buffer, store.indices, domain, writes=True)
+        accesses.access(store.buffer, store.indices, domain, writes=True, exact=not is_masked)
         self._found.statements.append(
             Statement(
                 name,
@@ -381,6 +400,9 @@ class _Reader:
             indices = [start + index for start, index in zip(starts, indices, strict=True)]
             buffer = region.source
             region = self._regions.get(hash(buffer))
+        if hash(buffer) in self._flat:
+            indices = [flat_address(buffer, [tirx.const(0, "int64") + one for one in indices])]
+        buffer = self._views.get(hash(buffer), buffer)
         if hash(buffer) not in self._arrays:
             raise NotAffine(f"which memory {buffer.name} lies in is not known")
         name, loops = self._arrays[hash(buffer)]
@@ -407,6 +429,8 @@ class _Accesses:
                 self.reads(index, where, exact)
         elif is_conditional(expr):
             self._branch_reads(expr, where, exact)
+        elif _is_masked(expr, "masked_load"):
+            self.access(expr.args[0], expr.args[1:-1], where, writes=False, exact=False)
         elif _changes_state(expr):
             raise NotAffine(f"what a call of {expr.op.name} accesses is not known")
         elif isinstance(expr, tvm.ir.Var):
@@ -517,6 +541,20 @@ def _is_element(expr: Any, store: Any) -> bool:
         return False
     pairs = zip(expr.indices, store.indices, strict=True)
     return all(structural_equal(one, other) for one, other in pairs)
+
+
+def _is_flat_view(view: Any) -> bool:
+    """Whether a declared array is all of another one, as one row of the same elements."""
+    data = view.data
+    if not isinstance(data, tvm.ir.Call) or not data.op.same_as(buffer_data_operator()):
+        return False
+    same_type = str(view.buffer.dtype) == str(data.args[0].dtype)
+    return same_type and len(view.buffer.shape) == 1 and is_compact(data.args[0], True)
+
+
+def _is_masked(node: Any, name: str) -> bool:
+    call = node.value if isinstance(node, tirx.Evaluate) else node
+    return isinstance(call, tvm.ir.Call) and str(getattr(call.op, "name", "")).endswith(name)
 
 
 def _changes_state(expr: Any) -> bool:

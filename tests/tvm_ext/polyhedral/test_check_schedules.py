@@ -1,11 +1,15 @@
 """Races in scheduled kernels: those of templates have none, and one made on purpose is found."""
 
 import pytest
+from kernel_cases import CASES
 from loop_kernels import gathered, matmul, wave
+from lowering import kernels_of
 from tvm import s_tir, te, tirx
 from tvm_ffi import structural_map
 
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.polyhedral.check_schedules import check_schedule
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 from tvm_ext.tir_schedules.statements import changed_loop
 
 
@@ -46,3 +50,22 @@ def test_a_schedule_broken_on_purpose_is_caught():
     assert not check_schedule(sch.mod["main"]).races
     broken = with_kind(sch.mod["main"], str(sch.get(k).loop_var.name), tirx.ForKind.PARALLEL)
     assert check_schedule(broken).races
+
+
+@pytest.mark.parametrize("name", list(CASES)[::12])
+def test_templates_make_no_races(name):
+    check_case(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(CASES))
+def test_no_template_makes_a_race(name):
+    check_case(name)
+
+
+def check_case(name):
+    machine = host_description().with_cores(2)
+    for func in kernels_of(CASES[name].expression, *CASES[name].inputs).values():
+        scheduled, _ = schedule_kernel(func, machine)
+        found = check_schedule(scheduled)
+        assert (found.races, found.not_proved) == ([], [])
