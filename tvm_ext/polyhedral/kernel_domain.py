@@ -7,7 +7,7 @@ not affine is kept as "may": a condition that is unknown may hold, an index that
 any, and the reason is noted.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -242,7 +242,7 @@ class _Reader:
 
     def _visit(self, stmt: Any, around: _Around) -> _Around:
         """Notes what is below ``stmt``; returns what is around what follows it."""
-        known = {
+        known: dict[type, Callable[..., None]] = {
             tirx.For: self._loop,
             tirx.BufferStore: self._store,
             tirx.IfThenElse: self._branches,
@@ -264,7 +264,13 @@ class _Reader:
         elif isinstance(stmt, tirx.AttrStmt):
             self._keep(f"the attribute {stmt.attr_key} holds for a part of it")
             self._visit(stmt.body, around)
-        elif isinstance(stmt, tirx.DeclBuffer) and hash(stmt.buffer) in self._views:
+        else:
+            self._other(stmt, around)
+        return around
+
+    def _other(self, stmt: Any, around: _Around) -> None:
+        """Notes a statement that declares a view or stores under a mask; any other is refused."""
+        if isinstance(stmt, tirx.DeclBuffer) and hash(stmt.buffer) in self._views:
             self._keep(f"{stmt.buffer.name} is seen as a flat array")
         elif _is_masked(stmt, "masked_store"):
             buffer, value, *indices, _mask = stmt.value.args
@@ -272,7 +278,6 @@ class _Reader:
             self._store(tirx.BufferStore(buffer, value, indices), around, is_masked=True)
         elif not _does_nothing(stmt):
             raise NotAffine(f"what a statement of kind {_kind(stmt)} accesses is not known")
-        return around
 
     def _keep(self, reason: str) -> None:
         if reason not in self._found.not_rewritable:

@@ -55,6 +55,8 @@ class LoopSchedule:
     parallel, tiled, skewed, wavefront, vectors : int
         How many bands have a parallel loop, tiles, a skewed loop, tiles that run in wavefronts,
         vectors.
+    is_outermost_parallel : bool
+        Whether a loop that no other is around is parallel.
     """
 
     tree: isl.Schedule
@@ -63,6 +65,7 @@ class LoopSchedule:
     skewed: int = 0
     wavefront: int = 0
     vectors: int = 0
+    is_outermost_parallel: bool = False
 
     @property
     def gains(self) -> bool:
@@ -70,7 +73,7 @@ class LoopSchedule:
 
         Skewed loops without tiles only walk through memory in a worse order.
         """
-        return bool(self.tiled) or (bool(self.parallel) and not self.skewed)
+        return bool(self.tiled) or self.is_outermost_parallel
 
     def __str__(self) -> str:
         """What was found, in words."""
@@ -193,6 +196,9 @@ class _Bands:
         band = Band(self._kernel, self._dependences, node)
         self._found.skewed += band.is_skewed
         in_parallel = in_parallel or not self._is_worth_threads(node)
+        self._found.is_outermost_parallel |= (
+            not in_parallel and node.get_schedule_depth() == 0 and band.has_parallel_loop
+        )
         tiles = band.is_permutable and len(band.members) > 1 and self._options.tile > 1
         inside = in_parallel or tiles or any(one.coincident for one in band.members)
         below = self.optimised(node.delete(), inside)
@@ -266,7 +272,7 @@ _SKEWED_ROWS = 4
 _PIECE = 32
 
 # Runs of statements that take longer than waking threads, about 10 us.
-_WORTH_THREADS = 8000
+_WORTH_THREADS = 20000
 
 
 def _sets(union: isl.UnionSet) -> list[isl.Set]:

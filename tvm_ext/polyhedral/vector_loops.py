@@ -89,6 +89,12 @@ class Band:
             if not self._domain.intersect(isl.UnionSet.from_set(one.domain)).is_empty()
         ]
 
+    @property
+    def has_parallel_loop(self) -> bool:
+        """Whether a loop that may be outermost carries no dependence."""
+        allowed = self.members if self.is_permutable else self.members[:1]
+        return any(one.coincident for one in allowed)
+
     @cached_property
     def is_skewed(self) -> bool:
         """Whether a loop runs along the sum of several loops of a statement."""

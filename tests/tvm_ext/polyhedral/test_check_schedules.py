@@ -1,5 +1,7 @@
 """Races in scheduled kernels: those of templates have none, and one made on purpose is found."""
 
+import random
+
 import pytest
 from kernel_cases import CASES
 from loop_kernels import gathered, matmul, wave
@@ -9,8 +11,13 @@ from tvm_ffi import structural_map
 
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.polyhedral.check_schedules import check_schedule
-from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.schedule_kernels import accepting_templates, schedule_kernel
 from tvm_ext.tir_schedules.statements import changed_loop
+from tvm_ext.tir_schedules.template import SampledDecisions
+
+# Random decisions of each template for each kernel.
+DRAWS = 12
 
 
 def with_kind(func, name, kind):
@@ -69,3 +76,16 @@ def check_case(name):
         scheduled, _ = schedule_kernel(func, machine)
         found = check_schedule(scheduled)
         assert (found.races, found.not_proved) == ([], [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(CASES))
+def test_no_decision_of_a_tuner_makes_a_race(name):
+    machine = host_description().with_cores(2)
+    generator = random.Random(name)
+    for func in kernels_of(CASES[name].expression, *CASES[name].inputs).values():
+        for template in accepting_templates(func, machine):
+            for _ in range(DRAWS):
+                scheduled = apply_template(template, func, machine, SampledDecisions(generator))
+                if isinstance(scheduled, ScheduledKernel):
+                    assert not check_schedule(scheduled.func).races
