@@ -201,7 +201,8 @@ class _Bands:
         )
         tiles = band.is_permutable and len(band.members) > 1 and self._options.tile > 1
         inside = in_parallel or tiles or any(one.coincident for one in band.members)
-        below = self.optimised(node.delete(), inside)
+        # The band goes last: what is below asks which loops are around it.
+        below = self.optimised(node.child(0), inside).parent().delete()
         if band.is_last:
             loops = vector_loops(band, self._options.lanes)
             self._found.vectors += any(one.mark == VECTOR for one in loops)
