@@ -4,6 +4,7 @@ import pytest
 from loop_kernels import gathered, jacobi, matmul, scratch, shifted, wave
 from tvm.script import tirx as T
 
+from tvm_ext.polyhedral import PolyhedralError, loop_nest
 from tvm_ext.polyhedral.affine_expressions import NotAffine
 from tvm_ext.polyhedral.dependences import dependences_of
 from tvm_ext.polyhedral.kernel_domain import kernel_domain
@@ -111,3 +112,20 @@ def test_a_loop_that_the_data_end_is_refused():
 
     with pytest.raises(NotAffine, match="kind While"):
         kernel_domain(kernel)
+
+
+def test_without_isl_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(PolyhedralError, match=r"pip install 'tvm-ext\[polyhedral\]'"):
+        loop_nest(wave(10))
+
+
+def test_what_cannot_be_analysed_is_a_message_for_users():
+    @T.prim_func(s_tir=True)
+    def kernel(A: T.Buffer((8,), "int32")):
+        while A[0] < 5:
+            A[0] = A[0] + 1
+
+    with pytest.raises(PolyhedralError, match="kind While accesses is not known; expected"):
+        loop_nest(kernel)
+    assert loop_nest(wave(10)).parallel("j") is None
