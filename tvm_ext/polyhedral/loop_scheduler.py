@@ -250,8 +250,12 @@ class _Bands:
     def _tiles(self, below: isl.ScheduleNode, band: "Band", in_parallel: bool) -> isl.ScheduleNode:
         members = band.members
         self._found.tiled.append(len(members))
-        # The rows of skewed tiles are cut at both ends, and have to be longer to be worth it.
-        last = self._options.inner_tile * (_SKEWED_ROWS if band.is_skewed else 1)
+        # The rows of skewed tiles are cut at both ends, and have to be longer to be worth it. With
+        # two loops each row is a wavefront of its own, which wakes the threads.
+        longer = _SKEWED_ROWS if len(members) > 2 else _SKEWED_LINES
+        last = self._options.inner_tile * (longer if band.is_skewed else 1)
+        if any(one.coincident for one in members):
+            last = self._options.inner_tile
         sizes = [self._options.tile] * (len(members) - 1) + [last]
         tiles = [one.tiled(size) for one, size in zip(members, sizes, strict=True)]
         if in_parallel:
@@ -268,6 +272,7 @@ class _Bands:
 
 # How many times as long the rows of skewed tiles are.
 _SKEWED_ROWS = 4
+_SKEWED_LINES = 32
 
 # Iterations of an outer loop that a thread takes at a time.
 _PIECE = 32
