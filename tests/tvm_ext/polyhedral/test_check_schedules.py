@@ -9,12 +9,12 @@ from lowering import kernels_of
 from tvm import s_tir, te, tirx
 from tvm_ffi import structural_map
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.polyhedral.check_schedules import check_schedule
-from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.schedule_kernels import accepting_templates, schedule_kernel
 from tvm_ext.tir_schedules.statements import changed_loop
-from tvm_ext.tir_schedules.template import SampledDecisions
+from tvm_ext.tir_schedules.template import DecisionError, SampledDecisions
 
 # Random decisions of each template for each kernel.
 DRAWS = 12
@@ -86,6 +86,9 @@ def test_no_decision_of_a_tuner_makes_a_race(name):
     for func in kernels_of(CASES[name].expression, *CASES[name].inputs).values():
         for template in accepting_templates(func, machine):
             for _ in range(DRAWS):
-                scheduled = apply_template(template, func, machine, SampledDecisions(generator))
-                if isinstance(scheduled, ScheduledKernel):
-                    assert not check_schedule(scheduled.func).races
+                # Not finished: rows of overlapping tiles are computed twice, with the same result.
+                try:
+                    sch = template.apply(func, machine, SampledDecisions(generator))
+                except (NotApplicable, DecisionError, s_tir.ScheduleError):
+                    continue
+                assert not check_schedule(sch.mod["main"]).races
