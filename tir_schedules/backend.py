@@ -25,6 +25,9 @@ class Scheduling:
         TVM's own rules, asked behind them.
     fallback : Template, optional
         Asked when none of those takes a kernel.
+    loop_templates : sequence of Template
+        Asked for kernels whose loops are written by hand, without blocks, where the user states a
+        decision of the template.
     libraries : sequence of Template
         Used only where a record says so.
     finishing : sequence of callables
@@ -43,6 +46,7 @@ class Scheduling:
     templates: Sequence[Template]
     rules: Sequence[Template] = ()
     fallback: Template | None = None
+    loop_templates: Sequence[Template] = ()
     libraries: Sequence[Template] = ()
     finishing: Sequence[Callable[[tirx.PrimFunc, Any], tirx.PrimFunc]] = ()
     several_results: Callable[[tirx.PrimFunc, Any], Any] | None = None
@@ -57,7 +61,13 @@ class Scheduling:
     @property
     def recordable(self) -> tuple[Template, ...]:
         """All that a record may name."""
-        return (*self.templates, *self.rules, *self.libraries, *self.fallbacks)
+        return (
+            *self.templates,
+            *self.rules,
+            *self.libraries,
+            *self.loop_templates,
+            *self.fallbacks,
+        )
 
 
 def scheduling_of(machine: MachineDescription) -> Scheduling:

@@ -23,6 +23,7 @@ from tvm_ext.tir_schedules.cpu.llvm_preparation import (
     has_flat_arrays,
 )
 from tvm_ext.tir_schedules.cpu.thread_choice import OutlineThreadChoices
+from tvm_ext.tir_schedules.loops_from_zero import StartLoopsAtZero
 from tvm_ext.tir_schedules.statements import has_exact_arrays
 
 # Launches that turn out to be empty in a run: a driver refuses them, so the host leaves them out.
@@ -116,7 +117,13 @@ _Passes = Sequence[Callable[[], tvm.transform.Pass]]
 _OURS: dict[str, tuple[_Passes, _Passes]] = {
     "cuda": ((InsertBoundsChecks,), (LeaveOutEmptyLaunches,)),
     "llvm": (
-        (InsertBoundsChecks, FlattenFewAccesses, SerialFills, NoAliasOfLoneArguments),
+        (
+            StartLoopsAtZero,
+            InsertBoundsChecks,
+            FlattenFewAccesses,
+            SerialFills,
+            NoAliasOfLoneArguments,
+        ),
         (
             LookUpInRegisters,
             NibblesByPermutation,

@@ -161,7 +161,7 @@ def _schedule_by_rule(
     if scheduling.is_bound is not None and (not _has_blocks(func) or scheduling.is_bound(func)):
         return _by_fallback(func, machine, [reason], {}, stated)
     if not _has_blocks(func):
-        return func, ScheduleChoice("as written", "as written", reason)
+        return _by_loop_templates(func, machine, stated, reason)
     refusals: list[str] = []
     failures: dict[str, Exception] = {}
     for template in (*scheduling.templates, *scheduling.rules):
@@ -174,6 +174,28 @@ def _schedule_by_rule(
         choice = replace(choice, unmet=tuple(decisions.unmet()))
         return scheduled.func, replace(choice, failures=failures)
     return _by_fallback(func, machine, refusals, failures, stated)
+
+
+def _by_loop_templates(
+    func: tirx.PrimFunc, machine: MachineDescription, stated: StatedDecisions, reason: str
+) -> tuple[tirx.PrimFunc, ScheduleChoice]:
+    """The first template for loops without blocks that takes the kernel; else as it is written.
+
+    Only those are asked of which a decision is stated: what they gain depends on the loops, and
+    some are slower than as they were written.
+    """
+    refusals: list[str] = []
+    failures: dict[str, Exception] = {}
+    templates = scheduling_of(machine).loop_templates
+    for template in (one for one in templates if one.name in stated):
+        decisions = stated_decisions(stated, template)
+        found = _tried(template, func, machine, failures, decisions)
+        if not isinstance(found, NotApplicable):
+            choice = ScheduleChoice(template.name, "template", reason, tuple(refusals))
+            return found.func, replace(choice, unmet=tuple(decisions.unmet()), failures=failures)
+        refusals.append(f"{template.name}: {found.reason}")
+    choice = ScheduleChoice("as written", "as written", reason, tuple(refusals))
+    return func, replace(choice, failures=failures)
 
 
 def _tried(

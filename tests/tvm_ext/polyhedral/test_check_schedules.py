@@ -1,0 +1,74 @@
+"""Races in scheduled kernels: those of templates have none, and one made on purpose is found."""
+
+import pytest
+from kernel_cases import CASES
+from loop_kernels import gathered, matmul, wave
+from lowering import kernels_of
+from tvm import s_tir, te, tirx
+from tvm_ffi import structural_map
+
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.polyhedral.check_schedules import check_schedule
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.statements import changed_loop
+
+# Random decisions of each template for each kernel.
+DRAWS = 12
+
+
+def with_kind(func, name, kind):
+    def changed(loop):
+        return changed_loop(loop, kind=kind) if loop.loop_var.name == name else loop
+
+    return func.with_body(structural_map(func.body, (tirx.For, changed)))
+
+
+@pytest.mark.parametrize("kind", [tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED])
+def test_a_race_is_found(kind):
+    found = check_schedule(with_kind(matmul(4, 5, 6), "l", kind))
+    assert len(found.races) == 1
+    assert found.races[0].dependence.buffer == "C"
+    assert not found.proved
+
+
+def test_a_loop_without_dependence_is_proved():
+    found = check_schedule(with_kind(wave(8), "j", tirx.ForKind.PARALLEL))
+    assert (found.proved, found.races) == (["a parallel loop j"], [])
+
+
+def test_what_is_not_affine_is_listed():
+    found = check_schedule(with_kind(gathered(8), "i", tirx.ForKind.PARALLEL))
+    assert not found.races
+    assert len(found.not_proved) == 1
+    assert "where[i] is loaded from memory" in found.not_proved[0]
+
+
+def test_a_schedule_broken_on_purpose_is_caught():
+    a = te.placeholder((16, 32), name="a")
+    k = te.reduce_axis((0, 32), "k")
+    total = te.compute((16,), lambda i: te.sum(a[i, k], axis=k), name="total")
+    sch = s_tir.Schedule(te.create_prim_func([a, total]))
+    i, k = sch.get_loops(sch.get_sblock("total"))
+    sch.parallel(i)
+    assert not check_schedule(sch.mod["main"]).races
+    broken = with_kind(sch.mod["main"], str(sch.get(k).loop_var.name), tirx.ForKind.PARALLEL)
+    assert check_schedule(broken).races
+
+
+@pytest.mark.parametrize("name", list(CASES)[::12])
+def test_templates_make_no_races(name):
+    check_case(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(CASES))
+def test_no_template_makes_a_race(name):
+    check_case(name)
+
+
+def check_case(name):
+    machine = host_description().with_cores(2)
+    for func in kernels_of(CASES[name].expression, *CASES[name].inputs).values():
+        scheduled, _ = schedule_kernel(func, machine)
+        found = check_schedule(scheduled)
+        assert (found.races, found.not_proved) == ([], [])

@@ -1,0 +1,588 @@
+"""The iteration domains and access relations of a kernel's statements.
+
+A statement is one store. Its domain has a point for each time that it runs, its access relations
+say which elements that run reads and writes, and its position says where it stands among the
+loops. Blocks are read through: their iteration variables stand for expressions of loops. What is
+not affine is kept as "may": a condition that is unknown may hold, an index that is unknown may be
+any, and the reason is noted.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import islpy as isl
+import tvm
+from tvm import s_tir, tirx
+from tvm_ffi import structural_equal, structural_map
+
+from tvm_ext.polyhedral.affine_expressions import AffineReader, NotAffine, Parameters
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    flat_address,
+    is_compact,
+    is_conditional,
+    nodes,
+)
+from tvm_ext.tir_schedules.statements import buffer_data_operator
+
+
+@dataclass(frozen=True)
+class Access:
+    """One array that a statement reads or writes.
+
+    Attributes
+    ----------
+    buffer : str
+        The array's name in the relations, unique in the kernel.
+    relation : isl.Map
+        From the statement's runs to the elements. An array that is allocated within loops has one
+        copy for each iteration of these, so the first indices are those loops.
+    is_write : bool
+        Whether the element is written.
+    is_exact : bool
+        Whether every element of the relation is accessed; if not, it may be.
+    text : str
+        The access as the kernel has it.
+    """
+
+    buffer: str
+    relation: isl.Map
+    is_write: bool
+    is_exact: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One store of a kernel.
+
+    Attributes
+    ----------
+    name : str
+        Its name in the sets: "S0" for the first.
+    store : tirx.BufferStore
+        The store, over the variables of the loops.
+    loops : tuple[tirx.For, ...]
+        The loops around it, outermost first.
+    position : tuple[int, ...]
+        Where it stands: its number among what each loop holds, the outermost level first.
+    domain : isl.Set
+        Its runs.
+    is_exact : bool
+        Whether it runs for every point of the domain; if not, it may.
+    accesses : tuple[Access, ...]
+        What it reads and writes.
+    """
+
+    name: str
+    store: Any
+    loops: tuple[Any, ...]
+    position: tuple[int, ...]
+    domain: isl.Set
+    is_exact: bool
+    accesses: tuple[Access, ...]
+
+    @cached_property
+    def text(self) -> str:
+        """The store as the kernel has it, in one line."""
+        indices = ", ".join(str(index) for index in self.store.indices)
+        text = " ".join(f"{self.store.buffer.name}[{indices}] = {self.store.value}".split())
+        return text if len(text) <= 70 else text[:67] + "..."
+
+    @cached_property
+    def loop_names(self) -> tuple[str, ...]:
+        """The names of the loops' variables."""
+        return tuple(str(loop.loop_var.name) for loop in self.loops)
+
+    @cached_property
+    def is_reduction(self) -> bool:
+        """Whether the store combines its element with a value that does not depend on it."""
+        return _combines(self.store)
+
+
+@dataclass(frozen=True)
+class LocalArray:
+    """An array that a kernel allocates, and the loops around the allocation."""
+
+    buffer: Any
+    name: str
+    loops: tuple[Any, ...]
+
+
+@dataclass
+class KernelDomain:
+    """A kernel as isl sees it; ``kernel_domain`` makes it.
+
+    Attributes
+    ----------
+    func : tirx.PrimFunc
+        The kernel.
+    statements : list[Statement]
+        In program order.
+    parameters : Parameters
+        The symbolic sizes.
+    local_arrays : list[LocalArray]
+        What it allocates, in program order.
+    not_affine : list[str]
+        What was found that is not affine, and is kept as "may", one text each.
+    not_rewritable : list[str]
+        Why the statements cannot be written anew in another order, one text each: what a kernel
+        says besides its stores would be lost, or a value is loaded before it is used.
+    """
+
+    func: tirx.PrimFunc
+    context: isl.Context
+    statements: list[Statement] = field(default_factory=list)
+    parameters: Parameters = field(default_factory=Parameters)
+    local_arrays: list[LocalArray] = field(default_factory=list)
+    not_affine: list[str] = field(default_factory=list)
+    not_rewritable: list[str] = field(default_factory=list)
+
+    def statement(self, name: str) -> Statement:
+        """The statement of that name."""
+        return next(one for one in self.statements if one.name == name)
+
+    @cached_property
+    def domain(self) -> isl.UnionSet:
+        """The runs of all statements."""
+        found = isl.UnionSet.read_from_str(self.context, "{ }")
+        for statement in self.statements:
+            found = found.union(isl.UnionSet.from_set(statement.domain))
+        return found
+
+    @cached_property
+    def depth(self) -> int:
+        """How many loops are around the statement that has most."""
+        return max((len(one.loops) for one in self.statements), default=0)
+
+    @cached_property
+    def schedule(self) -> isl.UnionMap:
+        """When each run takes place: positions and loops in turn, compared from the left."""
+        found = isl.UnionMap.read_from_str(self.context, "{ }")
+        for one in self.statements:
+            found = found.union(isl.UnionMap.from_map(self.placed(one, place_of(one))))
+        return found
+
+    def placed(self, statement: Statement, place: "Place") -> isl.Map:
+        """The time that ``place`` gives to each run of ``statement``."""
+        dims = ", ".join(f"c{number}" for number in range(len(statement.loops)))
+        padding = ["0"] * (2 * self.depth + 1 - len(place))
+        times = ", ".join([*place, *padding])
+        text = f"{{ {statement.name}[{dims}] -> [{times}] }}"
+        return isl.Map.read_from_str(self.context, text).intersect_domain(statement.domain)
+
+    def accesses(self, *, writes: bool, exact: bool | None = None) -> isl.UnionMap:
+        """All reads or all writes; ``exact``: only those that surely, or that only may, happen."""
+        found = isl.UnionMap.read_from_str(self.context, "{ }")
+        for statement in self.statements:
+            for access in statement.accesses:
+                sure = access.is_exact and statement.is_exact
+                if access.is_write == writes and exact in (None, sure):
+                    found = found.union(isl.UnionMap.from_map(access.relation))
+        return found
+
+
+Place = list[str]
+"""The time of a statement's runs, each part an expression over its loops c0, c1, and so on."""
+
+
+def place_of(statement: Statement) -> Place:
+    """When the runs of a statement take place in the kernel as it is written."""
+    place = [str(statement.position[0])]
+    for number, position in enumerate(statement.position[1:]):
+        place += [f"c{number}", str(position)]
+    return place
+
+
+def kernel_domain(func: tirx.PrimFunc) -> KernelDomain:
+    """The statements of ``func``, whose domains and accesses are sets of isl.
+
+    Raises
+    ------
+    NotAffine
+        The kernel holds a statement of which it is not known what it accesses: a call that gets an
+        address, a loop that ends when the data say so.
+    """
+    found = KernelDomain(func, isl.Context())
+    _Reader(found).read(func.body)
+    return found
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What is around a statement: loops, conditions, bound names, and positions so far."""
+
+    loops: tuple[Any, ...] = ()
+    conditions: tuple[Any, ...] = ()
+    bound: Mapping[int, Any] = field(default_factory=dict)
+    position: tuple[int, ...] = ()
+
+
+class _Reader:
+    def __init__(self, found: KernelDomain) -> None:
+        self._found = found
+        self._arrays: dict[int, tuple[str, tuple[Any, ...]]] = {}
+        self._regions: dict[int, Any] = {}
+        # Arrays that are seen as flat ones somewhere are flat everywhere.
+        self._views = {
+            hash(view.buffer): view.data.args[0]
+            for view in nodes(found.func.body, tirx.DeclBuffer)
+            if _is_flat_view(view)
+        }
+        self._flat = {hash(base) for base in self._views.values()}
+        self._counts: list[int] = [0]
+        for param in found.func.params:
+            if not isinstance(param.ty, tvm.ir.PrimType):
+                self._add_array(param, ())
+
+    def read(self, stmt: Any) -> None:
+        """Notes all statements below ``stmt``."""
+        self._visit(stmt, _Around())
+
+    def _visit(self, stmt: Any, around: _Around) -> _Around:
+        """Notes what is below ``stmt``; returns what is around what follows it."""
+        known: dict[type, Callable[..., None]] = {
+            tirx.For: self._loop,
+            tirx.BufferStore: self._store,
+            tirx.IfThenElse: self._branches,
+            s_tir.SBlockRealize: self._block,
+        }
+        read = known.get(type(stmt))
+        if read is not None:
+            read(stmt, around)
+        elif isinstance(stmt, tirx.SeqStmt):
+            inner = around
+            for part in stmt.seq:
+                inner = self._visit(part, inner)
+        elif isinstance(stmt, tirx.Bind):
+            if nodes(stmt.value, tvm.ir.TensorLoad):
+                self._keep(f"{stmt.var.name} is loaded before it is used")
+            return replace(around, bound={**around.bound, hash(stmt.var): stmt.value})
+        elif isinstance(stmt, tirx.AllocBuffer):
+            self._add_array(stmt.buffer, around.loops)
+        elif isinstance(stmt, tirx.AttrStmt):
+            self._keep(f"the attribute {stmt.attr_key} holds for a part of it")
+            self._visit(stmt.body, around)
+        else:
+            self._other(stmt, around)
+        return around
+
+    def _other(self, stmt: Any, around: _Around) -> None:
+        """Notes a statement that declares a view or stores under a mask; any other is refused."""
+        if isinstance(stmt, tirx.DeclBuffer) and hash(stmt.buffer) in self._views:
+            self._keep(f"{stmt.buffer.name} is seen as a flat array")
+        elif _is_masked(stmt, "masked_store"):
+            buffer, value, *indices, _mask = stmt.value.args
+            self._keep(f"{buffer.name} is stored under a mask")
+            self._store(tirx.BufferStore(buffer, value, indices), around, is_masked=True)
+        elif not _does_nothing(stmt):
+            raise NotAffine(f"what a statement of kind {_kind(stmt)} accesses is not known")
+
+    def _keep(self, reason: str) -> None:
+        if reason not in self._found.not_rewritable:
+            self._found.not_rewritable.append(reason)
+
+    def _loop(self, loop: tirx.For, around: _Around) -> None:
+        if loop.kind == tirx.ForKind.THREAD_BINDING:
+            self._keep(f"loop {loop.loop_var.name} is bound to threads")
+        place = self._next_position()
+        self._counts.append(0)
+        inner = replace(around, loops=(*around.loops, loop), position=(*around.position, place))
+        self._visit(loop.body, inner)
+        self._counts.pop()
+
+    def _next_position(self) -> int:
+        self._counts[-1] += 1
+        return self._counts[-1] - 1
+
+    def _branches(self, stmt: tirx.IfThenElse, around: _Around) -> None:
+        holds = replace(around, conditions=(*around.conditions, stmt.condition))
+        self._visit(stmt.then_case, holds)
+        if stmt.else_case is not None:
+            fails = replace(around, conditions=(*around.conditions, tirx.Not(stmt.condition)))
+            self._visit(stmt.else_case, fails)
+
+    def _block(self, realize: Any, around: _Around) -> None:
+        block = realize.block
+        bound = dict(around.bound)
+        for variable, value in zip(block.iter_vars, realize.iter_values, strict=True):
+            bound[hash(variable.var)] = value
+        conditions = around.conditions
+        if not isinstance(realize.predicate, tirx.IntImm):
+            conditions = (*conditions, realize.predicate)
+        inner = replace(around, bound=bound, conditions=conditions)
+        for buffer in block.alloc_buffers:
+            self._add_array(buffer, around.loops)
+        for match in block.match_buffers:
+            self._keep(f"{match.buffer.name} is a part of {match.source.source.name}")
+            self._regions[hash(match.buffer)] = match.source
+        if block.init is not None:
+            first = [
+                tirx.EQ(variable.var, variable.dom.min)
+                for variable in block.iter_vars
+                if variable.iter_type == tirx.IterVar.CommReduce
+            ]
+            self._visit(block.init, replace(inner, conditions=(*conditions, *first)))
+        self._visit(block.body, inner)
+
+    def _add_array(self, buffer: Any, loops: tuple[Any, ...]) -> None:
+        taken = {name for name, _ in self._arrays.values()}
+        name = "".join(c if c.isalnum() else "_" for c in str(buffer.name))
+        while name in taken:
+            name += "_"
+        self._arrays[hash(buffer)] = (name, loops)
+        if not any(buffer.same_as(param) for param in self._found.func.params):
+            self._found.local_arrays.append(LocalArray(buffer, name, loops))
+
+    def _store(self, store: tirx.BufferStore, around: _Around, is_masked: bool = False) -> None:
+        name = f"S{len(self._found.statements)}"
+        names = [f"c{number}" for number in range(len(around.loops))]
+        space = isl.Space.create_from_names(self._found.context, set=names)
+        space = space.set_tuple_name(isl.dim_type.set, name)
+        loops = {hash(loop.loop_var): number for number, loop in enumerate(around.loops)}
+        reader = AffineReader(space, loops, around.bound, self._found.parameters)
+        domain, exact = self._domain(reader, around)
+        if not exact:
+            self._keep("it is not known when a statement runs")
+        accesses = _Accesses(self, reader, domain, around)
+        for condition in around.conditions:
+            accesses.reads(condition, domain)
+        for index in store.indices:
+            accesses.reads(index, domain)
+        accesses.reads(store.value, domain)
+        accesses.access(store.buffer, store.indices, domain, writes=True, exact=not is_masked)
+        self._found.statements.append(
+            Statement(
+                name,
+                _with_bound(store, around.bound),
+                around.loops,
+                (*around.position, self._next_position()),
+                domain,
+                exact,
+                tuple(accesses.found),
+            )
+        )
+
+    def _domain(self, reader: AffineReader, around: _Around) -> tuple[isl.Set, bool]:
+        """The iterations of the loops for which the conditions hold, and whether all are known."""
+        domain, exact = isl.Set.universe(reader.space), True
+        for loop in around.loops:
+            if loop.step is not None and not _is_one(loop.step):
+                raise NotAffine(f"loop {loop.loop_var.name} has steps of {loop.step}")
+            try:
+                variable = reader.value(loop.loop_var)
+                low = reader.value(loop.min)
+                domain = domain.intersect(variable.ge_set(low))
+                domain = domain.intersect(variable.lt_set(low.add(reader.value(loop.extent))))
+            except NotAffine as error:
+                exact = False
+                self.note(f"the bounds of loop {loop.loop_var.name}: {error.reason}")
+        for condition in around.conditions:
+            try:
+                domain = domain.intersect(reader.condition(condition))
+            except NotAffine as error:
+                exact = False
+                self.note(error.reason)
+        return domain, exact
+
+    def note(self, reason: str) -> None:
+        """Notes once what is not affine."""
+        if reason not in self._found.not_affine:
+            self._found.not_affine.append(reason)
+
+    def array(self, buffer: Any, indices: Any) -> tuple[str, tuple[Any, ...], list[Any]]:
+        """Name, loops around the allocation, and indices of an element, through matched regions."""
+        indices = list(indices)
+        region = self._regions.get(hash(buffer))
+        while region is not None:
+            ranges = list(region.region)
+            skipped = len(ranges) - len(indices)
+            if skipped < 0 or any(not _is_one(one.extent) for one in ranges[:skipped]):
+                raise NotAffine(f"{buffer.name} is part of {region.source.name} of another rank")
+            starts = [one.min for one in ranges]
+            indices = [0] * skipped + indices
+            indices = [start + index for start, index in zip(starts, indices, strict=True)]
+            buffer = region.source
+            region = self._regions.get(hash(buffer))
+        if hash(buffer) in self._flat:
+            indices = [flat_address(buffer, [tirx.const(0, "int64") + one for one in indices])]
+        buffer = self._views.get(hash(buffer), buffer)
+        if hash(buffer) not in self._arrays:
+            raise NotAffine(f"which memory {buffer.name} lies in is not known")
+        name, loops = self._arrays[hash(buffer)]
+        return name, loops, indices
+
+
+class _Accesses:
+    """The accesses of one statement."""
+
+    def __init__(
+        self, owner: _Reader, reader: AffineReader, domain: isl.Set, around: _Around
+    ) -> None:
+        self.found: list[Access] = []
+        self._owner = owner
+        self._reader = reader
+        self._domain = domain
+        self._around = around
+
+    def reads(self, expr: Any, where: isl.Set, exact: bool = True) -> None:
+        """Notes what ``expr`` loads in the iterations ``where``."""
+        if isinstance(expr, tvm.ir.TensorLoad):
+            self.access(expr.source, expr.indices, where, writes=False, exact=exact)
+            for index in expr.indices:
+                self.reads(index, where, exact)
+        elif is_conditional(expr):
+            self._branch_reads(expr, where, exact)
+        elif _is_masked(expr, "masked_load"):
+            self.access(expr.args[0], expr.args[1:-1], where, writes=False, exact=False)
+        elif _changes_state(expr):
+            raise NotAffine(f"what a call of {expr.op.name} accesses is not known")
+        elif isinstance(expr, tvm.ir.Var):
+            if hash(expr) in self._around.bound:
+                self.reads(self._around.bound[hash(expr)], where, exact)
+            elif not isinstance(expr.ty, tvm.ir.PrimType):
+                raise NotAffine(f"a call gets the address of {expr.name}")
+        else:
+            for child in _children(expr):
+                self.reads(child, where, exact)
+
+    def _branch_reads(self, expr: tvm.ir.Call, where: isl.Set, exact: bool) -> None:
+        self.reads(expr.args[0], where, exact)
+        try:
+            holds = self._reader.condition(expr.args[0])
+        except NotAffine as error:
+            self._owner.note(error.reason)
+            self.reads(expr.args[1], where, False)
+            self.reads(expr.args[2], where, False)
+            return
+        self.reads(expr.args[1], where.intersect(holds), exact)
+        self.reads(expr.args[2], where.subtract(holds), exact)
+
+    def access(
+        self, buffer: Any, indices: Any, where: isl.Set, *, writes: bool, exact: bool = True
+    ) -> None:
+        """Notes the access of one element."""
+        name, loops, indices = self._owner.array(buffer, indices)
+        relation = isl.Map.from_domain_and_range(
+            where, isl.Set.universe(isl.Space.set_alloc(where.get_ctx(), 0, 0))
+        )
+        places = [*(loop.loop_var for loop in loops), *indices]
+        for place in places:
+            try:
+                part = self._reader.index(place)
+            except NotAffine as error:
+                self._owner.note(error.reason)
+                exact = False
+                line = isl.Set.universe(isl.Space.set_alloc(where.get_ctx(), 0, 1))
+                part = isl.Map.from_domain_and_range(isl.Set.universe(self._reader.space), line)
+            relation = relation.flat_range_product(part)
+        relation = relation.set_tuple_name(isl.dim_type.out, name)
+        text = f"{buffer.name}[{', '.join(str(index) for index in indices)}]"
+        self.found.append(Access(name, relation, writes, exact, text))
+
+
+def _children(expr: Any) -> Iterator[Any]:
+    """The expressions right below one that neither loads nor branches."""
+    if isinstance(expr, tvm.ir.Call):
+        yield from expr.args
+        return
+    for name in _CHILDREN:
+        child = getattr(expr, name, None)
+        if child is not None and isinstance(child, tvm.ir.Expr):
+            yield child
+    vectors = getattr(expr, "vectors", None)
+    if vectors is not None:
+        yield from vectors
+
+
+_CHILDREN = ("a", "b", "value", "condition", "true_value", "false_value", "base", "stride", "body")
+
+
+def _with_bound(store: Any, bound: Mapping[int, Any]) -> Any:
+    """``store`` with what bound names stand for, over the variables of loops."""
+    if not bound:
+        return store
+
+    def replaced(var: Any) -> Any:
+        value = bound.get(hash(var))
+        return var if value is None else structural_map(value, (tvm.ir.Var, replaced))
+
+    return structural_map(store, (tvm.ir.Var, replaced))
+
+
+def _combines(store: Any) -> bool:
+    """Whether one term of the value is the element itself, and the others do not load the array."""
+    kinds = _CHAINS.get(type(store.value))
+    if kinds is None:
+        return False
+    terms = list(_terms(store.value, kinds))
+    own = [term for term, is_added in terms if is_added and _is_element(term, store)]
+    others = [term for term, _ in terms if not any(term is one for one in own)]
+    loads = [load for term in others for load in nodes(term, tvm.ir.TensorLoad)]
+    return len(own) == 1 and not any(load.source.same_as(store.buffer) for load in loads)
+
+
+_CHAINS: dict[type, tuple[type, ...]] = {
+    tirx.Add: (tirx.Add, tirx.Sub),
+    tirx.Sub: (tirx.Add, tirx.Sub),
+    tirx.Mul: (tirx.Mul,),
+    tirx.Min: (tirx.Min,),
+    tirx.Max: (tirx.Max,),
+}
+
+
+def _terms(expr: Any, kinds: tuple[type, ...], is_added: bool = True) -> Iterator[tuple[Any, bool]]:
+    """What a sum or product combines, each with whether it is added and not taken away."""
+    if type(expr) not in kinds:
+        yield expr, is_added
+        return
+    yield from _terms(expr.a, kinds, is_added)
+    yield from _terms(expr.b, kinds, is_added != isinstance(expr, tirx.Sub))
+
+
+def _is_element(expr: Any, store: Any) -> bool:
+    if not isinstance(expr, tvm.ir.TensorLoad) or not expr.source.same_as(store.buffer):
+        return False
+    pairs = zip(expr.indices, store.indices, strict=True)
+    return all(structural_equal(one, other) for one, other in pairs)
+
+
+def _is_flat_view(view: Any) -> bool:
+    """Whether a declared array is all of another one, as one row of the same elements."""
+    data = view.data
+    if not isinstance(data, tvm.ir.Call) or not data.op.same_as(buffer_data_operator()):
+        return False
+    same_type = str(view.buffer.dtype) == str(data.args[0].dtype)
+    return same_type and len(view.buffer.shape) == 1 and is_compact(data.args[0], True)
+
+
+def _is_masked(node: Any, name: str) -> bool:
+    call = node.value if isinstance(node, tirx.Evaluate) else node
+    return isinstance(call, tvm.ir.Call) and str(getattr(call.op, "name", "")).endswith(name)
+
+
+def _changes_state(expr: Any) -> bool:
+    """Whether an expression is a call that does more than to compute a value."""
+    if not isinstance(expr, tvm.ir.Call) or not isinstance(expr.op, tvm.ir.Op):
+        return isinstance(expr, tvm.ir.Call)
+    effect = expr.op.get_attr("TCallEffectKind")
+    return effect is not None and int(effect) > _PURE
+
+
+# TVM's number (``CallEffectKind``) for calls that only compute a value; larger ones do more.
+_PURE = 1
+
+
+def _does_nothing(stmt: Any) -> bool:
+    return isinstance(stmt, tirx.Evaluate) and not isinstance(stmt.value, tvm.ir.Call)
+
+
+def _is_one(expr: Any) -> bool:
+    return isinstance(expr, tirx.IntImm) and int(expr.value) == 1
+
+
+def _kind(stmt: Any) -> str:
+    if isinstance(stmt, tirx.Evaluate):
+        return f"call of {getattr(stmt.value.op, 'name', 'a function')}"
+    return type(stmt).__name__

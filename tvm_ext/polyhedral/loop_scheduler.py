@@ -1,0 +1,296 @@
+"""Finds an order of a kernel's runs with parallel loops and tiles.
+
+isl's scheduler finds bands of loops that may be interchanged and tiled, skewed and shifted where
+that is needed (U. Bondhugula et al., "A practical automatic polyhedral parallelizer and locality
+optimizer", PLDI 2008). Here each band becomes tiles; a loop that carries no dependence becomes
+parallel, and where a band has none, its tiles run in wavefronts: tiles of an equal sum of
+coordinates do not depend on each other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import islpy as isl
+
+from tvm_ext.polyhedral.dependences import Dependence
+from tvm_ext.polyhedral.generate_loops import PARALLEL, VECTOR
+from tvm_ext.polyhedral.kernel_domain import KernelDomain
+from tvm_ext.polyhedral.vector_loops import Band, Loop, vector_loops, with_loops, with_whole_tiles
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """What the scheduler is asked for.
+
+    Attributes
+    ----------
+    tile : int
+        Length of tiles; 1 for none.
+    inner_tile : int
+        Length of tiles along the innermost loop, which vectors run along.
+    lanes : int
+        Elements of a vector; 1 for no vectors.
+    fuses : bool
+        Whether statements that do not depend on each other in a circle may share loops.
+    separates : bool
+        Whether loops are cut where the first or last run of a statement is, so that no condition is
+        left in them.
+    """
+
+    tile: int = 32
+    inner_tile: int = 64
+    lanes: int = 1
+    fuses: bool = False
+    separates: bool = True
+
+
+@dataclass
+class LoopSchedule:
+    """An order of runs, and what was found on the way.
+
+    Attributes
+    ----------
+    tree : isl.Schedule
+        The order, with marks on the loops that are parallel or vectors.
+    parallel, tiled, skewed, wavefront, vectors : int
+        How many bands have a parallel loop, tiles, a skewed loop, tiles that run in wavefronts,
+        vectors.
+    is_outermost_parallel : bool
+        Whether a loop that no other is around is parallel.
+    """
+
+    tree: isl.Schedule
+    parallel: int = 0
+    tiled: list[int] = field(default_factory=list)
+    skewed: int = 0
+    wavefront: int = 0
+    vectors: int = 0
+    is_outermost_parallel: bool = False
+
+    @property
+    def gains(self) -> bool:
+        """Whether loops were tiled, or outermost ones are parallel.
+
+        Skewed loops without tiles only walk through memory in a worse order.
+        """
+        return bool(self.tiled) or self.is_outermost_parallel
+
+    def __str__(self) -> str:
+        """What was found, in words."""
+        parts = []
+        if self.parallel:
+            parts.append("parallel")
+        if self.tiled:
+            parts.append("tiled " + "+".join(f"{depth}-d" for depth in self.tiled))
+        if self.skewed:
+            parts.append("skewed")
+        if self.wavefront:
+            parts.append("wavefront")
+        if self.vectors:
+            parts.append("vectors")
+        return ", ".join(parts) or "as written"
+
+
+def schedule_loops(
+    kernel: KernelDomain,
+    dependences: Sequence[Dependence],
+    options: SchedulerOptions | None = None,
+) -> LoopSchedule:
+    """The schedule of a kernel that keeps its dependences."""
+    options = options or SchedulerOptions()
+    tree = _bands(kernel, dependences, options)
+    found = LoopSchedule(tree)
+    bands = _Bands(kernel, dependences, options, found)
+    root = bands.optimised(tree.get_root().child(0), False)
+    found.tree = with_whole_tiles(root.get_schedule())
+    return found
+
+
+# How much isl may compute for one schedule.
+_OPERATIONS = 200_000
+
+
+class NoSchedule(Exception):
+    """isl found no order of the runs within the time that it is given."""
+
+
+def _bands(
+    kernel: KernelDomain, dependences: Sequence[Dependence], options: SchedulerOptions
+) -> isl.Schedule:
+    """isl's schedule: bands of permutable loops. Raises NoSchedule."""
+    relation = isl.UnionMap.read_from_str(kernel.context, "{ }")
+    for one in dependences:
+        relation = relation.union(isl.UnionMap.from_map(one.relation))
+    boxes = isl.UnionSet.read_from_str(kernel.context, "{ }")
+    for statement in kernel.statements:
+        boxes = boxes.union(isl.UnionSet.from_set(_box(statement.domain)))
+    _set_options(kernel.context, options)
+    # Each bound is a variable of isl's programs. Those that are numbers say little of the order of
+    # runs; those of triangles do.
+    if not boxes.is_empty():
+        relation = relation.gist_domain(boxes).gist_range(boxes)
+    return _within_limit(kernel, relation.coalesce())
+
+
+def _box(domain: isl.Set) -> isl.Set:
+    """The least and the largest value of each loop, where they are numbers."""
+    box = isl.Set.universe(domain.get_space())
+    for dim in range(domain.dim(isl.dim_type.set)):
+        low, high = domain.dim_min_val(dim), domain.dim_max_val(dim)
+        if low.is_int():
+            box = box.lower_bound_val(isl.dim_type.set, dim, low)
+        if high.is_int():
+            box = box.upper_bound_val(isl.dim_type.set, dim, high)
+    return box
+
+
+def _set_options(context: isl.Context, options: SchedulerOptions) -> None:
+    context.set_schedule_serialize_sccs(int(not options.fuses))
+    context.set_schedule_maximize_band_depth(1)
+    context.set_schedule_max_constant_term(20)
+    context.set_schedule_max_coefficient(20)
+    context.set_tile_scale_tile_loops(0)
+    context.set_tile_shift_point_loops(0)
+    context.set_ast_build_detect_min_max(1)
+
+
+def _within_limit(kernel: KernelDomain, relation: isl.UnionMap) -> isl.Schedule:
+    """isl's schedule. Raises NoSchedule where it takes too long or finds none."""
+    constraints = isl.ScheduleConstraints.on_domain(kernel.domain)
+    constraints = constraints.set_validity(relation).set_coincidence(relation)
+    constraints = constraints.set_proximity(relation)
+    kernel.context.reset_operations()
+    kernel.context.set_max_operations(_OPERATIONS)
+    try:
+        return constraints.compute_schedule()
+    except isl.Error:
+        raise NoSchedule from None
+    finally:
+        kernel.context.set_max_operations(0)
+
+
+class _Bands:
+    """Makes tiles, parallel loops and vectors of the bands below a node."""
+
+    def __init__(
+        self,
+        kernel: KernelDomain,
+        dependences: Sequence[Dependence],
+        options: SchedulerOptions,
+        found: LoopSchedule,
+    ) -> None:
+        self._kernel = kernel
+        self._dependences = dependences
+        self._options = options
+        self._found = found
+
+    def optimised(self, node: isl.ScheduleNode, in_parallel: bool) -> isl.ScheduleNode:
+        """``node`` with all below it; it is at the same place in the tree it returns."""
+        if node.get_type() == isl.schedule_node_type.band:
+            return self._band(node, in_parallel)
+        for number in range(node.n_children()):
+            node = self.optimised(node.child(number), in_parallel).parent()
+        return node
+
+    def _band(self, node: isl.ScheduleNode, in_parallel: bool) -> isl.ScheduleNode:
+        band = Band(self._kernel, self._dependences, node)
+        self._found.skewed += band.is_skewed
+        in_parallel = in_parallel or not self._is_worth_threads(node)
+        self._found.is_outermost_parallel |= (
+            not in_parallel and node.get_schedule_depth() == 0 and band.has_parallel_loop
+        )
+        tiles = band.is_permutable and len(band.members) > 1 and self._options.tile > 1
+        inside = in_parallel or tiles or any(one.coincident for one in band.members)
+        # The band goes last: what is below asks which loops are around it.
+        below = self.optimised(node.child(0), inside).parent().delete()
+        if band.is_last:
+            loops = vector_loops(band, self._options.lanes)
+            self._found.vectors += any(one.mark == VECTOR for one in loops)
+        else:
+            loops = list(band.members)
+        for one in loops:
+            one.is_separated = self._options.separates and not one.tile
+        if tiles:
+            below = with_loops(below, loops)
+            return self._tiles(below, band, in_parallel)
+        return self._untiled(below, band, loops, in_parallel)
+
+    def _is_worth_threads(self, node: isl.ScheduleNode) -> bool:
+        """Whether one run of the loops of a band is long enough to wake threads for."""
+        runs = 0.0
+        for domain in _sets(node.get_domain()):
+            runs += _box_size(domain)
+        times = node.get_prefix_schedule_union_map().intersect_domain(node.get_domain()).range()
+        launches = max((_box_size(time) for time in _sets(times)), default=1.0)
+        return runs / max(launches, 1.0) >= _WORTH_THREADS
+
+    # Bands without tiles.
+
+    def _untiled(
+        self,
+        below: isl.ScheduleNode,
+        band: "Band",
+        loops: list[Loop],
+        in_parallel: bool,
+    ) -> isl.ScheduleNode:
+        allowed = band.members if band.is_permutable else band.members[:1]
+        chosen = next((one for one in allowed if one.coincident), None)
+        if in_parallel or chosen is None:
+            return with_loops(below, loops)
+        self._found.parallel += 1
+        if chosen.function is loops[0].function and not loops[0].mark:
+            return with_loops(below, [replace(loops[0], mark=PARALLEL), *loops[1:]])
+        # Threads share out pieces, in which vectors and rows are whole.
+        size = self._options.inner_tile * 8 if len(band.members) == 1 else _PIECE
+        outer = replace(chosen.tiled(size), mark=PARALLEL)
+        return with_loops(with_loops(below, loops), [outer])
+
+    # Tiles.
+
+    def _tiles(self, below: isl.ScheduleNode, band: "Band", in_parallel: bool) -> isl.ScheduleNode:
+        members = band.members
+        self._found.tiled.append(len(members))
+        # The rows of skewed tiles are cut at both ends, and have to be longer to be worth it. With
+        # two loops each row is a wavefront of its own, which wakes the threads.
+        longer = _SKEWED_ROWS if len(members) > 2 else _SKEWED_LINES
+        last = self._options.inner_tile * (longer if band.is_skewed else 1)
+        if any(one.coincident for one in members):
+            last = self._options.inner_tile
+        sizes = [self._options.tile] * (len(members) - 1) + [last]
+        tiles = [one.tiled(size) for one, size in zip(members, sizes, strict=True)]
+        if in_parallel:
+            return with_loops(below, tiles)
+        self._found.parallel += 1
+        chosen = next((n for n, one in enumerate(tiles) if one.coincident), None)
+        if chosen is not None:
+            first = replace(tiles[chosen], mark=PARALLEL)
+            return with_loops(below, [first, *tiles[:chosen], *tiles[chosen + 1 :]])
+        self._found.wavefront += 1
+        front = Loop(tiles[0].function.add(tiles[1].function), False)
+        return with_loops(below, [front, replace(tiles[1], mark=PARALLEL), *tiles[2:]])
+
+
+# How many times as long the rows of skewed tiles are.
+_SKEWED_ROWS = 4
+_SKEWED_LINES = 32
+
+# Iterations of an outer loop that a thread takes at a time.
+_PIECE = 32
+
+# Runs of statements that take longer than waking threads, about 10 us.
+_WORTH_THREADS = 20000
+
+
+def _sets(union: isl.UnionSet) -> list[isl.Set]:
+    found = union.get_set_list()
+    return [found.get_at(number) for number in range(found.n_set())]
+
+
+def _box_size(domain: isl.Set) -> float:
+    """The points of the box around a set; each loop without a known end counts as long."""
+    size = 1.0
+    for dim in range(domain.dim(isl.dim_type.set)):
+        low, high = domain.dim_min_val(dim), domain.dim_max_val(dim)
+        known = low.is_int() and high.is_int()
+        size *= high.to_python() - low.to_python() + 1 if known else 1e3
+    return size
