@@ -73,8 +73,10 @@ def test_ranges_are_saved(tmp_path) -> None:
 
 
 def test_storage_is_planned_for_the_largest_size() -> None:
+    # Kernels of symbolic sizes are not seen to work in place.
+    options = {"opt_level": "O1", "pass_config": {"ShareStorage": {"in_place": False}}}
     bounded, largest, free = (
-        tvm_ext.compile(blurred("n", 3, "h", "w"), HOST, input_shapes=shapes, opt_level="O1").report
+        tvm_ext.compile(blurred("n", 3, "h", "w"), HOST, input_shapes=shapes, **options).report
         for shapes in (
             {"x": ["1:2", 3, "8:32", "8:32"]},
             {"x": [2, 3, 32, 32]},

@@ -2,6 +2,9 @@
 
 from tvm import tirx
 
+NO_OPERATOR = "tvm_ext.no_operator"
+"""On a function of the program that computes no operator of the model."""
+
 # Of a DLTensor; the numbers are those of ``TVMStructFieldKind`` in TVM's tirx/builtin.h.
 _DATA = 1
 _BYTE_OFFSET = 8
@@ -23,4 +26,4 @@ def tensor_start() -> tirx.PrimFunc:
         tirx.Evaluate(tirx.tvm_struct_set(tensor, 0, _BYTE_OFFSET, tirx.const(0, "uint64"))),
     ]
     func = tirx.PrimFunc([tensor], tirx.SeqStmt(statements))
-    return func.with_attrs({"tirx.noalias": True, "tirx.is_scheduled": True})
+    return func.with_attrs({"tirx.noalias": True, "tirx.is_scheduled": True, NO_OPERATOR: True})

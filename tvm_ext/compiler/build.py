@@ -37,6 +37,7 @@ from tvm_ext.report.records import DeviceRecord, KernelCall, as_machine_code, ru
 from tvm_ext.tensor_spec import listed
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.backend import scheduling_of
+from tvm_ext.tir_schedules.cpu.tensor_start import NO_OPERATOR
 from tvm_ext.tir_schedules.cuda.cublas import library_modules
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels, lowering_pipeline, pass_options
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_by_fallback
@@ -243,7 +244,8 @@ def _by_cache(
     ]
     symbols = {_symbol(functions[var]): names[key] for var, key in keys.items()}
     modules.append(_loaded(_linker_script(symbols), list(symbols)))
-    return _KernelObjects(modules, sum(key not in made for key in keys.values()))
+    found = [var for var, key in keys.items() if key not in made]
+    return _KernelObjects(modules, sum(NO_OPERATOR not in functions[var].attrs for var in found))
 
 
 _DIGITS_IN_NAME = 16

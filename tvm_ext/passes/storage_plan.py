@@ -1,7 +1,7 @@
 """Where the buffers of a function lie: in one arena, or in storages as large as a run needs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -133,7 +133,7 @@ _SECONDS = 0.25
 
 
 def _offsets(groups: Sequence[_Group], sizes: Sequence[int], alignment: int) -> MemoryPlan:
-    return plan_offsets(
+    plan = plan_offsets(
         [
             # Some planners take no empty buffers.
             Buffer(str(group.members[0].name), max(size, 1), group.first, group.last, alignment)
@@ -141,6 +141,9 @@ def _offsets(groups: Sequence[_Group], sizes: Sequence[int], alignment: int) -> 
         ],
         seconds=_SECONDS,
     )
+    # Nothing lies behind the last buffer, which the planner makes as long as its alignment.
+    size = max(offset + max(own, 1) for offset, own in zip(plan.offsets, sizes, strict=True))
+    return replace(plan, size=size, lower_bound=min(plan.lower_bound, size))
 
 
 # Buffers whose sizes a run decides.
