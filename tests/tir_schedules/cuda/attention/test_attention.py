@@ -16,7 +16,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.attention.attention import Attention, refusal
 from tvm_ext.tir_schedules.operators.attention import ATTRIBUTE, AttentionCompute
-from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.schedule_kernels import schedule_by_fallback
 from tvm_ext.tir_schedules.template import SampledDecisions
 
 QUICK = (
@@ -99,7 +99,7 @@ def test_keys_are_split_where_there_are_few_blocks() -> None:
 
 def test_the_function_is_right_under_a_generic_schedule() -> None:
     func = AttentionCase(2, 4, 9, 11, 6, 5, 2, "float32", "bshd", causal=2).function()
-    generic, choice = schedule_kernel(func, MACHINE)
+    generic, choice = schedule_by_fallback(func, MACHINE)
     assert choice.schedule != "attention"
     plain, found = run({"plain": func, "generic": generic}).values()
     for wanted, array in zip(plain, found, strict=True):
