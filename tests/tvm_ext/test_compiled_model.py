@@ -69,6 +69,20 @@ def ran_ahead(monkeypatch: pytest.MonkeyPatch, proto: Any) -> list[tuple[int, ..
     return seen
 
 
+def test_what_takes_long_at_usual_sizes_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pixel with every other: at 224 by 224 pixels the scores alone are ten gigabytes."""
+    nodes = [
+        node("Reshape", ["x", "rows"], ["r"]),
+        node("Transpose", ["r"], ["turned"], perm=[0, 2, 1]),
+        node("MatMul", ["turned", "r"], ["scores"]),
+        node("ReduceMax", ["scores"], ["y"], axes=[1], keepdims=0),
+    ]
+    proto = model(
+        nodes, [value("x", ["N", 4, "H", "W"])], [value("y", None)], rows=np.array([0, 4, -1])
+    )
+    assert ran_ahead(monkeypatch, proto) == []
+
+
 @pytest.mark.parametrize(("batch", "wanted"), [("N", (1, 6)), (3, (3, 6))])
 def test_compile_runs_ahead(batch: Any, wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_model, "_QUICK_SECONDS", 0.0)

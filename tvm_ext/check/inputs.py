@@ -374,7 +374,7 @@ def zeros_to_run(
     a short text. Sizes that several inputs could contradict each other in are not guessed.
     """
     graph = report.graph
-    if (report.estimated_seconds or 0.0) >= _SECONDS or graph.has_control_flow:
+    if (report.seconds_of_run or 0.0) >= _SECONDS or graph.has_control_flow:
         return None
     if graph.may_divide_by_zero or graph.sizes_from_data:
         return None
