@@ -140,7 +140,33 @@ def _is_own_shape(match: Match) -> bool:
     return same_extents(match.shape("x"), match.result.shape)
 
 
+def _axes_behind_joined(match: Match) -> tuple[int, ...]:
+    """The axes of the transpose ``p`` of a view whose first axis is several of ``x``, for ``x``.
+
+    Raises NotApplicable where the transpose moves that axis, or the view changes another one.
+    """
+    moved = len(match["p"]) - 1
+    lead = len(match.shape("x")) - moved
+    if lead < 1 or tuple(match["p"][:1]) != (0,):
+        raise NotApplicable("the transpose moves the joined axis")
+    if not same_extents(match.shape("x")[lead:], match["s"][1:]):
+        raise NotApplicable("the view changes an axis that the transpose moves")
+    return (*range(lead), *(lead - 1 + axis for axis in match["p"][1:]))
+
+
+def _divides_as_it_joined(match: Match) -> bool:
+    shape = match.shape("x")
+    return same_extents([shape[axis] for axis in _axes_behind_joined(match)], match.result.shape)
+
+
 VIEWS = (
+    Rule(
+        "views around a transpose",
+        reshape(transpose(reshape(x, shape="s"), axes="p"), shape="t"),
+        transpose(x, axes=_axes_behind_joined),
+        ANY,
+        condition=_divides_as_it_joined,
+    ),
     Rule("view of its own shape", reshape(x, shape="s"), x, ANY, condition=_is_own_shape),
     Rule(
         "view of a view",

@@ -107,6 +107,19 @@ def torch_boolean() -> onnx.ModelProto:
     return g.model(g.op("MatMul", weights, v), RESULT)
 
 
+def torch_dynamo() -> onnx.ModelProto:
+    """PyTorch's exporter of today: the keys are transposed with batch and heads as one axis."""
+    g = Graph()
+    q, k, v = g.qkv()
+    joined = g.op("Reshape", k, g.ints(-1, KEYS, DEPTH))
+    turned = g.op("Transpose", joined, perm=[0, 2, 1])
+    turned = g.op("Reshape", turned, g.ints(BATCH, HEADS, DEPTH, KEYS))
+    root = g.const(DEPTH**-0.25)
+    scores = g.op("MatMul", g.op("Mul", q, root), g.op("Mul", turned, root))
+    weights = g.op("Softmax", scores, axis=-1)
+    return g.model(g.op("MatMul", weights, v), RESULT)
+
+
 def masked_fill() -> onnx.ModelProto:
     """A score is replaced where a mask, repeated to full size, is set; half precision."""
     g = Graph("float16")

@@ -28,6 +28,7 @@ FORMS: dict[str, Callable[[], onnx.ModelProto]] = {
     "bert half": lambda: models.bert("float16"),
     "torch causal": models.torch_causal,
     "torch boolean": models.torch_boolean,
+    "torch dynamo": models.torch_dynamo,
     "masked fill": models.masked_fill,
     "grouped": models.grouped,
     "three axes": models.three_axes,
