@@ -405,6 +405,8 @@ class _Sizes:
     def __init__(self) -> None:
         # What each name stands for, less the number that is added to it.
         self.named: list[tuple[Any, int, tirx.Var]] = []
+        # Each size that was met, and the same in names.
+        self._met: list[tuple[Any, Any]] = []
 
     def type_of(self, ty: Any) -> Any:
         """The type of a tensor, with names for its sizes."""
@@ -413,9 +415,16 @@ class _Sizes:
         return relax.TensorType(relax.ShapeExpr([self.size(one) for one in ty.shape]), ty.dtype)
 
     def size(self, size: Any) -> Any:
-        """``size`` in names."""
+        """``size`` in names, the same for sizes that are equal: 12 n is 3 n times 4."""
         if isinstance(size, tirx.IntImm):
             return size
+        for known, in_names in self._met:
+            if str(known.ty) == str(size.ty) and Analyzer().can_prove_equal(known, size):
+                return in_names
+        self._met.append((size, self._in_names(size)))
+        return self._met[-1][1]
+
+    def _in_names(self, size: Any) -> Any:
         if is_simple(size):
             return substitute(
                 size, {v: self._name(v, 0) for v in tirx.analysis.undefined_vars(size)}

@@ -70,6 +70,21 @@ def test_siblings_become_one_kernel_with_two_results(shape) -> None:
     assert structural_equal(fused(after)[0], after)
 
 
+def test_equal_sizes_in_two_forms_have_one_name() -> None:
+    """As a reshape to windows of an image has them, and what is computed of its result."""
+    quotient = tirx.FloorDiv(N * 192, tirx.const(16, "int64"))
+
+    def body(emit, x, y, _):
+        return sum_and_difference(emit, x, y)
+
+    after, decisions = fused(kernels_before(body, (quotient, 100), (N * 12, 100), (N,)))
+    assert [one.applied for one in decisions] == [True]
+    (call,) = calls(after)
+    kernel = after[call.args[0]]
+    assert len({str(buffer.shape[0]) for buffer in kernel.params if hasattr(buffer, "shape")}) == 1
+    tvm.s_tir.Schedule(kernel)
+
+
 def test_three_siblings_become_one_kernel() -> None:
     after, _ = fused(
         kernels_before(lambda emit, x: [op.exp(x), op.tanh(x), op.negative(x)], (8, 100))
