@@ -16,6 +16,7 @@ from tvm_ext.relay_passes.expressions import static_shape
 # Exponents of powers that few products compute.
 _PRODUCTS = range(3, 9)
 _WIDE = ("float32", "float64")
+_NARROW = ("float16", "bfloat16")
 
 
 def legalize_ops() -> tvm.transform.Pass:
@@ -36,7 +37,8 @@ def legalize_ops() -> tvm.transform.Pass:
     A group normalisation finds its groups among the channels; TVM reshapes what it is given, and
     divides by every symbolic size for each element.
 
-    A narrow batch normalisation that no pass took apart has the type that the operator says.
+    A narrow batch normalisation that no pass took apart has the type that the operator says, and so
+    have grid_sample and roi_align, whose kernels give float32.
 
     TVM raises an error for ``full`` of infinity or of no number, which is a sum here, and prints a
     warning for each power above the second, which is a product. It raises one for a division by a
@@ -65,7 +67,20 @@ def _rules() -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
 
 def _with_own_sizes(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return _with_own_sizes_of(builder, _by_tvm(builder, call), call)
+    return _with_own_sizes_of(builder, _with_own_type(builder, call), call)
+
+
+def _with_own_type(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """TVM's kernel; of a narrow operator whose kernel gives float32, with a cast behind it."""
+    made = _by_tvm(builder, call)
+    dtype = str(call.ty.dtype) if isinstance(call.ty, relax.TensorType) else ""
+    if dtype not in _NARROW:
+        return made
+    made = builder.normalize(made)
+    if not isinstance(made.ty, relax.TensorType) or str(made.ty.dtype) == dtype:
+        return made
+    cast = relax.op.astype(builder.emit(made), dtype)
+    return _by_tvm(builder, builder.normalize(cast))
 
 
 def _with_own_sizes_of(

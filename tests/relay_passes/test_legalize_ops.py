@@ -98,3 +98,21 @@ def test_a_reshape_by_axes_of_one_element_is_fused(name: str) -> None:
         np.testing.assert_allclose(
             compiled.run(feed)["y"], by_runtime(proto, feed)[0], rtol=1e-6, atol=1e-7
         )
+
+
+@pytest.mark.parametrize("batch", [1, "N"])
+def test_what_is_sampled_from_a_narrow_image_is_narrow(batch: int | str) -> None:
+    """TVM's kernel gives float32, which cannot be joined with another narrow value."""
+    half = TensorProto.FLOAT16
+    proto = model(
+        [
+            node("GridSample", ["x", "grid"], ["s"], align_corners=1),
+            node("Concat", ["s", "x"], ["y"], axis=3),
+        ],
+        [value("x", [batch, 1, 6, 6], half), value("grid", [batch, 6, 5, 2], half)],
+        [value("y", [batch, 1, 6, 11], half)],
+    )
+    feed = {"x": rand(1, 1, 6, 6).astype("float16"), "grid": rand(1, 6, 5, 2).astype("float16")}
+    found = tvm_ext.compile(proto, HOST).run(feed)["y"]
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, by_runtime(proto, feed)[0], atol=4e-3, rtol=4e-3)
