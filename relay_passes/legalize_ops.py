@@ -32,7 +32,8 @@ def legalize_ops() -> tvm.transform.Pass:
     A kernel's result keeps the sizes that the operator had where TVM writes them in another way
     and cannot prove the two equal: of what was computed from them, TVM would forget the shape.
 
-    The mean of no elements, which a run may meet, is 0 as in ONNX Runtime.
+    The mean of no elements, which a run may meet, is 0 as in ONNX Runtime. Means and variances of
+    narrow numbers are summed in float32.
 
     A group normalisation finds its groups among the channels; TVM reshapes what it is given, and
     divides by every symbolic size for each element.
@@ -52,7 +53,7 @@ def legalize_ops() -> tvm.transform.Pass:
 def _rules() -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]]:
     names = (name for name in tvm.ir.Op.list_op_names() if name.startswith("relax."))
     known = [name for name in names if tvm.ir.Op.get(name).get_attr("FLegalize") is not None]
-    ours = {
+    ours: dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]] = {
         "relax.divide": _quotient,
         "relax.multiply": _product,
         "relax.reshape": _view,
@@ -60,7 +61,8 @@ def _rules() -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
         "relax.full": _full,
         "relax.nn.batch_norm": _batch_norm,
         "relax.nn.group_norm": _group_norm,
-        "relax.mean": _mean,
+        "relax.mean": functools.partial(_in_float32, _mean),
+        "relax.variance": functools.partial(_in_float32, _with_own_sizes),
         "relax.power": _power,
     }
     return {**dict.fromkeys(known, _with_own_sizes), **ours}
@@ -68,6 +70,22 @@ def _rules() -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
 def _with_own_sizes(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _with_own_sizes_of(builder, _with_own_type(builder, call), call)
+
+
+def _in_float32(
+    rule: Callable[[relax.BlockBuilder, relax.Call], relax.Expr],
+    builder: relax.BlockBuilder,
+    call: relax.Call,
+) -> relax.Expr:
+    """A reduction of narrow numbers whose sum is in float32: in float16 a thousand lose digits."""
+    x, dtype = call.args[0], str(call.ty.dtype)
+    if dtype not in _NARROW:
+        return rule(builder, call)
+    widened = builder.normalize(relax.op.astype(x, "float32"))
+    wide = builder.emit(_by_tvm(builder, widened))
+    reduced = builder.normalize(relax.Call(call.op, [wide], call.attrs))
+    made = builder.emit(rule(builder, reduced))
+    return _by_tvm(builder, builder.normalize(relax.op.astype(made, dtype)))
 
 
 def _with_own_type(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

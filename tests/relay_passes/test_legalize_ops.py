@@ -1,13 +1,18 @@
 """LegalizeOps: where its kernels are others than TVM's."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+import tvm
 from onnx import TensorProto, helper, numpy_helper
 from operator_models import by_runtime
 from small_models import model, node, rand, value
+from tvm import relax
 from unoptimised import HOST
 
 import tvm_ext
+from tvm_ext.relay_passes.legalize_ops import legalize_ops
 
 
 @pytest.mark.parametrize("exponent", [3.0, 5.0, 8.0])
@@ -116,3 +121,19 @@ def test_what_is_sampled_from_a_narrow_image_is_narrow(batch: int | str) -> None
     found = tvm_ext.compile(proto, HOST).run(feed)["y"]
     assert found.dtype == np.float16
     np.testing.assert_allclose(found, by_runtime(proto, feed)[0], atol=4e-3, rtol=4e-3)
+
+
+@pytest.mark.parametrize("operator", [relax.op.mean, relax.op.variance])
+def test_a_narrow_mean_is_summed_in_float32(operator: Callable) -> None:
+    """A sum in float16 of numbers around 3 stands still long before the 6400 of an image."""
+    x = (rand(1, 80, 80, 3) + 3).astype("float16")
+    builder = relax.BlockBuilder()
+    param = relax.Var("x", relax.TensorType(x.shape, "float16"))
+    with builder.function("main", [param]):
+        builder.emit_func_output(builder.emit(operator(param, [1, 2])))
+    executable = relax.build(legalize_ops()(builder.get()), target="llvm")
+    found = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+    assert found.dtype == np.float16
+    wide = x.astype("float32")
+    wanted = wide.mean((1, 2)) if operator is relax.op.mean else wide.var((1, 2))
+    np.testing.assert_allclose(found, wanted, rtol=2e-3)
