@@ -56,15 +56,12 @@ class _Heads:
         Which axis of that each axis of the operand is.
     first : int
         The number of the first of the heads.
-    passed : tuple[relax.Var, ...]
-        What attention need not read any more.
     """
 
     source: relax.Var
     shape: list[Any]
     axes: list[int]
     first: int
-    passed: tuple[relax.Var, ...]
 
     def letters(self, operand: str) -> str:
         """The letters of the axes of ``shape``, for those of the operand's."""
@@ -103,6 +100,7 @@ class _Fuser(BindingRewriter):
         if reason := refusal(func, self.machine):
             self.refuse(reason, var)
             return None
+        passed = [arguments[i] for i, heads in enumerate(found) if heads is not None]
         views: dict[tuple[int, int], relax.Var] = {}
         for place, heads in enumerate(found):
             if heads is not None:
@@ -112,7 +110,6 @@ class _Fuser(BindingRewriter):
                 arguments[place] = views[key]
         called = self.builder.add_func(func, "attention")
         made = relax.call_tir(called, relax.Tuple(arguments), result)
-        passed = [one for heads in found if heads is not None for one in heads.passed]
         return Replacement(made, tuple(passed), f"{len(passed)} copies of heads")
 
     def _operand(self, operand: relax.Expr, letters: str) -> _Heads | None:
@@ -136,7 +133,7 @@ class _Fuser(BindingRewriter):
         if not isinstance(source, relax.Var) or int(columns) % size or first % size:
             return None
         shape = [*lead, tirx.const(int(columns) // size, "int64"), tirx.const(size, "int64")]
-        return _Heads(source, shape, given["axes"], first // size, (operand,))
+        return _Heads(source, shape, given["axes"], first // size)
 
     def _field(self, operand: relax.Expr) -> _Heads | None:
         """Those of a field of a split of ``permute_dims(x, ...)``, x having an axis of fields ahead
@@ -165,4 +162,4 @@ class _Fuser(BindingRewriter):
         # The axis of fields and that of the heads become one.
         axes = [one if one < rank - 3 else one - 1 for i, one in enumerate(order) if i != place]
         shape = [*lead, fields * number, size]
-        return _Heads(source, shape, axes, int(field.index) * int(number), (operand,))
+        return _Heads(source, shape, axes, int(field.index) * int(number))

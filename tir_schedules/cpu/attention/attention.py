@@ -103,7 +103,8 @@ def decide_attention(
     default = _rows(queries, most) if isinstance(problem.queries, int) else most
     rows = decisions.pick("rows", range(1, most + 1), default)
     together = _decide_keys(problem, machine, rows, columns, decisions)
-    is_whole = together == problem.keys and isinstance(problem.queries, int)
+    is_known = isinstance(problem.queries, int) and isinstance(problem.keys, int)
+    is_whole = is_known and together == problem.keys
     block = rows if is_whole else rows * max(1, _ROWS_OF_BLOCK // rows)
     heads = _known(problem.batch, 1) * problem.heads // problem.group
     blocks = math.ceil(queries / block)

@@ -46,6 +46,10 @@ class AttentionTiles:
     packs_values: bool
     threads: bool
 
+    def takes_all(self, keys: Any) -> bool:
+        """Whether so many keys, which may be a size that a run decides, are taken together."""
+        return isinstance(keys, int) and keys == self.keys
+
 
 # Arrays, vectors and extents that an attention is written with.
 

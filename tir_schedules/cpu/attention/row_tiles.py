@@ -39,7 +39,7 @@ class RowBlock:
         self.first, self.count = first, count
         self.problem = held.problem
         self.is_open = not isinstance(self.problem.queries, int)
-        self.is_online = self.tiles.keys != self.problem.keys
+        self.is_online = not tiles.takes_all(self.problem.keys)
         # Of each row: the maximum and the sum so far, and the result before it is divided.
         self.highest, self.totals = (array_of(count, name) for name in ("highest", "totals"))
         self.results = array_of(count * held.padded_width, "results")
@@ -164,7 +164,7 @@ class _Tile:
 
     def statement(self) -> tirx.Stmt:
         """All of it."""
-        each = [self._softmax(row) for row in range(self.count)]
+        each = [_RowSoftmax(self, row) for row in range(self.count)]
         steps: list[tirx.Stmt] = [*self._placed(), *self._widened_queries()]
         steps += [tirx.AllocBuffer(self.scores), self._scores()]
         for row in each:
@@ -301,9 +301,6 @@ class _Tile:
         if self.rows.is_open:
             return at(self.positions, number(row))
         return self.rows.first + self.place + number(row)
-
-    def _softmax(self, row: int) -> "_RowSoftmax":
-        return _RowSoftmax(self, row)
 
     def _products(self, each: Sequence["_RowSoftmax"]) -> Iterator[tirx.Stmt]:
         """The weights times the values, some columns of the result after the others."""
