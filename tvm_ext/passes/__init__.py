@@ -10,14 +10,15 @@ from tvm_ext.passes.attention_fusion import AttentionFusion
 from tvm_ext.passes.check_bounds import CheckBounds
 from tvm_ext.passes.coalesce_accesses import CoalesceAccesses
 from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
+from tvm_ext.passes.drop_result_checks import DropResultChecks
 from tvm_ext.passes.fuse_heads_into_attention import FuseHeadsIntoAttention
 from tvm_ext.passes.multi_output_fusion import MultiOutputFusion
 from tvm_ext.passes.pack_weights import MarkConstantParameters, PackWeights
-from tvm_ext.passes.plan_memory import DropResultChecks, RoundStorage
 from tvm_ext.passes.plan_workspaces import PlanWorkspaces
 from tvm_ext.passes.propagate_nan import PropagateNan
 from tvm_ext.passes.registry import Level, PassEntry, add, first_line
 from tvm_ext.passes.results_to_out_params import ResultsToOutParams
+from tvm_ext.passes.round_storage import RoundStorage
 from tvm_ext.passes.schedule_kernels import ScheduleKernels
 from tvm_ext.passes.share_storage import ShareStorage
 from tvm_ext.passes.threads_for_large_runs import ThreadsForLargeRuns

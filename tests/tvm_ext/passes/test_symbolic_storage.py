@@ -11,7 +11,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_ext.passes.plan_memory import RoundStorage, limited, rounded_up
+from tvm_ext.passes.round_storage import RoundStorage, limited, rounded_up
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.spans import bindings_of
 
