@@ -4,18 +4,18 @@ A step multiplies the state with the recurrent weights, which fill a cache level
 beginning to end: contiguous vectors, one multiply-add each, and nothing else in the inner loop.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
-from tvm_ext.tir_schedules.cpu.parallel_vectorize import pick_threads, worth_threads
 from tvm_ext.tir_schedules.cpu.quantized_state import QuantizedState, StateDotProduct
-from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
+from tvm_ext.tir_schedules.cpu.recurrent_decision import decide_recurrence
 from tvm_ext.tir_schedules.cpu.row_code import with_body
 from tvm_ext.tir_schedules.operators.recurrence import (
     SUM_UNROLL,
@@ -33,7 +33,7 @@ from tvm_ext.tir_schedules.operators.recurrence import (
     vectors,
 )
 from tvm_ext.tir_schedules.statements import sequence, stack_array
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # A block of units in one step of a recurrence: its sums in registers, and what becomes of them.
 
@@ -283,18 +283,14 @@ def recurrence_code(
     operands: RecurrenceOperands, loops: RecurrenceLoops, dot: StateDotProduct | None = None
 ) -> tirx.Stmt:
     """The body of the kernel: whole groups of sequences, then those that are left."""
-    batch, rows = operands.batch, loops.rows
-    count = static_extent(batch)
-    if count is None:
-        parts = [(number(0), rows, tirx.FloorDiv(batch, number(rows)))] if rows > 1 else []
-        whole = tirx.FloorDiv(batch, number(rows)) * number(rows) if rows > 1 else number(0)
-        parts.append((whole, 1, batch - whole))
-    else:
-        rows = min(rows, count)
-        parts = [(number(0), rows, number(count // rows))]
-        if count % rows:
-            parts.append((number(count - count % rows), count % rows, number(1)))
-    return sequence([_part(operands, loops, dot, *part) for part in parts])
+    statements = []
+    done: Any = number(0)
+    for part in (loops, *loops.rest):
+        size = number(min(part.rows, static_extent(operands.batch) or part.rows))
+        groups = Analyzer().simplify(tirx.FloorDiv(operands.batch - done, size))
+        statements.append(_part(operands, part, dot, done, int(size), groups))
+        done = Analyzer().simplify(done + groups * size)
+    return sequence(statements)
 
 
 def _part(
@@ -307,10 +303,7 @@ def _part(
 ) -> tirx.Stmt:
     """All directions of ``groups`` groups of ``rows`` sequences from the one numbered ``first``."""
     recurrence = operands.recurrence
-    # What is left of a batch of any size is few sequences.
-    is_shared = loops.threads and not (loops.step_threads and rows == 1)
-    kind = tirx.ForKind.PARALLEL if is_shared else tirx.ForKind.SERIAL
-    loops = replace(loops, step_threads=loops.step_threads and not is_shared)
+    kind = tirx.ForKind.PARALLEL if loops.threads else tirx.ForKind.SERIAL
 
     def group(task: tvm.ir.Expr) -> tirx.Stmt:
         direction, place = tirx.FloorDiv(task, groups), tirx.FloorMod(task, groups)
@@ -473,20 +466,6 @@ class _Sequences:
         return tirx.IfThenElse(time.active, running, ended)
 
 
-# Sums in registers that hide the latency of a multiply-add: four cycles, two of them a cycle.
-_ENOUGH_SUMS = 8
-
-# Sequences that are worth sharing a weight: with more, multiply-adds take longer than loads.
-_MOST_ROWS = 6
-
-# Microseconds of multiply-adds. Threads that have just ended a step wait for the next one: handing
-# it over takes less than waking them, and a loop that turns out short stays with its caller.
-_SHORTEST_SHARED_STEP_US = 2.0
-
-# Where the model leaves steps or sequences dynamic.
-_STEPS_GUESSED = 16
-
-
 class CpuRecurrentLayer:
     """LSTM, GRU and RNN, without their input projection."""
 
@@ -504,74 +483,3 @@ class CpuRecurrentLayer:
         loops = decide_recurrence(operands, machine, decisions, dot)
         code = recurrence_code(operands, loops, dot)
         return s_tir.Schedule(with_body(func, code) if dot is None else dot.kernel(func, code))
-
-
-def decide_recurrence(
-    operands: RecurrenceOperands,
-    machine: CpuDescription,
-    decisions: Decisions = DEFAULT_DECISIONS,
-    dot: StateDotProduct | None = None,
-) -> RecurrenceLoops:
-    """By default as many sequences together as leave work for all cores and fit in registers.
-
-    Where sequences are too few for the cores, each step's units are shared.
-
-    Asks for ``step_threads``, ``rows``, ``units``, ``ways`` and ``threads``.
-    """
-    recurrence = operands.recurrence
-    lanes = min(machine.vector_lanes(operands.dtype), recurrence.units)
-    gates = max(len(product.gates) for product in recurrence.products())
-    free = vector_registers(machine) - gates - 1
-    batch = static_extent(operands.batch)
-    added = lanes if dot is None else lanes * SUM_UNROLL
-    threads_worth = worth_threads(machine, _multiply_adds(operands), added)
-    step_threads = _pick_step_threads(operands, machine, decisions, added)
-
-    most = max(1, min(_MOST_ROWS, free // gates))
-    shared = most if batch is None else min(most, batch)
-    if batch is not None and threads_worth and not step_threads:
-        busy = max(1, batch * recurrence.directions // machine.cores)
-        shared = min(shared, busy)
-    rows = decisions.pick("rows", range(1, min(most, batch or most) + 1), shared)
-
-    widths = [n for n in range(lanes, recurrence.units + 1, lanes) if recurrence.units % n == 0]
-    fitting = [n for n in widths if rows * gates * (n // lanes) <= free] or widths[:1]
-    units = decisions.pick("units", fitting, fitting[-1])
-
-    sums = rows * gates * max(1, units // lanes)
-    # The steps that partial sums would share are one instruction of a dot product.
-    several = (1, 2, SUM_UNROLL) if dot is None else (1,)
-    ways = [n for n in several if n == 1 or n * rows * gates * units <= free * lanes]
-    enough = next((n for n in ways if n * sums >= _ENOUGH_SUMS), ways[-1])
-    ways_chosen = decisions.pick("ways", ways, enough)
-
-    tasks = recurrence.directions * (-(-batch // rows) if batch is not None else rows)
-    if batch is not None and step_threads:
-        return RecurrenceLoops(rows, units, ways_chosen, step_threads=True)
-    threads = pick_threads(decisions, machine, lambda: tasks, threads_worth and tasks > 1)
-    return RecurrenceLoops(rows, units, ways_chosen, threads, step_threads)
-
-
-def _pick_step_threads(
-    operands: RecurrenceOperands, machine: CpuDescription, decisions: Decisions, added: int
-) -> bool:
-    """Whether units are shared in each step: by default where sequences do not fill all cores.
-
-    ``added`` products are added at a time.
-    """
-    recurrence, batch = operands.recurrence, static_extent(operands.batch)
-    if machine.cores < 2 or recurrence.blocks < 2:
-        return False
-    step = recurrence.gates * recurrence.hidden**2
-    is_long = step / (added * machine.clock_ghz * 1e3) > _SHORTEST_SHARED_STEP_US
-    tasks = None if batch is None else batch * recurrence.directions
-    leaves_cores = tasks is None or tasks < machine.cores or tasks % machine.cores != 0
-    return bool(decisions.pick("step_threads", (0, 1), int(is_long and leaves_cores)))
-
-
-def _multiply_adds(operands: RecurrenceOperands) -> int:
-    """Those of all steps; sizes that are symbolic are guessed."""
-    recurrence = operands.recurrence
-    steps = static_extent(operands.steps) or _STEPS_GUESSED
-    rows = (static_extent(operands.batch) or 1) * recurrence.directions
-    return steps * rows * recurrence.gates * recurrence.hidden**2

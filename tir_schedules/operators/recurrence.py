@@ -443,6 +443,8 @@ class RecurrenceLoops:
         Whether directions and groups of sequences are handed to threads.
     step_threads : bool
         Whether the blocks of units of each step are, where whole groups of sequences are not.
+    rest : tuple[RecurrenceLoops, ...]
+        Of the sequences that are left, one after the other.
     """
 
     rows: int = 1
@@ -450,6 +452,7 @@ class RecurrenceLoops:
     ways: int = 1
     threads: bool = False
     step_threads: bool = False
+    rest: tuple["RecurrenceLoops", ...] = ()
 
 
 def number(value: int) -> tvm.ir.Expr:

@@ -14,7 +14,8 @@ from tvm import relax, s_tir, tirx
 
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
-from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer, decide_recurrence
+from tvm_ext.tir_schedules.cpu.recurrent_decision import decide_recurrence
+from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer
 from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_vector_math
 from tvm_ext.tir_schedules.operators.recurrence import (
     Recurrence,
@@ -91,7 +92,8 @@ def test_sequences_share_weights_and_leave_work_for_all_cores() -> None:
     layer = recurrence("LSTM", 256)
     operands = recurrence_of(recurrent_kernel(layer, 32, 8))
     assert operands is not None
-    assert decide_recurrence(operands, MACHINE.with_cores(1)).rows == 6
+    # Two groups of like size, though six would fit.
+    assert decide_recurrence(operands, MACHINE.with_cores(1)).rows == 4
     loops = decide_recurrence(operands, MACHINE.with_cores(4))
     assert (loops.rows, loops.threads) == (2, True)
 
@@ -117,10 +119,16 @@ def test_units_are_shared_where_sequences_do_not_fill_the_cores(batch: int) -> N
     assert kinds.index("serial") < kinds.index("parallel")
 
 
-def test_a_batch_of_any_size_is_shared_by_sequences_and_its_rest_by_units() -> None:
-    kinds = kinds_of_loops(256, 1, tirx.Var("batch", "int64"))
-    assert kinds.count("parallel") == 2
-    assert kinds[0] == "parallel"
+def test_a_batch_of_any_size_goes_in_groups_of_falling_size() -> None:
+    for hidden, shared in ((256, True), (64, False)):
+        func = recurrent_kernel(recurrence("LSTM", hidden), 32, tirx.Var("batch", "int64"))
+        operands = recurrence_of(func)
+        assert operands is not None
+        loops = decide_recurrence(operands, MACHINE.with_cores(2))
+        assert [part.rows for part in (loops, *loops.rest)] == [4, 2, 1]
+        assert {part.step_threads for part in (loops, *loops.rest)} == {shared}
+        # A sequence alone has more units in registers.
+        assert loops.units < loops.rest[-1].units
 
 
 def integers(hidden: int = 64) -> tirx.PrimFunc:

@@ -13,7 +13,6 @@ import onnx
 import pytest
 from commands import as_json, refused
 from host_models import classifier
-from onnx import TensorProto
 from small_models import V, W, model, node, rand, value
 from unoptimised import HOST
 
