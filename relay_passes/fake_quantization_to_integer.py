@@ -43,10 +43,11 @@ class FakeQuantizationToInteger:
     the border between two steps that may give the other one.
 
     Leaves alone: data whose zero point or scale is computed in the run or is not one number;
-    weights that are not whole numbers of 8 bits times a scale for each output, which the importer
-    keeps apart from their scale; sums beyond int32, and in groups beyond what float32 holds
-    exactly; batches of matrices as weights; other targets. Without groups, also convolutions of
-    few output channels or without neighbours to sum, and CPUs without an instruction for such sums.
+    weights that are not whole numbers of 8 bits, less a zero point, times a scale for each output,
+    which the importer keeps apart from their scale; sums beyond int32, and in groups beyond what
+    float32 holds exactly; batches of matrices as weights; other targets. Without groups, also
+    convolutions of few output channels or without neighbours to sum, and CPUs without an
+    instruction for such sums.
 
     Run after: import. Run before: FoldConstantCalls, which multiplies weights by their scales;
     AccumulateInFloat32, LayoutPlanning, GroupedConvolution, ZeroPointCompensation.
@@ -60,7 +61,7 @@ class FakeQuantizationToInteger:
 
 @dataclass(frozen=True)
 class _Weights:
-    """``integers * scale``: int16 numbers that 8 bits hold, and a float32 for each output."""
+    """``integers * scale``: bytes less a zero point in int16, and a float32 for each output."""
 
     integers: np.ndarray
     scale: np.ndarray
@@ -167,11 +168,13 @@ class _IntegerRewriter(BindingRewriter):
         if transposed is not None:
             axes = permutation_of(transposed)
             integers, scale = integers.transpose(axes), scale.transpose(axes)
-        if not are_whole(integers, -128, 127):
+        if not are_whole(integers, -_LARGEST, _LARGEST):
             return None
         whole = integers.astype(np.int16)
         output = whole.ndim - 1 if call.op.name == "relax.matmul" else 0
-        if scale.size != scale.shape[output]:
+        others = tuple(axis for axis in range(whole.ndim) if axis != output)
+        # Bytes less a zero point, of which each output may have its own.
+        if scale.size != scale.shape[output] or np.ptp(whole, others).max() > _LARGEST:
             return None
         shape = [1] * whole.ndim
         shape[1] = scale.size

@@ -64,6 +64,14 @@ TAKEN = {
     "a scale for all": lambda: matmul(whole(16, 8), 0.01),
     "a scale for each column": lambda: matmul(whole(16, 8), scales(8)),
     "transposed weights": lambda: matmul(whole(8, 16), scales(8, 1), transposed=True),
+    "weights less a zero point": lambda: matmul(whole(16, 8, low=-200, high=56), scales(8)),
+    "a convolution of a zero point for each output": lambda: convolution(
+        whole(8, 4, 3, 3, high=-1) + (127 * RANDOM.integers(-1, 3, (8, 1, 1, 1))).astype("float32"),
+        0.01,
+    ),
+    "a convolution in groups less a zero point": lambda: convolution(
+        whole(6, 1, 3, 3, low=0), 0.01, groups=6
+    ),
     "data with a sign": lambda: matmul(whole(16, 8), scales(8), dtype="int8", zero_point=-3),
     "no zero point": lambda: matmul(whole(16, 8), scales(1, 8), zero_point=None),
     "a convolution": lambda: convolution(whole(8, 4, 3, 3), scales(8, 1, 1, 1)),
@@ -90,6 +98,7 @@ def test_integers_are_multiplied(case):
 LEFT = {
     "weights that are no whole numbers": lambda: matmul(whole(16, 8) / 2, 0.01),
     "weights of more than 8 bits": lambda: matmul(whole(16, 8, high=300), 0.01),
+    "columns of more than 8 bits": lambda: matmul(whole(16, 8, low=-200, high=200), 0.01),
     "a scale for each input": lambda: matmul(whole(16, 8), scales(16, 1)),
     "a scale for each pixel of the window": lambda: convolution(whole(8, 4, 3, 3), scales(3)),
     "batches of weights": lambda: matmul(whole(2, 16, 8), 0.01),
