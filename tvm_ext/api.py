@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -381,7 +381,8 @@ def _with_compilers(
     alone = replace(request, specialize=())
     compiled.compile_again = partial(_compiled_anew, model, alone)
     if programs_of(request.machine).device == "cpu" and type(compiled) is CompiledModel:
-        compiled.compile_session = partial(_for_session, model, alone, input_shapes)
+        # All sessions of a model share a program.
+        compiled.compile_session = cache(partial(_for_session, model, alone, input_shapes))
 
 
 @tvm_ext.without_garbage_collection()
@@ -389,10 +390,10 @@ def _for_session(
     model: ModelSource,
     request: _Request,
     input_shapes: Mapping[str, Sequence[int | str]] | None,
-    states: Sequence[tuple[int, int, int]],
+    states: tuple[tuple[int, int, int], ...],
 ) -> CompiledModel:
     """The program that keeps ``states`` in place; see ``KeepStateInPlace``."""
-    options = {"states": tuple(states)}
+    options = {"states": states}
     pipeline = with_options(request.pipeline, "KeepStateInPlace", options)
     return _from_cache(model, replace(request, pipeline=pipeline), input_shapes)
 

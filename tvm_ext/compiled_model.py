@@ -87,7 +87,7 @@ class CompiledModel:
     compile_again: Callable[[dict[str, list[int | str]]], "CompiledModel"] | None = None
     # Compiles the model for a session: the program that keeps these states (positions of input and
     # output, and the axis) in its inputs' own memory.
-    compile_session: Callable[[Sequence[tuple[int, int, int]]], "CompiledModel"] | None = None
+    compile_session: Callable[[tuple[tuple[int, int, int], ...]], "CompiledModel"] | None = None
     # Has programs built for sizes that come often (``specialize="auto"``).
     frequent_sizes: "FrequentSizes | None" = None
     specialized: "tuple[CompiledModel, ...]" = ()

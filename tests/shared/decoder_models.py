@@ -137,6 +137,32 @@ def merged_decoder() -> onnx.ModelProto:
     return _model([choice], [*inputs, value("use_cache_branch", BOOL, [])], outputs)
 
 
+def group_query_decoder() -> onnx.ModelProto:
+    """The same by GroupQueryAttention of com.microsoft, whose four heads share two of the keys."""
+    names = ["q_flat", "k_flat", "v_flat", *_PAST.values(), "lengths", "total"]
+    attended = node(
+        *("GroupQueryAttention", names, ["y", *_PRESENT.values()]),
+        domain="com.microsoft",
+        num_heads=2 * HEADS,
+        kv_num_heads=HEADS,
+    )
+    nodes = [
+        node("Gather", ["table", "input_ids"], ["x"]),
+        node("Concat", ["q", "o"], ["wide"], axis=1),
+        node("MatMul", ["x", "wide"], ["q_flat"]),
+        *(node("MatMul", ["x", name], [f"{name}_flat"]) for name in "kv"),
+        attended,
+        node("Concat", ["head", "head"], ["long"], axis=0),
+        node("MatMul", ["y", "long"], ["logits"]),
+    ]
+    inputs, outputs = _values()
+    inputs[1] = value("lengths", TensorProto.INT32, ["batch"])
+    inputs.append(value("total", TensorProto.INT32, []))
+    made = _model(nodes, inputs, outputs)
+    made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return made
+
+
 def tokens(length: int, held: int, batch: int = 1, seed: int = 0) -> dict[str, np.ndarray]:
     """The inputs of a run of so many new tokens behind those that are held."""
     draw = np.random.default_rng(100 * seed + held)

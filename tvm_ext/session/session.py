@@ -127,8 +127,9 @@ class Session:
             As for ``CompiledModel.run``.
         """
         self._require_no_state(inputs)
+        sizes = self._sizes(inputs)
         if not self._has_state():
-            self._start(self._sizes(inputs))
+            self._start(sizes)
         if self._buffers is not None:
             try:
                 return self._run_in_place(self._buffers, inputs, threads)
@@ -301,7 +302,7 @@ class Session:
         return sizes
 
     def _sizes(self, inputs: Mapping[str, Any]) -> dict[str, int]:
-        """The same of the first run, with that of the batch."""
+        """The same with that of the batch; raises InputError where it is not the session's."""
         sizes = self._sizes_of(inputs)
         given = [spec for spec in self._given if spec.shape and isinstance(spec.shape[0], str)]
         shapes = [getattr(inputs.get(spec.name), "shape", ()) for spec in given]
@@ -313,7 +314,7 @@ class Session:
                 if self._batch is not None and sizes.get(name, self._batch) != self._batch:
                     raise InputError(
                         f"the inputs are of batch {sizes[name]}; expected {self._batch}, the "
-                        "session's: give such inputs, or make another session"
+                        "session's: give such inputs, reset it, or make another session"
                     )
                 sizes.setdefault(name, batch)
         return sizes
@@ -389,11 +390,11 @@ def _program_in_place(model: "CompiledModel", state: Sequence[StatePair]) -> "Co
         return None
     inputs = [spec.name for spec in model.inputs]
     outputs = [spec.name for spec in model.outputs]
-    places = [
+    places = tuple(
         (inputs.index(pair.input), outputs.index(pair.output), pair.axis)
         for pair in state
         if pair.axis is not None and _new_rows(model, pair) is not None
-    ]
+    )
     program = model.compile_session(places) if places else None
     return None if program is None or program.report.state is None else program
 

@@ -12,6 +12,7 @@ from decoder_models import (
     decoder,
     decoder_that_reads_its_past,
     decoder_that_sums_its_keys,
+    group_query_decoder,
     merged_decoder,
     tokens,
 )
@@ -82,6 +83,23 @@ def test_a_past_that_is_read_is_handed_on_as_an_array() -> None:
     assert session.in_place == ("past_key_values.0.value",)
     check_steps(session, proto)
     assert session.statistics.bytes_copied > 0
+
+
+def test_group_query_attention() -> None:
+    """Heads of the query share keys, which one sequence has one behind the other."""
+    proto = group_query_decoder()
+    session = tvm_ext.compile(proto, HOST, input_shapes={"input_ids": [1, "length"]}).session(20)
+    assert session.in_place == tuple(STATE)
+    reference = Reference(proto, STATE)
+    for length in STEPS:
+        held = session.length + length
+        inputs = {
+            "input_ids": tokens(length, session.length)["input_ids"],
+            "lengths": np.array([held - 1], "int32"),
+            "total": np.array(held, "int32"),
+        }
+        assert_equal(session.run(inputs), reference.run(inputs))
+    assert session.statistics.bytes_copied == 0
 
 
 def test_a_decoder_with_branches() -> None:
@@ -265,6 +283,19 @@ def test_another_batch_than_the_session_has(compiled: tvm_ext.CompiledModel) -> 
     session = compiled.session(capacity=8, batch=2)
     with pytest.raises(InputError, match="the inputs are of batch 1; expected 2"):
         session.run(tokens(2, 0))
+
+
+def test_another_batch_than_the_last_run_had(compiled: tvm_ext.CompiledModel) -> None:
+    def run_another_batch(session: Session) -> None:
+        session.run(tokens(1, 2, batch=3))
+
+    _refused(compiled, run_another_batch, "the inputs are of batch 3; expected 1")
+
+
+def test_sessions_share_a_program(compiled: tvm_ext.CompiledModel) -> None:
+    first, second = compiled.session(), compiled.session(capacity=16)
+    assert first._program is second._program
+    assert first.branch()._program is first._program
 
 
 def test_a_model_without_state() -> None:
