@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from tvm_ext.cuda.program import CudaProgram
     from tvm_ext.profiling import MeasuredRun, ProfiledMachine
     from tvm_ext.report.profile import Profile
+    from tvm_ext.session import Session
 
 
 # For how many shapes of inputs it is known which program runs.
@@ -84,6 +85,9 @@ class CompiledModel:
 
     # Compiles the model again for other shapes of inputs; None for a program from a file.
     compile_again: Callable[[dict[str, list[int | str]]], "CompiledModel"] | None = None
+    # Compiles the model for a session: the program that keeps these states (positions of input and
+    # output, and the axis) in its inputs' own memory.
+    compile_session: Callable[[tuple[tuple[int, int, int], ...]], "CompiledModel"] | None = None
     # Has programs built for sizes that come often (``specialize="auto"``).
     frequent_sizes: "FrequentSizes | None" = None
     specialized: "tuple[CompiledModel, ...]" = ()
@@ -300,6 +304,25 @@ class CompiledModel:
             found = call(check_inputs(self.inputs, inputs))
         return self._named(found)
 
+    def run_in_place(
+        self,
+        inputs: Mapping[str, Any],
+        state: Mapping[str, tvm_ffi.Tensor],
+        threads: int | None = None,
+    ) -> dict[str, np.ndarray]:
+        """One run of a session's program, which reads and writes ``state`` where it is.
+
+        The session sees to it that these tensors fit; ``inputs``, the other ones, are checked.
+        """
+        if threads is not None:
+            with running_on(self._checked_threads(threads)):
+                return self.run_in_place(inputs, state)
+        given = [spec for spec in self.inputs if spec.name not in state]
+        arrays = iter(check_inputs(given, inputs))
+        names = self._input_names
+        tensors = [state[name] if name in state else next(arrays) for name in names]
+        return self._named(self._made()(tensors))
+
     def _shares(self, inputs: Mapping[str, Any]) -> tuple[Share, ...] | None:
         """How a run of these inputs is cut into micro-batches; None where it is not."""
         if self._micro_batches is None or not isinstance(inputs, Mapping):
@@ -396,6 +419,43 @@ class CompiledModel:
         if count < 1:
             raise TargetError(f"{count} streams were asked for; expected 1 or more")
         return Runner(self.run, count, max(1, threads // count))
+
+    def session(
+        self,
+        capacity: int = 2048,
+        *,
+        batch: int | None = None,
+        states: Mapping[str, str] | None = None,
+    ) -> "Session":
+        """Makes a session, which keeps the model's state from run to run.
+
+        The state is the outputs that are inputs of the next run: keys and values of earlier tokens,
+        or the hidden values of a model for streams. They are found by their names, types and shapes
+        (``past_key_values.0.key`` and ``present.0.key``, ``h`` and ``hn``).
+
+        Parameters
+        ----------
+        capacity : int
+            How many rows (tokens) the states that grow can hold.
+        batch : int, optional
+            The size of the batch. Without it the first run decides.
+        states : mapping of output name to input name, optional
+            The pairs, for a model whose names say nothing.
+
+        Returns
+        -------
+        Session
+            Its ``run`` takes the inputs that are no state, and returns the outputs that are none.
+
+        Raises
+        ------
+        InputError
+            The model has no state, or a pair of ``states`` does not fit.
+        """
+        # Most models have no state.
+        from tvm_ext.session import Session
+
+        return Session(self, capacity, batch=batch, states=states)
 
     def as_function(
         self, inputs: Sequence[str], outputs: Sequence[str]
@@ -622,6 +682,9 @@ class CompiledModel:
         """
         for one in self.specialized:
             one.warm_up()
+        # Only a session knows how many rows a state in place has room for.
+        if self.report.state is not None:
+            return False
         zeros = zeros_to_run(self.inputs, self.report) if self._runs_here() else None
         if zeros is None:
             return False
