@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from tvm_ext.cuda.program import CudaProgram
     from tvm_ext.profiling import MeasuredRun, ProfiledMachine
     from tvm_ext.report.profile import Profile
+    from tvm_ext.session import Session
 
 
 # For how many shapes of inputs it is known which program runs.
@@ -396,6 +397,43 @@ class CompiledModel:
         if count < 1:
             raise TargetError(f"{count} streams were asked for; expected 1 or more")
         return Runner(self.run, count, max(1, threads // count))
+
+    def session(
+        self,
+        capacity: int = 2048,
+        *,
+        batch: int | None = None,
+        states: Mapping[str, str] | None = None,
+    ) -> "Session":
+        """Makes a session, which keeps the model's state from run to run.
+
+        The state is the outputs that are inputs of the next run: keys and values of earlier tokens,
+        or the hidden values of a model for streams. They are found by their names, types and shapes
+        (``past_key_values.0.key`` and ``present.0.key``, ``h`` and ``hn``).
+
+        Parameters
+        ----------
+        capacity : int
+            How many rows (tokens) the states that grow can hold.
+        batch : int, optional
+            The size of the batch. Without it the first run decides.
+        states : mapping of output name to input name, optional
+            The pairs, for a model whose names say nothing.
+
+        Returns
+        -------
+        Session
+            Its ``run`` takes the inputs that are no state, and returns the outputs that are none.
+
+        Raises
+        ------
+        InputError
+            The model has no state, or a pair of ``states`` does not fit.
+        """
+        # Most models have no state.
+        from tvm_ext.session import Session
+
+        return Session(self, capacity, batch=batch, states=states)
 
     def as_function(
         self, inputs: Sequence[str], outputs: Sequence[str]

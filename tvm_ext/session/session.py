@@ -1,0 +1,309 @@
+"""A session: runs of a model one after the other, with the state between them kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvm_ext.configs.errors import nearest_hint
+from tvm_ext.errors import InputError
+from tvm_ext.model_inputs import describe, numpy_type
+from tvm_ext.session.state_pairs import StatePair, find_state, require_state
+from tvm_ext.tensor_spec import TensorSpec, listed
+
+if TYPE_CHECKING:
+    from tvm_ext.compiled_model import CompiledModel
+
+
+@dataclass
+class SessionStatistics:
+    """What the state cost so far.
+
+    Attributes
+    ----------
+    runs : int
+        Runs of the session.
+    bytes_allocated : int
+        Bytes of new memory for the state, over all runs.
+    bytes_copied : int
+        Bytes of the state of earlier runs that runs copied.
+    """
+
+    runs: int = 0
+    bytes_allocated: int = 0
+    bytes_copied: int = 0
+
+
+class Session:
+    """Runs of a model that hand their state on; ``CompiledModel.session`` makes it.
+
+    A session is for one thread at a time. Several sessions of one model do not disturb each other.
+
+    Attributes
+    ----------
+    state : tuple[StatePair, ...]
+        The outputs that are inputs of the next run.
+    capacity : int
+        How many rows (tokens) the states that grow can hold.
+    statistics : SessionStatistics
+        Bytes that were allocated and copied for the state.
+    """
+
+    def __init__(
+        self,
+        model: "CompiledModel",
+        capacity: int,
+        *,
+        batch: int | None = None,
+        states: Mapping[str, str] | None = None,
+    ) -> None:
+        if capacity < 1:
+            raise InputError(f"the capacity is {capacity}; expected 1 or more: give a larger one")
+        if batch is not None and batch < 1:
+            raise InputError(f"the batch is {batch}; expected 1 or more: give a larger one")
+        self.capacity = capacity
+        self.state = find_state(model.inputs, model.outputs, states)
+        require_state(self.state, model.outputs, model.report.model_name)
+        self.statistics = SessionStatistics()
+        self._model, self._batch = model, batch
+        self._specs = {spec.name: spec for spec in model.inputs}
+        names = {pair.input for pair in self.state}
+        self._given = tuple(spec for spec in model.inputs if spec.name not in names)
+        self._arrays: dict[str, Any] = {}
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """How many rows (tokens) the states that grow hold; 0 where none grows."""
+        return self._length
+
+    @property
+    def batch(self) -> int | None:
+        """The size of the batch; None ahead of the first run, which decides it."""
+        return self._batch
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs of a run: those of the model that are no state."""
+        return self._given
+
+    def run(self, inputs: Mapping[str, Any], *, threads: int | None = None) -> dict[str, Any]:
+        """Runs the model once on these inputs and the state that the last run left.
+
+        Parameters
+        ----------
+        inputs : mapping of input name to array
+            One array for each of ``self.inputs``.
+        threads : int, optional
+            As for ``CompiledModel.run``.
+
+        Returns
+        -------
+        dict[str, np.ndarray]
+            The outputs that are no state.
+
+        Raises
+        ------
+        InputError
+            An input does not fit, or the states would hold more rows than the capacity. The state
+            is then what it was.
+        TvmExtError
+            As for ``CompiledModel.run``.
+        """
+        self._require_no_state(inputs)
+        arrays = self._arrays or self._empty(inputs)
+        on_device = True if self._model.report.target.get("kind") == "cuda" else None
+        results = self._model.run({**inputs, **arrays}, threads=threads, on_device=on_device)
+        found = {pair.input: results.pop(pair.output) for pair in self.state}
+        self._keep(arrays, found)
+        return results if on_device is None else {n: _on_host(v) for n, v in results.items()}
+
+    def reset(self) -> None:
+        """Forgets the state. The next run starts anew, and may have another batch."""
+        self._arrays, self._length, self._batch = {}, 0, None
+
+    def roll_back(self, length: int) -> None:
+        """Forgets what came after the first ``length`` rows (tokens).
+
+        Raises
+        ------
+        InputError
+            The session holds fewer rows, or a state is replaced in each run, so that its earlier
+            values are not known.
+        """
+        if not 0 <= length <= self._length:
+            raise InputError(
+                f"the session cannot be rolled back to a length of {length}; expected one from 0 "
+                f"to {self._length}, which it holds: give such a length"
+            )
+        if length in (0, self._length):
+            return None if length else self.reset()
+        replaced = [pair.input for pair in self.state if pair.kind == "replace"]
+        if replaced:
+            raise InputError(
+                f"the session cannot be rolled back: {listed(replaced)} have only their last "
+                "values; expected states that grow: use save() and restore()"
+            )
+        for pair in self.state:
+            self._arrays[pair.input] = _rows(_on_host(self._arrays[pair.input]), pair, length)
+        self._length = length
+        return None
+
+    def branch(self) -> "Session":
+        """Returns a second session that starts from the state of this one."""
+        states = {pair.output: pair.input for pair in self.state}
+        other = Session(self._model, self.capacity, batch=self._batch, states=states)
+        # No run changes an array that another run gave.
+        other._arrays, other._length = dict(self._arrays), self._length
+        return other
+
+    def save(self) -> dict[str, np.ndarray]:
+        """Returns a copy of the state: an array for each input, empty ahead of the first run."""
+        return {name: np.array(_on_host(array)) for name, array in self._arrays.items()}
+
+    def restore(self, arrays: Mapping[str, Any]) -> None:
+        """Continues from a state that ``save`` returned, of any session of the same model.
+
+        Raises
+        ------
+        InputError
+            A name, type or shape does not fit the model, or the state has more rows than the
+            capacity. The session's state is then what it was.
+        """
+        if not arrays:
+            return self.reset()
+        found = {pair.input: self._checked(pair, arrays) for pair in self.state}
+        for name in arrays:
+            if name not in found:
+                hint = nearest_hint(str(name), found)
+                raise InputError(f"the state holds {name!r}, which the model lacks; {hint}")
+        lengths = {found[p.input].shape[p.axis] for p in self.state if p.axis is not None}
+        if len(lengths) > 1:
+            raise InputError(
+                f"the states hold {listed([str(n) for n in sorted(lengths)])} rows; expected one "
+                "number for all of them: restore what save() returned"
+            )
+        length = max(lengths, default=0)
+        self._require_room(length, 0)
+        self._arrays, self._length = found, length
+        self._batch = self._batch_of(found)
+        return None
+
+    # What a run needs.
+
+    def _require_no_state(self, inputs: Mapping[str, Any]) -> None:
+        if not isinstance(inputs, Mapping):
+            raise InputError(
+                f"inputs are a {type(inputs).__name__}, expected a mapping of name to array: pass "
+                f"{{name: array}} with {listed([spec.name for spec in self._given])}"
+            )
+        for pair in self.state:
+            if pair.input in inputs:
+                raise InputError(
+                    f"input '{pair.input}' is a state, which the session holds; expected only "
+                    f"{listed([spec.name for spec in self._given])}: leave it out, or restore() it"
+                )
+
+    def _empty(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The state ahead of the first run: zeros, and no rows of what grows."""
+        sizes = self._sizes(inputs)
+        arrays = {}
+        for pair in self.state:
+            spec = self._specs[pair.input]
+            shape = [sizes.get(n, 0) if isinstance(n, str) else n for n in spec.shape]
+            arrays[pair.input] = np.zeros(shape, numpy_type(spec.dtype))
+        self._batch = self._batch_of(arrays)
+        return arrays
+
+    def _sizes(self, inputs: Mapping[str, Any]) -> dict[str, int]:
+        """The sizes by name that the inputs of the first run decide, and that of the batch."""
+        sizes: dict[str, int] = {}
+        for spec in self._given:
+            shape = getattr(inputs.get(spec.name), "shape", ())
+            for name, size in zip(spec.shape, shape, strict=False):
+                if isinstance(name, str):
+                    sizes.setdefault(name, size)
+        given = [spec for spec in self._given if spec.shape and isinstance(spec.shape[0], str)]
+        shapes = [getattr(inputs.get(spec.name), "shape", ()) for spec in given]
+        batch = self._batch or next((shape[0] for shape in shapes if shape), 1)
+        for pair in self.state:
+            axis = self._batch_axis(pair)
+            if axis is not None:
+                name = self._specs[pair.input].shape[axis]
+                if self._batch is not None and sizes.get(str(name), self._batch) != self._batch:
+                    raise InputError(
+                        f"the inputs are of batch {sizes[str(name)]}; expected {self._batch}, the "
+                        "session's: give such inputs, or make another session"
+                    )
+                sizes.setdefault(str(name), batch)
+        return sizes
+
+    def _batch_axis(self, pair: StatePair) -> int | None:
+        """The first axis of a state whose size runs decide, beside that which grows."""
+        shape = self._specs[pair.input].shape
+        axes = [n for n, size in enumerate(shape) if isinstance(size, str) and n != pair.axis]
+        return axes[0] if axes else None
+
+    def _batch_of(self, arrays: Mapping[str, Any]) -> int | None:
+        for pair in self.state:
+            axis = self._batch_axis(pair)
+            if axis is not None:
+                return int(arrays[pair.input].shape[axis])
+        return self._batch
+
+    def _keep(self, before: Mapping[str, Any], found: dict[str, Any]) -> None:
+        """Takes over the state after a run, if there is room for it."""
+        growing = [pair for pair in self.state if pair.axis is not None]
+        length = max((found[p.input].shape[p.axis] for p in growing), default=0)
+        self._require_room(self._length, length - self._length)
+        for pair in self.state:
+            # A decoder with a branch for its first token has nothing for what that one computed.
+            if pair.kind == "replace" and 0 in found[pair.input].shape:
+                found[pair.input] = before[pair.input]
+        self._count(found)
+        self._arrays, self._length = found, length
+
+    def _count(self, found: Mapping[str, Any]) -> None:
+        self.statistics.runs += 1
+        for pair in self.state:
+            array = found[pair.input]
+            size = int(np.prod(array.shape)) * numpy_type(self._specs[pair.input].dtype).itemsize
+            self.statistics.bytes_allocated += size
+            if pair.axis is not None and array.shape[pair.axis]:
+                self.statistics.bytes_copied += size // array.shape[pair.axis] * self._length
+
+    def _require_room(self, held: int, new: int) -> None:
+        if held + new > self.capacity:
+            raise InputError(
+                f"the session holds {held} of {self.capacity} rows and gets {new} more; expected "
+                "room for them: make a session of a larger capacity, or roll back"
+            )
+
+    def _checked(self, pair: StatePair, arrays: Mapping[str, Any]) -> np.ndarray:
+        spec = self._specs[pair.input]
+        if pair.input not in arrays:
+            raise InputError(
+                f"the state lacks '{pair.input}'; expected {spec.describe()}: restore what save() "
+                "returned"
+            )
+        array = np.array(arrays[pair.input])
+        sizes = zip(spec.shape, array.shape, strict=False)
+        fits = len(spec.shape) == array.ndim and all(isinstance(a, str) or a == b for a, b in sizes)
+        if not fits or str(array.dtype) != spec.dtype:
+            raise InputError(
+                f"the state has {describe(array)} for '{pair.input}'; expected {spec.describe()}: "
+                "restore what save() returned"
+            )
+        return array
+
+
+def _on_host(array: Any) -> np.ndarray:
+    found: np.ndarray = array if isinstance(array, np.ndarray) else array.numpy()
+    return found
+
+
+def _rows(array: np.ndarray, pair: StatePair, length: int) -> np.ndarray:
+    """The first rows of a state that grows."""
+    index: Sequence[slice] = [slice(None)] * (pair.axis or 0)
+    return np.ascontiguousarray(array[(*index, slice(length))])

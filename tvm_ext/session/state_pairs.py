@@ -1,0 +1,165 @@
+"""Which outputs of a model are the next run's inputs: its state, found by name, type and shape."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tvm_ext.configs.errors import nearest_hint
+from tvm_ext.errors import InputError
+from tvm_ext.tensor_spec import TensorSpec, listed
+
+StateKind = Literal["append", "replace"]
+
+
+@dataclass(frozen=True)
+class StatePair:
+    """An output that is an input of the next run.
+
+    Attributes
+    ----------
+    input, output : str
+        Their names in the ONNX model.
+    kind : str
+        "append": the output is the input with new rows behind it. "replace": the output takes the
+        input's place.
+    axis : int or None
+        The axis along which "append" grows.
+    """
+
+    input: str
+    output: str
+    kind: StateKind
+    axis: int | None = None
+
+
+def find_state(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    states: Mapping[str, str] | None = None,
+) -> tuple[StatePair, ...]:
+    """The pairs of a model, in the order of its inputs.
+
+    ``states`` names pairs as ``{output: input}``, and no others are looked for. Otherwise an input
+    and an output are a pair where their names are spelled as exporters spell them
+    (``past_key_values.0.key`` and ``present.0.key``, ``h`` and ``hn``, ``cache`` and ``new_cache``)
+    and their types and shapes fit each other.
+
+    Raises
+    ------
+    InputError
+        ``states`` names what the model does not have, or what does not fit.
+    """
+    if states is not None:
+        return _stated(inputs, outputs, states)
+    by_name = {spec.name: spec for spec in outputs if spec.is_tensor}
+    taken: set[str] = set()
+    pairs: list[StatePair] = []
+    for spec in inputs:
+        for name in _next_names(spec.name) if spec.is_tensor else ():
+            found = by_name.get(name)
+            if found is None or name in taken or not _fits(spec, found):
+                continue
+            taken.add(name)
+            pairs.append(_pair(spec, found))
+            break
+    return tuple(pairs)
+
+
+def _stated(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], states: Mapping[str, str]
+) -> tuple[StatePair, ...]:
+    by_input = {spec.name: spec for spec in inputs}
+    by_output = {spec.name: spec for spec in outputs}
+    pairs: dict[str, StatePair] = {}
+    for output, name in states.items():
+        if output not in by_output:
+            hint = nearest_hint(str(output), by_output)
+            raise InputError(f"states names output {output!r}, which the model lacks; {hint}")
+        if name not in by_input:
+            hint = nearest_hint(str(name), by_input)
+            raise InputError(f"states names input {name!r}, which the model lacks; {hint}")
+        source, result = by_input[name], by_output[output]
+        if name in pairs or not _fits(source, result):
+            raise InputError(
+                f"states has output {result.describe()} for input {source.describe()}; expected "
+                "one output of the input's type and rank for each input: name such a pair"
+            )
+        pairs[name] = _pair(source, result)
+    return tuple(pairs[spec.name] for spec in inputs if spec.name in pairs)
+
+
+def require_state(pairs: Sequence[StatePair], outputs: Sequence[TensorSpec], model: str) -> None:
+    """Refuses a model without a state; raises InputError."""
+    if not pairs:
+        names = listed([spec.name for spec in outputs])
+        raise InputError(
+            f"{model} has no state: no output ({names}) is named as an input of the next run; "
+            "expected pairs such as past_key_values.0.key and present.0.key: name them with "
+            "states={'output': 'input'}, or use run"
+        )
+
+
+# Names. Exporters put a word in front or behind, or another word in the name's place.
+
+# What stands for the past, and the words that stand for what comes of it.
+_PAST = re.compile(r"past_key_values|past_key_value|past")
+_PRESENT = ("present", "present_key_values", "present_key_value")
+# Parts of a name that say whether it goes in or comes out.
+_DIRECTIONS = (("in", "out"), ("input", "output"), ("old", "new"), ("prev", "next"))
+_FRONT = ("new_", "next_", "updated_", "out_", "output_", "cur_")
+_BEHIND = ("n", "N", "_n", "_out", "_output", "_new", "_next", "_updated", "Out", "_o")
+# Caches are "cached" before a run and "new" after it.
+_CACHED = re.compile(r"^cached_")
+
+
+def _next_names(name: str) -> Iterator[str]:
+    """What the output may be called that is this input of the next run, the likeliest first."""
+    for word in _PRESENT if _PAST.search(name) else ():
+        yield _PAST.sub(word, name)
+    for before, after in _DIRECTIONS:
+        pattern = rf"(?<![A-Za-z]){before}(?![A-Za-z])"
+        if re.search(pattern, name):
+            yield re.sub(pattern, after, name)
+    if _CACHED.match(name):
+        yield _CACHED.sub("new_", name)
+    for word in _FRONT:
+        yield word + name
+    for word in _BEHIND:
+        yield name + word
+    # ``h0`` or ``h_0`` is the first, and ``hn`` or ``h_n`` the last.
+    if match := re.fullmatch(r"(\w*[A-Za-z])(_?)0", name):
+        yield f"{match[1]}{match[2]}n"
+
+
+# Shapes.
+
+
+def _fits(source: TensorSpec, result: TensorSpec) -> bool:
+    """Whether an output has the type of an input and, as far as known, its shape."""
+    if source.dtype != result.dtype:
+        return False
+    if result.shape == ("...",):
+        return True
+    if len(source.shape) != len(result.shape):
+        return False
+    sizes = zip(source.shape, result.shape, strict=True)
+    return all(a == b or isinstance(a, str) or isinstance(b, str) for a, b in sizes)
+
+
+def _pair(source: TensorSpec, result: TensorSpec) -> StatePair:
+    growing = [axis for axis in range(len(source.shape)) if _grows(source, result, axis)]
+    if len(growing) == 1:
+        return StatePair(source.name, result.name, "append", growing[0])
+    return StatePair(source.name, result.name, "replace")
+
+
+def _grows(source: TensorSpec, result: TensorSpec, axis: int) -> bool:
+    """Whether the output's size is that of the input and a positive number, or another size."""
+    if len(result.shape) != len(source.shape):
+        return False
+    before, after = source.shape[axis], result.shape[axis]
+    if not isinstance(before, str) or not isinstance(after, str) or before == after:
+        return False
+    terms = [term.strip() for term in after.split("+")]
+    return terms.count(before) == 1 and all(re.fullmatch(r"\w+", term) for term in terms)
