@@ -48,6 +48,7 @@ from tvm_ext.compiler.stages import (
     usual_sizes,
 )
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders, require_hits
+from tvm_ext.compiler.weights_read import weights_read
 from tvm_ext.configs.errors import FAILED
 from tvm_ext.errors import REPORT_IT, DefectWarning, InputError
 from tvm_ext.hardware.cost_model import cost_model
@@ -538,6 +539,7 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
         context.memory.without_bounds(),
         copied_outputs=_copied_outputs(planned.scheduled, imported.outputs, runner),
         out_params=_out_params(planned.mod, imported.outputs, runner),
+        weights_read_bytes=weights_read(lowered.kernels) or None,
     )
     problems = [str(problem) for problem in context.records.problems] if context.records else []
     report.warnings = [*imported.warnings, *_warnings(report), *problems]

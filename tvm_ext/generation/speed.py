@@ -69,7 +69,8 @@ class GenerationSpeed:
     def of(cls, report: CompileReport, state: StateSize) -> "GenerationSpeed":
         """Ahead of the first run."""
         memory = report.memory
-        return cls(memory.weights_bytes, state.bytes_per_token)
+        read = memory.weights_read_bytes
+        return cls(memory.weights_bytes if read is None else read, state.bytes_per_token)
 
     def add_prompts(self, tokens: int, seconds: float) -> None:
         """Counts a run that read prompts."""

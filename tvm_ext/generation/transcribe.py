@@ -33,8 +33,8 @@ def transcribe(
     audio: "np.ndarray | str | Path",
     *,
     encoder: ModelSource,
-    tokenizer: TokenizerSource | None = None,
-    prompt: Prompt | None = None,
+    tokenizer: "TokenizerSource | None" = None,
+    prompt: "Prompt | None" = None,
     samples_per_second: int = SAMPLES_PER_SECOND,
     max_new_tokens: int = 200,
     temperature: float = 0.0,
@@ -100,7 +100,7 @@ def transcribe(
 
 
 def _start(
-    prompt: Prompt | None, tokenizer: TextTokenizer | None, files: ModelFiles
+    prompt: "Prompt | None", tokenizer: TextTokenizer | None, files: ModelFiles
 ) -> list[int]:
     if isinstance(prompt, str) and tokenizer is not None:
         tokens = tokenizer.tokens_of(prompt, with_special=False)
