@@ -141,7 +141,7 @@ def read_peak(machine: CpuDescription, nbytes: int | None = None) -> Peak:
     lanes, threads = machine.vector_lanes("float32"), machine.cores
     row = lanes * _SUMS
     steps = (nbytes or large_bytes(machine)) // (4 * row * threads)
-    module = _built(_read_kernel(threads, steps, row), machine)
+    module = _built(_read_kernel(threads, steps, lanes), machine)
     source = tvm.runtime.tensor(np.zeros((threads, steps, row), np.float32))
     sums = tvm.runtime.tensor(np.zeros((threads, row), np.float32))
     kernel = module["main"]
@@ -213,7 +213,8 @@ def _copy_kernel(threads: int, steps: int, lanes: int) -> tirx.PrimFunc:
     return kernel
 
 
-def _read_kernel(threads: int, steps: int, row: int) -> tirx.PrimFunc:
+def _read_kernel(threads: int, steps: int, lanes: int) -> tirx.PrimFunc:
+    row = lanes * _SUMS
     loop = T.parallel if threads > 1 else T.serial
 
     @T.prim_func
@@ -223,12 +224,15 @@ def _read_kernel(threads: int, steps: int, row: int) -> tirx.PrimFunc:
     ) -> None:
         for t in loop(threads):
             total = T.alloc_buffer((row,), "float32")
-            for v in T.vectorized(row):
-                total[v] = T.float32(0)
+            for j in T.unroll(_SUMS):
+                for v in T.vectorized(lanes):
+                    total[j * lanes + v] = T.float32(0)
             for i in range(steps):
-                for v in T.vectorized(row):
-                    total[v] = total[v] + source[t, i, v]
-            for v in T.vectorized(row):
-                sums[t, v] = total[v]
+                for j in T.unroll(_SUMS):
+                    for v in T.vectorized(lanes):
+                        total[j * lanes + v] = total[j * lanes + v] + source[t, i, j * lanes + v]
+            for j in T.unroll(_SUMS):
+                for v in T.vectorized(lanes):
+                    sums[t, j * lanes + v] = total[j * lanes + v]
 
     return kernel

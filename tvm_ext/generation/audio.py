@@ -47,9 +47,7 @@ def waveform(audio: "np.ndarray | str | Path", samples_per_second: int) -> np.nd
         from scipy.signal import resample_poly
 
         common = gcd(samples_per_second, SAMPLES_PER_SECOND)
-        array = resample_poly(
-            array, SAMPLES_PER_SECOND // common, samples_per_second // common
-        )
+        array = resample_poly(array, SAMPLES_PER_SECOND // common, samples_per_second // common)
     return np.ascontiguousarray(array, dtype=np.float32)
 
 

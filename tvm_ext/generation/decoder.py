@@ -28,7 +28,7 @@ _ROLES: dict[tuple[str, int], str] = {
     ("encoder_outputs", 3): _ENCODED,
     ("encoder_attention_mask", 2): _ENCODED_MASK,
 }
-_WANTED = "input_ids, attention_mask, position_ids, use_cache_branch, encoder_hidden_states or state"
+_WANTED = "input_ids, attention_mask, position_ids, use_cache_branch, encoder_hidden_states"
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,9 @@ class DecoderForm:
             role = _role(spec)
             if role is None or role in roles:
                 raise InputError(
-                    f"input '{spec.describe()}' is not known from other decoders; expected {_WANTED}: "
-                    "run the model with model.session(), and choose the tokens yourself"
+                    f"input '{spec.describe()}' is not known from other decoders; expected only "
+                    f"{_WANTED} and a state: run it with model.session(), and choose the tokens "
+                    "yourself"
                 )
             roles[role] = spec
         if _TOKENS not in roles:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -318,16 +318,50 @@ class Generation:
 OnPiece: TypeAlias = Callable[[TextPiece], object]
 
 
-@overload
-def generate(
-    model: ModelSource, prompt: str, *, stream: Literal[True], **options: Any
-) -> Generation: ...
-@overload
-def generate(
-    model: ModelSource, prompt: str, *, stream: OnPiece | None = None, **options: Any
-) -> GeneratedText: ...
-@overload
-def generate(model: ModelSource, prompt: Any, **options: Any) -> Any: ...
+@dataclass(frozen=True)
+class TextOptions:
+    """How texts are made, whatever comes ahead of them; ``generate`` says what each means."""
+
+    tokenizer: "TokenizerSource | None" = None
+    max_new_tokens: int = 128
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: str | Sequence[str] = ()
+    end_tokens: "Sequence[int | str] | None" = None
+    capacity: int | None = None
+
+    def text_tokenizer(self) -> TextTokenizer | None:
+        """The tokenizer, read from its file."""
+        return TextTokenizer(self.tokenizer) if self.tokenizer is not None else None
+
+    def limits(self, tokenizer: TextTokenizer | None, files: ModelFiles) -> Limits:
+        """When a text ends."""
+        return Limits(
+            self.max_new_tokens,
+            _end_tokens(self.end_tokens, tokenizer, files),
+            (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            self.capacity,
+            files.context,
+        )
+
+
+def start_generation(
+    model: "CompiledModel",
+    prompts: Sequence[Prompt],
+    options: TextOptions,
+    files: ModelFiles,
+    encoder: "CompiledModel | None" = None,
+) -> Generation:
+    """Texts behind prompts, ahead of the first run; raises as ``generate``."""
+    tokenizer = options.text_tokenizer()
+    limits = options.limits(tokenizer, files)
+    tokens = [_tokens(one, tokenizer) for one in prompts]
+    encoded = None
+    if encoder is not None:
+        encoded = encode_text(encoder, model, tokens)
+        tokens = [list(files.start_tokens or (0,))] * len(tokens)
+    return Generation(model, tokens, tokenizer, options.sampling, limits, files, encoded)
+
+
 def generate(
     model: ModelSource,
     prompt: "Prompt | Sequence[Prompt]",
@@ -344,7 +378,7 @@ def generate(
     end_tokens: "Sequence[int | str] | None" = None,
     capacity: int | None = None,
     stream: "OnPiece | Literal[True] | None" = None,
-) -> "GeneratedText | list[GeneratedText] | Generation":
+) -> Any:
     """Continues a prompt with the text that a language model makes of it.
 
     Parameters
@@ -398,28 +432,19 @@ def generate(
     activations in the run give slightly different numbers beside other prompts of a batch.
     """
     prompts, is_one = _prompts(prompt)
-    spelled = TextTokenizer(tokenizer) if tokenizer is not None else None
-    files = ModelFiles.beside(_paths(tokenizer, model))
-    limits = Limits(
-        max_new_tokens,
-        end_tokens_of(end_tokens, spelled, files),
-        (stop,) if isinstance(stop, str) else tuple(stop),
-        capacity,
-        files.context,
-    )
     sampling = Sampling(repetition_penalty, temperature, top_k, top_p, seed)
-    tokens = [_tokens(one, spelled) for one in prompts]
-    compiled, encoded = opened(model), None
-    if encoder is not None:
-        encoded = encode_text(opened(encoder), compiled, tokens)
-        tokens = [list(files.start_tokens or (0,))] * len(tokens)
-    made = Generation(compiled, tokens, spelled, sampling, limits, files, encoded)
+    options = TextOptions(tokenizer, max_new_tokens, sampling, stop, end_tokens, capacity)
+    made = start_generation(
+        opened(model),
+        prompts,
+        options,
+        ModelFiles.beside(paths_of(tokenizer, model)),
+        opened(encoder) if encoder is not None else None,
+    )
     return finished(made, stream, is_one)
 
 
-def finished(
-    made: Generation, stream: "OnPiece | Literal[True] | None", is_one: bool
-) -> "GeneratedText | list[GeneratedText] | Generation":
+def finished(made: Generation, stream: "OnPiece | Literal[True] | None", is_one: bool) -> Any:
     """The texts, or the iterator over their pieces that was asked for."""
     if stream is True:
         return made
@@ -472,10 +497,9 @@ def _tokens(prompt: Prompt, tokenizer: TextTokenizer | None) -> list[int]:
     return found
 
 
-def end_tokens_of(
+def _end_tokens(
     given: "Sequence[int | str] | None", tokenizer: TextTokenizer | None, files: ModelFiles
 ) -> frozenset[int]:
-    """The tokens that end a text: those that were given, or else those that are usual."""
     if given is None:
         usual = tokenizer.usual_ends() if tokenizer is not None else []
         return frozenset(files.end_tokens or usual)
@@ -512,5 +536,6 @@ def _require_vocabulary(
         )
 
 
-def _paths(*sources: Any) -> list[Path]:
+def paths_of(*sources: Any) -> list[Path]:
+    """Those of the sources that are paths."""
     return [Path(source) for source in sources if isinstance(source, str | Path)]

@@ -1,4 +1,4 @@
-"""How fast tokens came, and how much memory a run read for one, beside what the machine can read."""
+"""How fast tokens came, and how much a run read for one, beside what the machine can read."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,9 @@ from tvm_ext.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     from tvm_ext.session import StatePair
+
+# How long the read bandwidth is measured.
+_MEASURING_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,9 @@ class GenerationSpeed:
         size = self.bytes_per_run
         return None if size is None or not self.seconds else size * self.runs / self.seconds / 1e9
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+    def to_dict(self, measured_gbs: float | None = None) -> dict[str, Any]:
+        """JSON values; with ``measured_gbs``, what this machine can read a second, beside it."""
+        gbs = self.read_gbs
         return {
             "prompt_tokens": self.prompt_tokens,
             "prompt_seconds": self.prompt_seconds,
@@ -116,5 +120,26 @@ class GenerationSpeed:
             "tokens_per_second": self.tokens_per_second,
             "weights_bytes_per_run": self.weights_bytes,
             "bytes_read_per_run": self.bytes_per_run,
-            "read_gb_per_second": self.read_gbs,
+            "read_gb_per_second": gbs,
+            "measured_gb_per_second": measured_gbs,
+            "share_of_measured": gbs / measured_gbs if gbs and measured_gbs else None,
         }
+
+
+def measured_read_gbs(report: CompileReport, threads: int) -> float | None:
+    """1e9 bytes a second that this CPU reads on so many threads, measured in half a second.
+
+    None for a model that is for something else than this CPU.
+    """
+    # What measures brings TVM's compiler.
+    from tvm_ext.hardware.cpu.description import CpuDescription
+    from tvm_ext.hardware.cpu.measured_peaks import read_peak
+    from tvm_ext.hardware.targets import description_of
+    from tvm_ext.hardware.timing import interleaved_seconds, timed
+
+    machine = description_of(report.target, "the report")
+    if not isinstance(machine, CpuDescription):
+        return None
+    peak = read_peak(machine.with_cores(threads))
+    (taken,) = interleaved_seconds([timed(peak.run)], _MEASURING_SECONDS, rounds=10)
+    return peak.rate(min(taken))

@@ -174,7 +174,7 @@ def _loaded(source: TokenizerSource) -> "tuple[Tokenizer, str]":
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8")), str(path)
     # The library raises no class of its own for a file that it cannot read.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         raise InputError(
             f"{path} cannot be read as a tokenizer; expected a tokenizer.json of the library "
             "tokenizers: fetch it again, or convert the tokenizer"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -10,15 +10,14 @@ from tvm_ext.errors import InputError
 from tvm_ext.generation.audio import SAMPLES_PER_SECOND, log_mel_spectrum, waveform
 from tvm_ext.generation.encoder import audio_input, encode_array
 from tvm_ext.generation.generate import (
-    GeneratedText,
     Generation,
-    Limits,
     ModelSource,
     OnPiece,
     Prompt,
-    end_tokens_of,
+    TextOptions,
     finished,
     opened,
+    paths_of,
 )
 from tvm_ext.generation.model_files import ModelFiles
 from tvm_ext.generation.sampling import Sampling
@@ -45,7 +44,7 @@ def transcribe(
     stop: str | Sequence[str] = (),
     end_tokens: "Sequence[int | str] | None" = None,
     stream: "OnPiece | Literal[True] | None" = None,
-) -> "GeneratedText | list[GeneratedText] | Generation":
+) -> Any:
     """Writes down what is spoken, by the encoder and the decoder of a speech model.
 
     Parameters
@@ -80,23 +79,35 @@ def transcribe(
     TvmExtError
         As ``generate``.
     """
-    spelled = TextTokenizer(tokenizer) if tokenizer is not None else None
-    sources = [one for one in (tokenizer, model) if isinstance(one, str | Path)]
-    files = ModelFiles.beside(sources)
-    limits = Limits(
-        max_new_tokens,
-        end_tokens_of(end_tokens, spelled, files),
-        (stop,) if isinstance(stop, str) else tuple(stop),
-        None,
-        files.context,
-    )
     sampling = Sampling(repetition_penalty, temperature, top_k, top_p, seed)
-    begun = _start(prompt, spelled, files)
-    samples = waveform(audio, samples_per_second)
-    decoder = opened(model)
-    encoded = _encoded(opened(encoder), decoder, samples)
-    made = Generation(decoder, [begun], spelled, sampling, limits, files, encoded)
+    options = TextOptions(tokenizer, max_new_tokens, sampling, stop, end_tokens)
+    made = start_transcription(
+        opened(model),
+        opened(encoder),
+        waveform(audio, samples_per_second),
+        options,
+        ModelFiles.beside(paths_of(tokenizer, model)),
+        prompt,
+    )
     return finished(made, stream, is_one=True)
+
+
+def start_transcription(
+    model: "CompiledModel",
+    encoder: "CompiledModel",
+    samples: np.ndarray,
+    options: TextOptions,
+    files: ModelFiles,
+    prompt: "Prompt | None" = None,
+) -> Generation:
+    """The text of a waveform (float32, 16,000 samples a second), ahead of the decoder's first run;
+    raises as ``transcribe``.
+    """
+    tokenizer = options.text_tokenizer()
+    limits = options.limits(tokenizer, files)
+    begun = _start(prompt, tokenizer, files)
+    encoded = _encoded(encoder, model, samples)
+    return Generation(model, [begun], tokenizer, options.sampling, limits, files, encoded)
 
 
 def _start(
