@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,13 @@ from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import with_host_steps
 from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
 from tvm_ext.onnx_frontend.host.partition import partition_graph
-from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline, with_fast_math
+from tvm_ext.passes.pipeline import (
+    Pipeline,
+    PipelineSource,
+    build_pipeline,
+    with_fast_math,
+    with_options,
+)
 from tvm_ext.passes.results_to_out_params import out_params
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.relay_passes.fresh_outputs import shared_outputs, writes_to_inputs
@@ -316,7 +322,7 @@ def _from_cache(
         found = cache.find(key) if key is not None else None
     if found is not None:
         found.report.phases = phases.records
-        found.compile_again = _again(model, request)
+        _with_compilers(found, model, request, input_shapes)
         return found
     compiled = _compiled_for(model, request, input_shapes)
     refusals = [one for kernel in compiled.report.kernels for one in kernel.refusals]
@@ -340,7 +346,7 @@ def _compiled_for(
     phases = Phases()
     if isinstance(model, tvm.IRModule):
         compiled = _compiled(model, request, phases, model, input_shapes)
-        compiled.compile_again = _again(model, request)
+        _with_compilers(compiled, model, request, input_shapes)
         return compiled
     with phases.timed("import"):
         ready = prepare_model(model, input_shapes)
@@ -352,7 +358,7 @@ def _compiled_for(
         parts = [_compiled(part_of(ready, part), request) for part in partition.parts]
         level = request.pipeline.opt_level
         compiled = with_host_steps(ready, partition, parts, request.machine, level, phases)
-    compiled.compile_again = _again(model, request)
+    _with_compilers(compiled, model, request, input_shapes)
     return compiled
 
 
@@ -366,11 +372,30 @@ def _compiled_anew(
     return _warmed_up(_compiled_for(model, request, input_shapes))
 
 
-def _again(
-    model: ModelSource, request: _Request
-) -> Callable[[dict[str, list[int | str]]], CompiledModel]:
-    """Compiles the model for other shapes."""
-    return partial(_compiled_anew, model, replace(request, specialize=()))
+def _with_compilers(
+    compiled: CompiledModel,
+    model: ModelSource,
+    request: _Request,
+    input_shapes: Mapping[str, Sequence[int | str]] | None,
+) -> None:
+    """Lets a program compile its model again: for other shapes, and for a session."""
+    alone = replace(request, specialize=())
+    compiled.compile_again = partial(_compiled_anew, model, alone)
+    if programs_of(request.machine).device == "cpu" and type(compiled) is CompiledModel:
+        compiled.compile_session = partial(_for_session, model, alone, input_shapes)
+
+
+@tvm_ext.without_garbage_collection()
+def _for_session(
+    model: ModelSource,
+    request: _Request,
+    input_shapes: Mapping[str, Sequence[int | str]] | None,
+    states: Sequence[tuple[int, int, int]],
+) -> CompiledModel:
+    """The program that keeps ``states`` in place; see ``KeepStateInPlace``."""
+    options = {"states": tuple(states)}
+    pipeline = with_options(request.pipeline, "KeepStateInPlace", options)
+    return _from_cache(model, replace(request, pipeline=pipeline), input_shapes)
 
 
 @dataclass
@@ -460,14 +485,15 @@ def _compiled(
     return model_to_run
 
 
-def _copied_outputs(
-    mod: tvm.IRModule, outputs: Sequence[TensorSpec], runner: PassRunner
-) -> list[str] | None:
+def _copied_outputs(planned: _Planned, runner: PassRunner) -> list[str] | None:
     """Names of the outputs that a run copies; None for all, and all inputs as well.
 
-    ``mod`` is the program ahead of its storage: what a user's pass makes of that is not known.
+    The program is seen ahead of its storage: what a user's pass makes of that is not known. One
+    with a state in place writes to that, and to no other input.
     """
-    may_write = current_cpu() is not None and writes_to_inputs(mod)
+    mod, outputs = planned.scheduled, planned.lowered.imported.outputs
+    is_session = planned.lowered.state is not None
+    may_write = current_cpu() is not None and not is_session and writes_to_inputs(mod)
     if may_write or runner.has_users_change("memory", "target"):
         return None
     shared = zip(outputs, shared_outputs(mod["main"]), strict=True)
@@ -537,10 +563,11 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
     report.passes = runner.records
     report.memory = replace(
         context.memory.without_bounds(),
-        copied_outputs=_copied_outputs(planned.scheduled, imported.outputs, runner),
+        copied_outputs=_copied_outputs(planned, runner),
         out_params=_out_params(planned.mod, imported.outputs, runner),
         weights_read_bytes=weights_read(lowered.kernels) or None,
     )
+    report.state = lowered.state
     problems = [str(problem) for problem in context.records.problems] if context.records else []
     report.warnings = [*imported.warnings, *_warnings(report), *problems]
     return report

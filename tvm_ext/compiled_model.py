@@ -85,6 +85,9 @@ class CompiledModel:
 
     # Compiles the model again for other shapes of inputs; None for a program from a file.
     compile_again: Callable[[dict[str, list[int | str]]], "CompiledModel"] | None = None
+    # Compiles the model for a session: the program that keeps these states (positions of input and
+    # output, and the axis) in its inputs' own memory.
+    compile_session: Callable[[Sequence[tuple[int, int, int]]], "CompiledModel"] | None = None
     # Has programs built for sizes that come often (``specialize="auto"``).
     frequent_sizes: "FrequentSizes | None" = None
     specialized: "tuple[CompiledModel, ...]" = ()
@@ -300,6 +303,25 @@ class CompiledModel:
         if found is None:
             found = call(check_inputs(self.inputs, inputs))
         return self._named(found)
+
+    def run_in_place(
+        self,
+        inputs: Mapping[str, Any],
+        state: Mapping[str, tvm_ffi.Tensor],
+        threads: int | None = None,
+    ) -> dict[str, np.ndarray]:
+        """One run of a session's program, which reads and writes ``state`` where it is.
+
+        The session sees to it that these tensors fit; ``inputs``, the other ones, are checked.
+        """
+        if threads is not None:
+            with running_on(self._checked_threads(threads)):
+                return self.run_in_place(inputs, state)
+        given = [spec for spec in self.inputs if spec.name not in state]
+        arrays = iter(check_inputs(given, inputs))
+        names = self._input_names
+        tensors = [state[name] if name in state else next(arrays) for name in names]
+        return self._named(self._made()(tensors))
 
     def _shares(self, inputs: Mapping[str, Any]) -> tuple[Share, ...] | None:
         """How a run of these inputs is cut into micro-batches; None where it is not."""
@@ -665,6 +687,9 @@ class CompiledModel:
         """
         for one in self.specialized:
             one.warm_up()
+        # Only a session knows how many rows a state in place has room for.
+        if self.report.state is not None:
+            return False
         zeros = zeros_to_run(self.inputs, self.report) if self._runs_here() else None
         if zeros is None:
             return False

@@ -76,7 +76,7 @@ class ProgramCall:
         # For each input of the last run.
         self._kept: dict[int, _LastInput] = {}
 
-    def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def __call__(self, arrays: Sequence[np.ndarray | tvm_ffi.Tensor]) -> list[np.ndarray]:
         """The outputs for inputs that have been checked; their memory is the program's."""
         return self._outputs(self.filled(arrays))
 
@@ -102,11 +102,16 @@ class ProgramCall:
             tensors.append(tensor)
         return self._outputs(tensors)
 
-    def filled(self, arrays: Sequence[np.ndarray]) -> list[tvm_ffi.Tensor]:
-        """One tensor an array, in order, with its values; valid until the next call."""
+    def filled(self, arrays: Sequence[np.ndarray | tvm_ffi.Tensor]) -> list[tvm_ffi.Tensor]:
+        """One tensor an array, in order, with its values; valid until the next call.
+
+        What is a tensor is taken as it is.
+        """
         return [self._tensor(position, array) for position, array in enumerate(arrays)]
 
-    def _tensor(self, position: int, array: np.ndarray) -> tvm_ffi.Tensor:
+    def _tensor(self, position: int, array: np.ndarray | tvm_ffi.Tensor) -> tvm_ffi.Tensor:
+        if isinstance(array, _Tensor):
+            return array
         in_place = None if array.nbytes < _LARGE_BYTES else self._in_place
         tensor = None if in_place is None else in_place(array)
         if tensor is not None:

@@ -60,6 +60,9 @@ class AttentionCompute:
         one tensor, as one product gives it.
     dtype : str
         Of the result.
+    held : bool
+        Whether keys and values lie in buffers with room for more of them: how many there are is
+        then a number, the function's last parameter but one.
     """
 
     query: str
@@ -74,6 +77,7 @@ class AttentionCompute:
     zero_rows: bool = False
     heads: int | None = None
     first_heads: tuple[int, int, int] = (0, 0, 0)
+    held: bool = False
 
     def to_attribute(self) -> str:
         """The description as text, to be kept at the function."""
@@ -102,16 +106,29 @@ class AttentionCompute:
             te.placeholder(shape, dtype, name)
             for shape, dtype, name in zip(shapes, dtypes, names, strict=True)
         ]
-        func = te.create_prim_func([*inputs, self.compute(*inputs)]).without_attr("global_symbol")
+        keys = tirx.Var("keys", "int64") if self.held else None
+        numbers = [] if keys is None else [keys]
+        params = [*inputs, *numbers, self.compute(*inputs, keys=keys)]
+        func = te.create_prim_func(params).without_attr("global_symbol")
         return func.with_attr({ATTRIBUTE: self.to_attribute(), "op_pattern": _OPAQUE})
 
-    def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, *masks: Any) -> te.Tensor:
-        """The tensor expression, with scores and sums in float32."""
+    def compute(
+        self,
+        query: te.Tensor,
+        key: te.Tensor,
+        value: te.Tensor,
+        *masks: Any,
+        keys: tirx.Var | None = None,
+    ) -> te.Tensor:
+        """The tensor expression, with scores and sums in float32.
+
+        ``keys`` is how many keys there are, where the tensors have room for more.
+        """
         sizes = dict(zip(self.query, query.shape, strict=True))
         batch, rows = sizes["b"], sizes["s"]
         heads = sizes.get("h", 1) if self.heads is None else self.heads
         first_query, first_key, first_value = self.first_heads
-        columns = key.shape[self.key.index("s")]
+        columns = key.shape[self.key.index("s")] if keys is None else keys
         step = te.reduce_axis((0, sizes["d"]), "step")
 
         def product(b: tvm.ir.Expr, h: tvm.ir.Expr, i: tvm.ir.Expr, j: tvm.ir.Expr) -> tvm.ir.Expr:

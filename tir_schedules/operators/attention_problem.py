@@ -74,6 +74,8 @@ class AttentionProblem:
         Operands and result.
     masks : tuple[NamedTensor, ...]
         As many as ``compute.masks``.
+    held : expression or None
+        How many keys there are, where their tensor has room for more.
     """
 
     compute: AttentionCompute
@@ -82,6 +84,7 @@ class AttentionProblem:
     value: NamedTensor
     masks: tuple[NamedTensor, ...]
     output: NamedTensor
+    held: Any = None
 
     @property
     def batch(self) -> Any:
@@ -101,7 +104,7 @@ class AttentionProblem:
     @property
     def keys(self) -> Any:
         """Positions of keys and values."""
-        return self.key.size("s")
+        return self.key.size("s") if self.held is None else self.held
 
     @property
     def depth(self) -> int:
@@ -127,15 +130,17 @@ def read_problem(func: tirx.PrimFunc, views: FlatViews) -> AttentionProblem:
     if func.attrs is None or ATTRIBUTE not in func.attrs:
         raise NotApplicable("it is not a fused attention")
     compute = AttentionCompute.from_attribute(str(func.attrs[ATTRIBUTE]))
-    if len(func.params) != 4 + len(compute.masks):
+    params = list(func.params)
+    held = params.pop(-2) if compute.held and len(params) > 1 else None
+    if len(params) != 4 + len(compute.masks):
         raise NotApplicable("its parameters are not those of a fused attention")
     is_symbolic = views.symbolic_sizes
-    for param in func.params:
+    for param in params:
         if not isinstance(param.ty, tirx.BufferType) or not is_compact(param, is_symbolic):
             raise NotApplicable("a size is symbolic")
     axes = [compute.query, compute.key, compute.value, *(m.axes for m in compute.masks)]
     tensors = []
-    for param, letters in zip(func.params, [*axes, compute.output], strict=True):
+    for param, letters in zip(params, [*axes, compute.output], strict=True):
         shape = tuple(
             _extent(letter, size) for letter, size in zip(letters, param.shape, strict=True)
         )
@@ -148,7 +153,7 @@ def read_problem(func: tirx.PrimFunc, views: FlatViews) -> AttentionProblem:
         replace(tensor, first_head=first)
         for tensor, first in zip((query, key, value), compute.first_heads, strict=True)
     )
-    problem = AttentionProblem(compute, query, key, value, tuple(masks), output)
+    problem = AttentionProblem(compute, query, key, value, tuple(masks), output, held)
     _refuse(problem)
     return problem
 

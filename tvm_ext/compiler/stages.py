@@ -5,7 +5,7 @@ takes.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,12 +25,13 @@ from tvm_ext.errors import REPORT_IT, BuildError, PassError, TvmExtError
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import current_description, program_target
 from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
+from tvm_ext.passes.keep_state_in_place import CAPACITY, HELD, StateInPlace
 from tvm_ext.passes.pipeline import Pipeline, build_pipeline
 from tvm_ext.passes.runner import BUILDER_LOCK, PassRunner, freezing_advice
 from tvm_ext.relax_frontend import import_relax, normalized
 from tvm_ext.relay_passes.expressions import deciding_for, nominal_sizes
-from tvm_ext.report.records import PhaseRecord
-from tvm_ext.tensor_spec import InputShapes, shapes_of
+from tvm_ext.report.records import PhaseRecord, StateRecord
+from tvm_ext.tensor_spec import InputShapes, TensorSpec, shapes_of
 from tvm_ext.tir_schedules.backend import scheduling_of
 
 
@@ -111,10 +112,13 @@ class LoweredModel(LoweredModule):
     Attributes
     ----------
     imported : ImportedModel
-        The model as it was read.
+        The model as it was read, with the inputs and outputs that a session's program has.
+    state : StateRecord or None
+        The state that the program keeps in its inputs' own memory.
     """
 
     imported: ImportedModel
+    state: StateRecord | None = None
 
 
 def lower_model(
@@ -133,7 +137,24 @@ def lower_model(
     ranges = {name: allowed.ends for name, allowed in imported.ranges.items()}
     with deciding_for(imported.mod, ranges):
         lowered = lower_module(imported.mod, pipeline, runner, phases)
-    return LoweredModel(**vars(lowered), imported=imported)
+    state = StateInPlace.of(lowered.graph)
+    if state is None:
+        return LoweredModel(**vars(lowered), imported=imported)
+    names = [spec.name for spec in imported.inputs]
+    record = StateRecord([names[n] for n, _ in state.inputs], [names[n] for n in state.copied])
+    return LoweredModel(**vars(lowered), imported=_with_buffers(imported, state), state=record)
+
+
+def _with_buffers(imported: ImportedModel, state: StateInPlace) -> ImportedModel:
+    """The model with the inputs and outputs that it has with a state in place."""
+    inputs = list(imported.inputs)
+    for place, axis in state.inputs:
+        shape = list(inputs[place].shape)
+        held, shape[axis] = shape[axis], CAPACITY
+        inputs[place] = replace(inputs[place], shape=tuple(shape), ranges=())
+    outputs = [spec for n, spec in enumerate(imported.outputs) if n not in state.outputs]
+    inputs.append(TensorSpec(HELD, "int8", (held, 0)))
+    return replace(imported, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
 def require_schedules(pipeline: Pipeline, machine: MachineDescription) -> None:

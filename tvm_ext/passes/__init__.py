@@ -12,6 +12,7 @@ from tvm_ext.passes.coalesce_accesses import CoalesceAccesses
 from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
 from tvm_ext.passes.drop_result_checks import DropResultChecks
 from tvm_ext.passes.fuse_heads_into_attention import FuseHeadsIntoAttention
+from tvm_ext.passes.keep_state_in_place import KeepStateInPlace
 from tvm_ext.passes.multi_output_fusion import MultiOutputFusion
 from tvm_ext.passes.pack_weights import MarkConstantParameters, PackWeights
 from tvm_ext.passes.plan_workspaces import PlanWorkspaces
@@ -57,7 +58,10 @@ _TVM_MEMORY_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
 }
 
 _OURS: dict[Level, tuple[Any, ...]] = {
-    "graph": (*BUILTIN_PASSES, AttentionFusion, FuseHeadsIntoAttention, MultiOutputFusion),
+    "graph": (
+        *BUILTIN_PASSES,
+        *(AttentionFusion, FuseHeadsIntoAttention, KeepStateInPlace, MultiOutputFusion),
+    ),
     "schedule": (
         *(MarkConstantParameters, CheckBounds, ScheduleKernels, PackWeights),
         PlanWorkspaces,

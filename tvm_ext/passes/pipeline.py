@@ -4,7 +4,7 @@ that users compose.
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -248,6 +248,18 @@ def with_fast_math(
     options = _plain_options(pass_config or {})
     name = "AlgebraicSimplification"
     return {**options, name: {"fast_math": True, **options.get(name, {})}}
+
+
+def with_options(pipeline: Pipeline, name: str, options: Mapping[str, Any]) -> Pipeline:
+    """``pipeline`` with other options of the pass ``name``, wherever it runs."""
+    stages = {
+        stage: tuple(
+            replace(step, options={**step.options, **options}) if step.entry.name == name else step
+            for step in getattr(pipeline, stage)
+        )
+        for stage in STAGES
+    }
+    return replace(pipeline, **stages)
 
 
 def _check_rules(listed: Mapping[str, Sequence[str]]) -> None:

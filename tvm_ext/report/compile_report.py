@@ -29,6 +29,7 @@ from tvm_ext.report.records import (
     PhaseRecord,
     PrecisionRecord,
     SizesRecord,
+    StateRecord,
 )
 from tvm_ext.tensor_spec import listed
 
@@ -129,7 +130,8 @@ class CompileReport(RenderedReport):
     Phases and passes are in the order in which they ran. ``specialized`` holds the reports of the
     programs for exact sizes; the phases of these programs are also listed here. If sizes are open
     until the run, ``nominal`` holds figures at usual sizes, and ``micro_batch`` says how a batch is
-    cut into parts. ``precision`` is set if products were chosen for a ``max_error``.
+    cut into parts. ``precision`` is set if products were chosen for a ``max_error``, and ``state``
+    for the program of a session.
     """
 
     model: str
@@ -151,6 +153,7 @@ class CompileReport(RenderedReport):
     nominal: SizesRecord | None = None
     micro_batch: MicroBatchRecord | None = None
     precision: PrecisionRecord | None = None
+    state: StateRecord | None = None
 
     @property
     def model_name(self) -> str:

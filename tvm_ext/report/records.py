@@ -468,6 +468,22 @@ class NodePrecision:
 
 
 @dataclass(frozen=True)
+class StateRecord:
+    """The state that a session's program keeps in its inputs' own memory.
+
+    Attributes
+    ----------
+    inputs : list[str]
+        The names of these inputs.
+    copied : list[str]
+        The names of those whose rows each run copies, as something else than attention reads them.
+    """
+
+    inputs: list[str]
+    copied: list[str]
+
+
+@dataclass(frozen=True)
 class PrecisionRecord:
     """What ``precision="auto"`` chose.
 

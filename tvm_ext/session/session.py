@@ -8,8 +8,9 @@ import numpy as np
 
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError
-from tvm_ext.model_inputs import describe, numpy_type
-from tvm_ext.session.state_pairs import StatePair, find_state, require_state
+from tvm_ext.model_inputs import ContradictingSizesError, describe, numpy_type
+from tvm_ext.session.state_buffers import StateBuffers
+from tvm_ext.session.state_pairs import StatePair, find_state, new_rows, require_state
 from tvm_ext.tensor_spec import TensorSpec, listed
 
 if TYPE_CHECKING:
@@ -70,8 +71,11 @@ class Session:
         self._specs = {spec.name: spec for spec in model.inputs}
         names = {pair.input for pair in self.state}
         self._given = tuple(spec for spec in model.inputs if spec.name not in names)
-        self._arrays: dict[str, Any] = {}
+        self._program = _program_in_place(model, self.state)
         self._length = 0
+        # The state: buffers for what the program keeps in place, arrays for the rest.
+        self._buffers: StateBuffers | None = None
+        self._arrays: dict[str, Any] = {}
 
     @property
     def length(self) -> int:
@@ -87,6 +91,12 @@ class Session:
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The inputs of a run: those of the model that are no state."""
         return self._given
+
+    @property
+    def in_place(self) -> tuple[str, ...]:
+        """The states whose new rows are written into the memory of the old ones, by input."""
+        state = None if self._program is None else self._program.report.state
+        return () if state is None else tuple(state.inputs)
 
     def run(self, inputs: Mapping[str, Any], *, threads: int | None = None) -> dict[str, Any]:
         """Runs the model once on these inputs and the state that the last run left.
@@ -112,16 +122,23 @@ class Session:
             As for ``CompiledModel.run``.
         """
         self._require_no_state(inputs)
-        arrays = self._arrays or self._empty(inputs)
+        if not self._has_state():
+            self._start(self._sizes(inputs))
+        if self._buffers is not None:
+            try:
+                return self._run_in_place(self._buffers, inputs, threads)
+            except ContradictingSizesError:
+                # Names of sizes that are wrong: only a program with others takes such inputs.
+                self._leave_buffers()
         on_device = True if self._model.report.target.get("kind") == "cuda" else None
-        results = self._model.run({**inputs, **arrays}, threads=threads, on_device=on_device)
-        found = {pair.input: results.pop(pair.output) for pair in self.state}
-        self._keep(arrays, found)
+        given = {**inputs, **self._arrays}
+        results = self._model.run(given, threads=threads, on_device=on_device)
+        self._keep(results)
         return results if on_device is None else {n: _on_host(v) for n, v in results.items()}
 
     def reset(self) -> None:
         """Forgets the state. The next run starts anew, and may have another batch."""
-        self._arrays, self._length, self._batch = {}, 0, None
+        self._buffers, self._arrays, self._length, self._batch = None, {}, 0, None
 
     def roll_back(self, length: int) -> None:
         """Forgets what came after the first ``length`` rows (tokens).
@@ -137,30 +154,29 @@ class Session:
                 f"the session cannot be rolled back to a length of {length}; expected one from 0 "
                 f"to {self._length}, which it holds: give such a length"
             )
-        if length in (0, self._length):
-            return None if length else self.reset()
         replaced = [pair.input for pair in self.state if pair.kind == "replace"]
-        if replaced:
+        if replaced and length != self._length:
             raise InputError(
                 f"the session cannot be rolled back: {listed(replaced)} have only their last "
-                "values; expected states that grow: use save() and restore()"
+                "values; expected states that grow: use save() and restore(), or reset()"
             )
         for pair in self.state:
-            self._arrays[pair.input] = _rows(_on_host(self._arrays[pair.input]), pair, length)
+            if pair.input in self._arrays:
+                array = _on_host(self._arrays[pair.input])
+                self._arrays[pair.input] = _rows(array, pair, length)
         self._length = length
-        return None
 
     def branch(self) -> "Session":
         """Returns a second session that starts from the state of this one."""
         states = {pair.output: pair.input for pair in self.state}
         other = Session(self._model, self.capacity, batch=self._batch, states=states)
-        # No run changes an array that another run gave.
-        other._arrays, other._length = dict(self._arrays), self._length
+        if self._has_state():
+            other.restore(self._views())
         return other
 
     def save(self) -> dict[str, np.ndarray]:
         """Returns a copy of the state: an array for each input, empty ahead of the first run."""
-        return {name: np.array(_on_host(array)) for name, array in self._arrays.items()}
+        return {name: np.array(array) for name, array in self._views().items()}
 
     def restore(self, arrays: Mapping[str, Any]) -> None:
         """Continues from a state that ``save`` returned, of any session of the same model.
@@ -186,11 +202,78 @@ class Session:
             )
         length = max(lengths, default=0)
         self._require_room(length, 0)
-        self._arrays, self._length = found, length
-        self._batch = self._batch_of(found)
+        self._take(found, length)
         return None
 
-    # What a run needs.
+    # The state.
+
+    def _has_state(self) -> bool:
+        return bool(self._arrays) or self._buffers is not None
+
+    def _views(self) -> dict[str, np.ndarray]:
+        """The state as arrays of the host, in the order of the pairs."""
+        held = {} if self._buffers is None else self._buffers.rows(self._length)
+        every = {**{name: _on_host(array) for name, array in self._arrays.items()}, **held}
+        return {pair.input: every[pair.input] for pair in self.state if pair.input in every}
+
+    def _start(self, sizes: Mapping[str, int]) -> None:
+        """The state ahead of the first run: zeros, and no rows of what grows."""
+        arrays = {}
+        for pair in self.state:
+            spec = self._specs[pair.input]
+            shape = [sizes.get(n, 0) if isinstance(n, str) else n for n in spec.shape]
+            arrays[pair.input] = np.zeros(shape, numpy_type(spec.dtype))
+        self._take(arrays, 0)
+
+    def _take(self, arrays: dict[str, Any], length: int) -> None:
+        """Takes arrays over as the state; what is kept in place is copied to buffers."""
+        sizes: dict[str, int] = {}
+        for name, array in arrays.items():
+            given = zip(self._specs[name].shape, array.shape, strict=True)
+            sizes.update({size: n for size, n in given if isinstance(size, str)})
+        kept = set(self.in_place)
+        self._buffers = None
+        if kept:
+            pairs = [pair for pair in self.state if pair.input in kept]
+            self._buffers = StateBuffers(pairs, self._specs, self.capacity, sizes)
+            self._buffers.write(arrays, length)
+            self.statistics.bytes_allocated += self._buffers.nbytes
+        self._arrays = {name: array for name, array in arrays.items() if name not in kept}
+        self._length, self._batch = length, self._batch_of(arrays)
+
+    def _leave_buffers(self) -> None:
+        """Goes on with arrays for all states."""
+        arrays = {n: np.ascontiguousarray(array) for n, array in self._views().items()}
+        self._program = None
+        self._take(arrays, self._length)
+
+    # Runs.
+
+    def _run_in_place(
+        self, buffers: StateBuffers, inputs: Mapping[str, Any], threads: int | None
+    ) -> dict[str, Any]:
+        """A run of the program that writes new rows into the buffers."""
+        program = self._program
+        if program is None or program.report.state is None:
+            raise InputError("the session has no program that keeps its state in place")
+        new = self._new_rows(inputs)
+        self._require_room(self._length, new)
+        # How many rows the buffers hold is a size of an input without elements.
+        held = np.empty((self._length, 0), "int8")
+        given = {**inputs, **self._arrays, program.inputs[-1].name: held}
+        results = program.run_in_place(given, buffers.tensors, threads)
+        copied = sum(buffers.row_bytes(name) for name in program.report.state.copied)
+        self.statistics.bytes_copied += copied * (self._length + new)
+        self._keep(results, self._length + new)
+        return results
+
+    def _new_rows(self, inputs: Mapping[str, Any]) -> int:
+        """How many rows a run of these inputs appends."""
+        sizes = self._sizes_of(inputs)
+        by_name = {spec.name: spec for spec in self._model.outputs}
+        pair = next(pair for pair in self.state if pair.axis is not None)
+        terms = new_rows(pair, self._specs[pair.input], by_name[pair.output])
+        return sum(term if isinstance(term, int) else sizes.get(term, 0) for term in terms)
 
     def _require_no_state(self, inputs: Mapping[str, Any]) -> None:
         if not isinstance(inputs, Mapping):
@@ -205,38 +288,32 @@ class Session:
                     f"{listed([spec.name for spec in self._given])}: leave it out, or restore() it"
                 )
 
-    def _empty(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The state ahead of the first run: zeros, and no rows of what grows."""
-        sizes = self._sizes(inputs)
-        arrays = {}
-        for pair in self.state:
-            spec = self._specs[pair.input]
-            shape = [sizes.get(n, 0) if isinstance(n, str) else n for n in spec.shape]
-            arrays[pair.input] = np.zeros(shape, numpy_type(spec.dtype))
-        self._batch = self._batch_of(arrays)
-        return arrays
-
-    def _sizes(self, inputs: Mapping[str, Any]) -> dict[str, int]:
-        """The sizes by name that the inputs of the first run decide, and that of the batch."""
+    def _sizes_of(self, inputs: Mapping[str, Any]) -> dict[str, int]:
+        """The sizes by name that the inputs of a run decide."""
         sizes: dict[str, int] = {}
         for spec in self._given:
             shape = getattr(inputs.get(spec.name), "shape", ())
             for name, size in zip(spec.shape, shape, strict=False):
                 if isinstance(name, str):
                     sizes.setdefault(name, size)
+        return sizes
+
+    def _sizes(self, inputs: Mapping[str, Any]) -> dict[str, int]:
+        """The same of the first run, with that of the batch."""
+        sizes = self._sizes_of(inputs)
         given = [spec for spec in self._given if spec.shape and isinstance(spec.shape[0], str)]
         shapes = [getattr(inputs.get(spec.name), "shape", ()) for spec in given]
         batch = self._batch or next((shape[0] for shape in shapes if shape), 1)
         for pair in self.state:
             axis = self._batch_axis(pair)
             if axis is not None:
-                name = self._specs[pair.input].shape[axis]
-                if self._batch is not None and sizes.get(str(name), self._batch) != self._batch:
+                name = str(self._specs[pair.input].shape[axis])
+                if self._batch is not None and sizes.get(name, self._batch) != self._batch:
                     raise InputError(
-                        f"the inputs are of batch {sizes[str(name)]}; expected {self._batch}, the "
+                        f"the inputs are of batch {sizes[name]}; expected {self._batch}, the "
                         "session's: give such inputs, or make another session"
                     )
-                sizes.setdefault(str(name), batch)
+                sizes.setdefault(name, batch)
         return sizes
 
     def _batch_axis(self, pair: StatePair) -> int | None:
@@ -252,21 +329,24 @@ class Session:
                 return int(arrays[pair.input].shape[axis])
         return self._batch
 
-    def _keep(self, before: Mapping[str, Any], found: dict[str, Any]) -> None:
-        """Takes over the state after a run, if there is room for it."""
-        growing = [pair for pair in self.state if pair.axis is not None]
-        length = max((found[p.input].shape[p.axis] for p in growing), default=0)
-        self._require_room(self._length, length - self._length)
-        for pair in self.state:
+    def _keep(self, results: dict[str, Any], length: int | None = None) -> None:
+        """Takes the state out of the results of a run, if there is room for it."""
+        left = [pair for pair in self.state if pair.input in self._arrays]
+        found = {pair.input: results.pop(pair.output) for pair in left}
+        if length is None:
+            growing = [pair for pair in left if pair.axis is not None]
+            length = max((found[p.input].shape[p.axis] for p in growing), default=0)
+            self._require_room(self._length, length - self._length)
+        for pair in left:
             # A decoder with a branch for its first token has nothing for what that one computed.
             if pair.kind == "replace" and 0 in found[pair.input].shape:
-                found[pair.input] = before[pair.input]
-        self._count(found)
+                found[pair.input] = self._arrays[pair.input]
+        self._count(left, found)
         self._arrays, self._length = found, length
 
-    def _count(self, found: Mapping[str, Any]) -> None:
+    def _count(self, left: Sequence[StatePair], found: Mapping[str, Any]) -> None:
         self.statistics.runs += 1
-        for pair in self.state:
+        for pair in left:
             array = found[pair.input]
             size = int(np.prod(array.shape)) * numpy_type(self._specs[pair.input].dtype).itemsize
             self.statistics.bytes_allocated += size
@@ -298,12 +378,28 @@ class Session:
         return array
 
 
+def _program_in_place(model: "CompiledModel", state: Sequence[StatePair]) -> "CompiledModel | None":
+    """The program that appends to states in place; None where there is no such program.
+
+    There is none for GPUs, models with steps on the host, and models from a file.
+    """
+    inputs = [spec.name for spec in model.inputs]
+    outputs = [spec.name for spec in model.outputs]
+    growing = [pair for pair in state if pair.axis is not None]
+    if not growing or model.compile_session is None:
+        return None
+    places = [(inputs.index(p.input), outputs.index(p.output), p.axis or 0) for p in growing]
+    program = model.compile_session(places)
+    return program if program.report.state is not None else None
+
+
 def _on_host(array: Any) -> np.ndarray:
     found: np.ndarray = array if isinstance(array, np.ndarray) else array.numpy()
     return found
 
 
 def _rows(array: np.ndarray, pair: StatePair, length: int) -> np.ndarray:
-    """The first rows of a state that grows."""
-    index: Sequence[slice] = [slice(None)] * (pair.axis or 0)
-    return np.ascontiguousarray(array[(*index, slice(length))])
+    """The first rows of a state that grows; the whole of another one."""
+    if pair.axis is None:
+        return array
+    return np.ascontiguousarray(array[(*([slice(None)] * pair.axis), slice(length))])

@@ -135,6 +135,14 @@ def _next_names(name: str) -> Iterator[str]:
 # Shapes.
 
 
+def new_rows(pair: StatePair, source: TensorSpec, result: TensorSpec) -> tuple[int | str, ...]:
+    """The sizes whose sum is how many rows a run appends, of a pair that grows."""
+    axis = pair.axis or 0
+    terms = [term.strip() for term in str(result.shape[axis]).split("+")]
+    terms.remove(str(source.shape[axis]))
+    return tuple(int(term) if term.isdecimal() else term for term in terms)
+
+
 def _fits(source: TensorSpec, result: TensorSpec) -> bool:
     """Whether an output has the type of an input and, as far as known, its shape."""
     if source.dtype != result.dtype:

@@ -9,7 +9,6 @@ calculation for softmax", arXiv:1805.02867; Dao et al., "FlashAttention", arXiv:
 """
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -24,6 +23,7 @@ from tvm_ext.tir_schedules.cpu.attention.attention_tiles import (
     extent_of,
     is_none,
 )
+from tvm_ext.tir_schedules.cpu.attention.few_rows import FewRows
 from tvm_ext.tir_schedules.cpu.attention.keys_and_values import KeysAndValues
 from tvm_ext.tir_schedules.cpu.attention.row_tiles import RowBlock
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import pick_threads, worth_threads
@@ -204,27 +204,23 @@ class _Task:
         self, problem: AttentionProblem, tiles: AttentionTiles, batch: Any, head: Any, part: Any
     ) -> None:
         self.problem, self.tiles = problem, tiles
-        self.head, self.part = head, part
+        self.batch, self.head, self.part = batch, head, part
         self.held = KeysAndValues(problem, tiles, batch, head)
 
     def statements(self) -> list[tirx.Stmt]:
-        """The copies, then all heads of queries."""
-        return [*self.held.statements(), self._all_rows()]
-
-    def _all_rows(self) -> tirx.Stmt:
-        """The rows of all heads of queries; where a run has few, one by one."""
+        """The rows of all heads of queries; where a run has few, without a copy of the keys."""
         group, queries = self.problem.group, self.problem.queries
 
-        def rows_of(tiles: AttentionTiles) -> tirx.Stmt:
-            return loop(group, lambda one: self._rows(self.head * number(group) + one, tiles))
+        def rows_of(one: Any) -> tirx.Stmt:
+            return self._rows(self.head * number(group) + one, self.tiles)
 
+        many = [*self.held.statements(), loop(group, rows_of)]
         if isinstance(queries, int):
-            return rows_of(self.tiles)
-        single = replace(self.tiles, rows=1, block=_FEW_ROWS, parts=1)
-        few = rows_of(single)
+            return many
+        few = FewRows(self.problem, self.tiles, self.batch, self.head).statement()
         if self.tiles.parts > 1:
             few = tirx.IfThenElse(tirx.EQ(self.part, number(0)), few, None)
-        return where_long([queries], _FEW_ROWS, rows_of(self.tiles), few)
+        return [where_long([queries], _FEW_ROWS, sequence(many), few)]
 
     def _rows(self, head: Any, tiles: AttentionTiles) -> tirx.Stmt:
         """The rows of this part, of one head of queries: whole blocks, then what is left."""
