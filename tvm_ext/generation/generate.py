@@ -16,6 +16,7 @@ from tvm_ext.generation.sampling import Sampler, Sampling
 from tvm_ext.generation.speed import GenerationSpeed, StateSize
 from tvm_ext.generation.tokenizer import GrowingText, TextTokenizer, TokenizerSource
 from tvm_ext.report.units import format_count
+from tvm_ext.session.state_pairs import find_state, require_state
 
 if TYPE_CHECKING:
     from tvm_ext.compiled_model import CompiledModel
@@ -184,8 +185,9 @@ class Generation:
     ) -> None:
         self._model, self._limits = model, limits
         self._encoded = dict(encoded or {})
-        probe = model.session(capacity=1)
-        state = {name for pair in probe.state for name in (pair.input, pair.output)}
+        pairs = find_state(model.inputs, model.outputs)
+        require_state(pairs, model.outputs, model.report.model_name)
+        state = {name for pair in pairs for name in (pair.input, pair.output)}
         self._form = DecoderForm.found(model.inputs, model.outputs, state)
         self._require_encoder()
         _require_vocabulary(tokenizer, prompts, self._form.vocabulary)
@@ -201,7 +203,7 @@ class Generation:
             )
             for number, prompt in enumerate(prompts)
         ]
-        self._speed = GenerationSpeed.of(model.report, StateSize.of(model.inputs, probe.state))
+        self._speed = GenerationSpeed.of(model.report, StateSize.of(model.inputs, pairs))
         self._pieces = self._made()
 
     def __iter__(self) -> Iterator[TextPiece]:
