@@ -193,7 +193,9 @@ def _branch(is_first: bool) -> onnx.GraphProto:
             [p + "encoder"],
         ),
     ]
-    constants = [] if is_first else [node("Constant", [], [p + "none"], value_ints=[0, 1, 1, WIDTH])]
+    constants = (
+        [] if is_first else [node("Constant", [], [p + "none"], value_ints=[0, 1, 1, WIDTH])]
+    )
     nodes = [
         *constants,
         node("Gather", ["table", "input_ids"], [p + "embedded"]),
