@@ -72,6 +72,11 @@ class Session:
         names = {pair.input for pair in self.state}
         self._given = tuple(spec for spec in model.inputs if spec.name not in names)
         self._program = _program_in_place(model, self.state)
+        # The sizes whose sum is how many rows a run appends in place.
+        self._terms: tuple[int | str, ...] = ()
+        for pair in self.state:
+            if pair.input in self.in_place:
+                self._terms = _new_rows(model, pair) or ()
         self._length = 0
         # The state: buffers for what the program keeps in place, arrays for the rest.
         self._buffers: StateBuffers | None = None
@@ -155,7 +160,7 @@ class Session:
                 f"to {self._length}, which it holds: give such a length"
             )
         replaced = [pair.input for pair in self.state if pair.kind == "replace"]
-        if replaced and length != self._length:
+        if len(replaced) == len(self.state) or (replaced and length != self._length):
             raise InputError(
                 f"the session cannot be rolled back: {listed(replaced)} have only their last "
                 "values; expected states that grow: use save() and restore(), or reset()"
@@ -270,10 +275,7 @@ class Session:
     def _new_rows(self, inputs: Mapping[str, Any]) -> int:
         """How many rows a run of these inputs appends."""
         sizes = self._sizes_of(inputs)
-        by_name = {spec.name: spec for spec in self._model.outputs}
-        pair = next(pair for pair in self.state if pair.axis is not None)
-        terms = new_rows(pair, self._specs[pair.input], by_name[pair.output])
-        return sum(term if isinstance(term, int) else sizes.get(term, 0) for term in terms)
+        return sum(n if isinstance(n, int) else sizes.get(n, 0) for n in self._terms)
 
     def _require_no_state(self, inputs: Mapping[str, Any]) -> None:
         if not isinstance(inputs, Mapping):
@@ -383,14 +385,24 @@ def _program_in_place(model: "CompiledModel", state: Sequence[StatePair]) -> "Co
 
     There is none for GPUs, models with steps on the host, and models from a file.
     """
+    if model.compile_session is None:
+        return None
     inputs = [spec.name for spec in model.inputs]
     outputs = [spec.name for spec in model.outputs]
-    growing = [pair for pair in state if pair.axis is not None]
-    if not growing or model.compile_session is None:
-        return None
-    places = [(inputs.index(p.input), outputs.index(p.output), p.axis or 0) for p in growing]
-    program = model.compile_session(places)
-    return program if program.report.state is not None else None
+    places = [
+        (inputs.index(pair.input), outputs.index(pair.output), pair.axis)
+        for pair in state
+        if pair.axis is not None and _new_rows(model, pair) is not None
+    ]
+    program = model.compile_session(places) if places else None
+    return None if program is None or program.report.state is None else program
+
+
+def _new_rows(model: "CompiledModel", pair: StatePair) -> tuple[int | str, ...] | None:
+    """The sizes whose sum is how many rows a run appends; None where that is not known."""
+    source = next(spec for spec in model.inputs if spec.name == pair.input)
+    result = next(spec for spec in model.outputs if spec.name == pair.output)
+    return new_rows(source, result, pair.axis)
 
 
 def _on_host(array: Any) -> np.ndarray:

@@ -119,7 +119,8 @@ def _next_names(name: str) -> Iterator[str]:
         yield _PAST.sub(word, name)
     for before, after in _DIRECTIONS:
         pattern = rf"(?<![A-Za-z]){before}(?![A-Za-z])"
-        if re.search(pattern, name):
+        # A name of one word says only where a value goes.
+        if re.search(pattern, name) and name != before:
             yield re.sub(pattern, after, name)
     if _CACHED.match(name):
         yield _CACHED.sub("new_", name)
@@ -135,11 +136,22 @@ def _next_names(name: str) -> Iterator[str]:
 # Shapes.
 
 
-def new_rows(pair: StatePair, source: TensorSpec, result: TensorSpec) -> tuple[int | str, ...]:
-    """The sizes whose sum is how many rows a run appends, of a pair that grows."""
-    axis = pair.axis or 0
-    terms = [term.strip() for term in str(result.shape[axis]).split("+")]
-    terms.remove(str(source.shape[axis]))
+def new_rows(
+    source: TensorSpec, result: TensorSpec, axis: int | None
+) -> tuple[int | str, ...] | None:
+    """The sizes whose sum is how many rows a run appends along an axis; None if that is not known.
+
+    ``source`` is an input and ``result`` the output that is the same input of the next run.
+    """
+    if axis is None or len(result.shape) != len(source.shape):
+        return None
+    before, after = source.shape[axis], result.shape[axis]
+    if not isinstance(before, str) or not isinstance(after, str) or before == after:
+        return None
+    terms = [term.strip() for term in after.split("+")]
+    if terms.count(before) != 1 or not all(re.fullmatch(r"\w+", term) for term in terms):
+        return None
+    terms.remove(before)
     return tuple(int(term) if term.isdecimal() else term for term in terms)
 
 
@@ -156,18 +168,30 @@ def _fits(source: TensorSpec, result: TensorSpec) -> bool:
 
 
 def _pair(source: TensorSpec, result: TensorSpec) -> StatePair:
-    growing = [axis for axis in range(len(source.shape)) if _grows(source, result, axis)]
+    axes = range(len(source.shape))
+    growing = [axis for axis in axes if new_rows(source, result, axis) is not None]
+    growing = growing or _growing_by_name(source, result)
     if len(growing) == 1:
         return StatePair(source.name, result.name, "append", growing[0])
     return StatePair(source.name, result.name, "replace")
 
 
-def _grows(source: TensorSpec, result: TensorSpec, axis: int) -> bool:
-    """Whether the output's size is that of the input and a positive number, or another size."""
-    if len(result.shape) != len(source.shape):
-        return False
-    before, after = source.shape[axis], result.shape[axis]
-    if not isinstance(before, str) or not isinstance(after, str) or before == after:
-        return False
-    terms = [term.strip() for term in after.split("+")]
-    return terms.count(before) == 1 and all(re.fullmatch(r"\w+", term) for term in terms)
+def _growing_by_name(source: TensorSpec, result: TensorSpec) -> list[int]:
+    """The axis of positions of a past whose output has sizes that only a run decides.
+
+    So it is with a decoder that has a branch for its first token. What such a decoder has of an
+    encoder is computed once.
+    """
+    if not _PAST.search(source.name) or "encoder" in re.split(r"[._]", source.name):
+        return []
+    open_axes = [n for n, size in enumerate(source.shape) if isinstance(size, str)]
+    # The first of two is the batch.
+    axes = open_axes[1:] if len(open_axes) > 1 else open_axes
+    if result.shape == ("...",):
+        return axes
+    sizes = [(source.shape[axis], result.shape[axis]) for axis in axes]
+    return [
+        axis
+        for axis, (before, after) in zip(axes, sizes, strict=True)
+        if isinstance(after, str) and after != before
+    ]
