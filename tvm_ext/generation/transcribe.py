@@ -106,7 +106,7 @@ def start_transcription(
     tokenizer = options.text_tokenizer()
     limits = options.limits(tokenizer, files)
     begun = _start(prompt, tokenizer, files)
-    encoded = _encoded(encoder, model, samples)
+    encoded = encoded_audio(encoder, model, samples)
     return Generation(model, [begun], tokenizer, options.sampling, limits, files, encoded)
 
 
@@ -130,9 +130,10 @@ def _start(
     return tokens
 
 
-def _encoded(
+def encoded_audio(
     encoder: "CompiledModel", decoder: "CompiledModel", samples: np.ndarray
 ) -> dict[str, np.ndarray]:
+    """What an encoder makes of a waveform, by the decoder's input; raises as ``transcribe``."""
     spec = audio_input(encoder)
     if len(spec.shape) == 2:
         return encode_array(encoder, decoder, samples[None])
