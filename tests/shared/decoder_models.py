@@ -27,6 +27,7 @@ def causal_lm(
     has_mask: bool = True,
     has_positions: bool = True,
     has_state: bool = True,
+    context: int = 64,
     seed: int = 0,
 ) -> onnx.ModelProto:
     """One layer of attention with learned positions; the logits are those of the embeddings."""
@@ -53,7 +54,7 @@ def causal_lm(
     weights: dict[str, Any] = {
         "table": table,
         "unembed": rand(vocabulary, WIDTH, seed=seed + 1).T.copy(),
-        "places": rand(64, WIDTH, seed=seed + 2),
+        "places": rand(context, WIDTH, seed=seed + 2),
         **{f"w{n}": rand(WIDTH, WIDTH, seed=seed + 3 + k) for k, n in enumerate("qkvo")},
         "scale": np.float32(DEPTH**-0.5),
         "one": np.int64(1),
