@@ -10,6 +10,7 @@ import typer
 
 from tvm_ext.cli import INTERRUPTED, options
 from tvm_ext.cli.options import CompileOptions
+from tvm_ext.cli.stderr_lines import progress_line
 from tvm_ext.errors import InputError
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ def generate_command(
         capacity,
     )
     compiled = chosen.open(model)
-    made = _started(compiled, model, text, prompts, _Encoder(encoder, audio, chosen))
+    with progress_line():
+        made = _started(compiled, model, text, prompts, _Encoder(encoder, audio, chosen))
     _Printed(compiled, made, text, json_output).run(model)
 
 

@@ -204,6 +204,8 @@ class Generation:
             for number, prompt in enumerate(prompts)
         ]
         self._speed = GenerationSpeed.of(model.report, StateSize.of(model.inputs, pairs))
+        # It compiles a program of its own, which all of its kind share: not while a clock runs.
+        model.session(capacity=1)
         self._pieces = self._made()
 
     def __iter__(self) -> Iterator[TextPiece]:
