@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -382,7 +382,8 @@ def _with_compilers(
     alone = replace(request, specialize=())
     compiled.compile_again = partial(_compiled_anew, model, alone)
     if programs_of(request.machine).device == "cpu" and type(compiled) is CompiledModel:
-        compiled.compile_session = partial(_for_session, model, alone, input_shapes)
+        # All sessions of a model share a program.
+        compiled.compile_session = cache(partial(_for_session, model, alone, input_shapes))
 
 
 @tvm_ext.without_garbage_collection()

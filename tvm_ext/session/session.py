@@ -394,7 +394,7 @@ def _program_in_place(model: "CompiledModel", state: Sequence[StatePair]) -> "Co
         for pair in state
         if pair.axis is not None and _new_rows(model, pair) is not None
     ]
-    program = model.compile_session(places) if places else None
+    program = model.compile_session(tuple(places)) if places else None
     return None if program is None or program.report.state is None else program
 
 
