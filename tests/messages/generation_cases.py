@@ -3,7 +3,7 @@
 import functools
 
 import numpy as np
-from decoder_models import byte_tokenizer, causal_lm
+from language_models import byte_tokenizer, causal_lm
 from provoked import case, command, compiled, relu, saved
 
 import tvm_ext

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from commands import as_json, invoke, refused
-from decoder_models import byte_tokenizer, causal_lm, encoder_decoder, greedy
+from language_models import byte_tokenizer, causal_lm, encoder_decoder, greedy
 from scipy.io import wavfile
 from small_models import mlp
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import onnx
 import pytest
-from decoder_models import byte_tokenizer, causal_lm, greedy
+from language_models import byte_tokenizer, causal_lm, greedy
 from small_models import mlp
 from unoptimised import HOST
 

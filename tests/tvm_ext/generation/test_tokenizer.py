@@ -1,9 +1,9 @@
 """Text to tokens, and tokens to pieces of text that never change again."""
 
 import pytest
-from decoder_models import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from language_models import byte_tokenizer
 from tokenizers import Tokenizer
 
 from tvm_ext.errors import InputError

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from decoder_models import byte_tokenizer, causal_lm, encoder_decoder, greedy
+from language_models import byte_tokenizer, causal_lm, encoder_decoder, greedy
 from scipy.io import wavfile
 from small_models import model, node, value
 from unoptimised import HOST
