@@ -26,13 +26,14 @@ MACHINES = {
 }
 
 # Backends for which a pass has nothing to do; the passes' own words say why ("Leaves alone").
+# KeepStateInPlace does nothing unless a session has named the states of its model.
 NOT_FOR = {
-    "cpu": ("FreshOutputs", "FuseCastIntoSoftmax"),
+    "cpu": ("FreshOutputs", "FuseCastIntoSoftmax", "KeepStateInPlace"),
     "cuda": (
         *("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
         *("FakeQuantizationToInteger", "FuseDequantizeMatmul", "ZeroPointCompensation"),
         *("ActivationLookupTables", "CompressWeights", "MinMaxFusion", "MixedPrecision"),
-        *("MultiOutputFusion", "FuseHeadsIntoAttention"),
+        *("MultiOutputFusion", "FuseHeadsIntoAttention", "KeepStateInPlace"),
     ),
     "wafer": (
         *("AccumulateInFloat32", "AttentionFusion", "ConvTransposeToConv"),
@@ -41,7 +42,7 @@ NOT_FOR = {
         *("PadOutputChannels", "PadOutputWidth"),
         *("WinogradConvolution", "ZeroPointCompensation"),
         *("ActivationLookupTables", "CompressWeights", "MinMaxFusion", "MixedPrecision"),
-        *("MultiOutputFusion", "FuseHeadsIntoAttention"),
+        *("MultiOutputFusion", "FuseHeadsIntoAttention", "KeepStateInPlace"),
     ),
 }
 

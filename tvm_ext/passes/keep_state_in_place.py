@@ -2,20 +2,25 @@
 
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.passes.attention_fusion import attention_function
 from tvm_ext.relay_passes.binding_rewriter import GraphView
-from tvm_ext.relay_passes.graph_pass import OPAQUE, graph_pass, record_applied, record_refusal
+from tvm_ext.relay_passes.graph_pass import (
+    INJECTIVE,
+    OPAQUE,
+    graph_pass,
+    record_applied,
+    record_refusal,
+)
 from tvm_ext.relay_passes.spans import bindings_of
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.cpu.attention.attention import refusal
@@ -76,7 +81,7 @@ class KeepStateInPlace:
 
     Leaves alone: other targets than CPUs; an input with another reader than one concatenation with
     new rows behind it, whose result is the output; what grows by another size than the first pair.
-    What reads the rows and is no attention gets a slice of the buffer, which is a copy.
+    What reads the rows and is no attention gets a copy of them.
 
     Run after: AttentionFusion, FuseHeadsIntoAttention, LayoutPlanning. Run before: LegalizeOps.
     """
@@ -87,9 +92,10 @@ class KeepStateInPlace:
         """The rewritten module; ``mod`` itself when no state is kept in place."""
         if not self.states or current_cpu() is None or StateInPlace.of(mod) is not None:
             return mod
-        main = mod["main"]
-        found = _appended(main, self.states)
-        return _Writer(mod, main, found).module() if found else mod
+        # Without other names for values, of which one might be read behind its own end.
+        plain = relax.transform.CanonicalizeBindings()(mod)
+        found = _appended(plain["main"], self.states)
+        return _Writer(plain, plain["main"], found).module() if found else mod
 
 
 @dataclass(frozen=True)
@@ -178,13 +184,17 @@ class _Writer:
         self._held = main.params[first.place].ty.shape.values[first.axis]
         self._capacity = tirx.Var(CAPACITY, "int64")
         self._buffers = {one.place: self._buffer(one) for one in found.values()}
+        # Other names of the result with all outputs, which nothing else reads.
+        self._former = _names_of_result(main)
         # By the hash of the variable of all rows: the buffer after the new ones are written.
         self._written: dict[int, relax.Var] = {}
-        self._uses = _readers(main)
-        outputs = list(GraphView(main).value(main.body.body).fields)
+        self._view = GraphView(main)
+        outputs = list(self._view.value(main.body.body).fields)
         gone = {one.output for one in found.values()}
         self._kept = [field for place, field in enumerate(outputs) if place not in gone]
-        self._result = relax.Var("result", _one_or_tuple(self._kept).ty)
+        self._result = _one_or_tuple(self._kept)
+        if isinstance(main.body.body, relax.Var):
+            self._result = relax.Var("result", self._result.ty)
         self._copied: list[int] = []
 
     def module(self) -> tvm.IRModule:
@@ -217,6 +227,8 @@ class _Writer:
         one = self._found.get(hash(binding.var))
         if one is not None:
             return self._appending(binding, one)
+        if hash(binding.var) in self._former:
+            return []
         if binding.var.same_as(self._main.body.body):
             return [relax.VarBinding(self._result, _one_or_tuple(self._kept))]
         reading = self._attention(binding)
@@ -233,13 +245,15 @@ class _Writer:
         self._written[hash(binding.var)] = written
         found: list[relax.Binding] = [relax.VarBinding(written, call)]
         name = str(self._main.params[one.place].name)
-        if self._uses[hash(binding.var)] == self._read_by_attention(binding.var) + 1:
+        # The output is one of the readers.
+        if self._view.uses(binding.var) == self._read_by_attention(binding.var) + 1:
             record_applied("KeepStateInPlace", name, f"rows appended along axis {one.axis}")
             return found
         record_applied("KeepStateInPlace", name, f"rows appended along axis {one.axis}, copied")
         self._copied.append(one.place)
-        size = binding.var.ty.shape.values[one.axis]
-        rows = relax.op.strided_slice(written, [one.axis], [0], [size])
+        slicing = first_rows(buffer.ty.shape.values, binding.var.ty)
+        slicer = self._builder.add_func(slicing, "first_rows")
+        rows = relax.call_tir(slicer, relax.Tuple([written]), binding.var.ty)
         return [*found, relax.VarBinding(binding.var, rows)]
 
     def _read_by_attention(self, rows: relax.Var) -> int:
@@ -296,6 +310,17 @@ class _Writer:
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
 
+def _names_of_result(main: relax.Function) -> set[int]:
+    """The hashes of the variables that the result is another name of."""
+    values = {hash(binding.var): binding.value for binding in bindings_of(main)}
+    found: set[int] = set()
+    expr = values.get(hash(main.body.body))
+    while isinstance(expr, relax.Var) and hash(expr) in values:
+        found.add(hash(expr))
+        expr = values[hash(expr)]
+    return found
+
+
 def _one_or_tuple(fields: Sequence[relax.Expr]) -> relax.Expr:
     """What a function with these outputs returns."""
     if len(fields) == 1:
@@ -303,16 +328,6 @@ def _one_or_tuple(fields: Sequence[relax.Expr]) -> relax.Expr:
     several = relax.Tuple(list(fields))
     several = relax.BlockBuilder().normalize(several)
     return several
-
-
-def _readers(main: relax.Function) -> Counter[int]:
-    """How often each variable is read, by its hash."""
-    found: Counter[int] = Counter()
-    for binding in bindings_of(main):
-        relax.analysis.post_order_visit(
-            binding.value, lambda e: found.update([hash(e)]) if isinstance(e, relax.Var) else None
-        )
-    return found
 
 
 def _like(var: relax.Var, name: str, ty: tvm.ir.Type) -> relax.Var:
@@ -326,23 +341,43 @@ def append_rows(shape: Sequence[tirx.Expr], rows: Any, axis: int) -> tirx.PrimFu
     Its parameters are the buffer, the rows, and how many rows the buffer holds. What is beyond the
     buffer's end is not written.
     """
-    sizes: dict[Any, Any] = {}
-
-    def own(extent: Any) -> Any:
-        if isinstance(extent, tirx.IntImm):
-            return extent
-        fresh = tirx.Var(f"n{len(sizes)}", "int64")
-        return sizes.setdefault(tvm_ffi.StructuralKey(extent), fresh)
-
-    dtype = str(rows.dtype)
-    whole = tirx.decl_buffer([own(extent) for extent in shape], dtype, "buffer")
-    new = tirx.decl_buffer([own(extent) for extent in rows.shape.values], dtype, "rows")
+    sizes, dtype = _Sizes(), str(rows.dtype)
+    whole = tirx.decl_buffer(sizes.of(shape), dtype, "buffer")
+    new = tirx.decl_buffer(sizes.of(rows.shape.values), dtype, "rows")
     held = tirx.Var("held", "int64")
     views = FlatViews(symbolic_sizes=True)
     code = _append_code(views, whole, new, held, axis)
     func = tirx.PrimFunc([whole, new, held], code)
     func = func.with_body(sequence([*views.declarations(func), code]))
     return func.with_attrs({"op_pattern": OPAQUE, "tirx.noalias": True})
+
+
+def first_rows(shape: Sequence[tirx.Expr], rows: Any) -> tirx.PrimFunc:
+    """The kernel that copies as many rows of a buffer as ``rows`` have; consumers take it in."""
+    sizes = _Sizes()
+    buffer = te.placeholder(sizes.of(shape), str(rows.dtype), "buffer")
+    copied = te.compute(
+        sizes.of(rows.shape.values), lambda *place: buffer(*place), "first_rows", tag="injective"
+    )
+    func = te.create_prim_func([buffer, copied]).without_attr("global_symbol")
+    return func.with_attr("op_pattern", INJECTIVE)
+
+
+class _Sizes:
+    """Sizes of a kernel's own for those of its tensors, the same one for the same size."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tirx.Var] = {}
+
+    def of(self, shape: Sequence[tirx.Expr]) -> list[tirx.Expr]:
+        """The shape in the kernel's sizes."""
+        return [self._own(extent) for extent in shape]
+
+    def _own(self, extent: tirx.Expr) -> tirx.Expr:
+        if isinstance(extent, tirx.IntImm):
+            return extent
+        fresh = tirx.Var(f"n{len(self._known)}", "int64")
+        return self._known.setdefault(tvm_ffi.StructuralKey(extent), fresh)
 
 
 def _append_code(views: FlatViews, whole: Any, new: Any, held: Any, axis: int) -> tirx.Stmt:

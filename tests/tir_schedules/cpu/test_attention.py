@@ -144,6 +144,33 @@ def test_symbolic_numbers(name: str) -> None:
         np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=2e-5, err_msg=f"{name} {sizes}")
 
 
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_keys_in_buffers_with_room_for_more(name: str) -> None:
+    """What lies behind the last key is NaN, and is not read."""
+    whole = at_sizes(name, *(tirx.Var(letter, "int64") for letter in "bqk"))
+    shapes = [*whole.shapes(), *(shape for _, shape in whole.masks)]
+    room = tirx.Var("room", "int64")
+    for place in (1, 2):
+        shapes[place] = [room if size is whole.keys else size for size in shapes[place]]
+    types = ["float32" if m.kind == "add" else "bool" for m, _ in whole.masks]
+    func = replace(whole.compute, held=True).function(shapes, ["float32"] * 3 + types)
+    made = scheduled(TEMPLATE, func, MACHINE.with_cores(2), FixedDecisions({"keys": 128}))
+    final = with_vector_math(made).func.with_attr("global_symbol", "main")
+    function = compile_kernels(final, MACHINE.tvm_target())["main"]
+    for sizes in [run for run in RUNS if all(run)]:
+        one = at_sizes(name, *sizes)
+        query, key, value, *masks = one.arrays()
+        wanted = one.expected(query, key, value)
+        axis = one.axes.index("s")
+        widths = [(0, 7 if n == axis else 0) for n in range(4)]
+        held = [np.pad(array, widths, constant_values=np.nan) for array in (key, value)]
+        result = tvm.runtime.tensor(np.full(wanted.shape, 7, "float32"))
+        tensors = [tvm.runtime.tensor(array) for array in (query, *held, *masks)]
+        function(*tensors, one.keys, result)
+        found = result.numpy()
+        np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=2e-5, err_msg=f"{name} {sizes}")
+
+
 def decided(one: AttentionCase, machine: CpuDescription = MACHINE) -> Any:
     return decide_attention(read_problem(one.function(), FlatViews(symbolic_sizes=True)), machine)
 
