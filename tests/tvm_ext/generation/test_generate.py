@@ -235,3 +235,19 @@ def test_logits_of_float16_and_one_row_of_them():
     found = tvm_ext.generate(compiled(made), PROMPT, max_new_tokens=3)
     assert len(found.tokens) == 3
     assert np.isfinite(found.tokens).all()
+
+
+def test_a_model_whose_items_are_independent_keeps_its_state_in_one_piece():
+    """Its batch could be cut into micro-batches, which a state in place cannot be."""
+    made = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["": 17]>
+    alphabet (int64[B, S] input_ids, float[B, P] past_0)
+        => (float[B, S, 256] logits, float[B, T] present_0) {
+        read = Cast<to = 1>(input_ids)
+        present_0 = Concat<axis = 1>(past_0, read)
+        logits = Gather(table, input_ids)
+    }""")
+    table = np.roll(np.eye(256, dtype=np.float32), 1, axis=1)
+    made.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    found = tvm_ext.generate(tvm_ext.compile(made), [[7], [40]], max_new_tokens=3)
+    assert [text.tokens for text in found] == [(8, 9, 10), (41, 42, 43)]
