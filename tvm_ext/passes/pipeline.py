@@ -252,7 +252,7 @@ def with_fast_math(
 
 def with_options(pipeline: Pipeline, name: str, options: Mapping[str, Any]) -> Pipeline:
     """``pipeline`` with other options of the pass ``name``, wherever it runs."""
-    stages = {
+    stages: dict[str, Any] = {
         stage: tuple(
             replace(step, options={**step.options, **options}) if step.entry.name == name else step
             for step in getattr(pipeline, stage)
