@@ -308,6 +308,13 @@ class _Printed:
             print(line, file=sys.stderr)
 
 
+_ENDED_BY = {"interrupted": "Ctrl-C", "context full": "a full context"}
+_FULL = (
+    "Full        the session, or the model's context, has no room for more tokens; give a larger "
+    "--capacity or a shorter prompt"
+)
+
+
 def speed_lines(
     speed: "GenerationSpeed", read_gbs: float | None, results: "Sequence[GeneratedText]"
 ) -> list[str]:
@@ -318,13 +325,15 @@ def speed_lines(
         return f"{value:,.0f} tokens a second" if value is not None else "not measured"
 
     made = sum(len(one.tokens) for one in results)
-    reasons = list(dict.fromkeys(one.finish_reason for one in results))
+    reasons = dict.fromkeys(_ENDED_BY.get(r, r) for r in (one.finish_reason for one in results))
     lines = [
         f"Prompt      {format_count(speed.prompt_tokens, 'token')}, "
         f"{rate(speed.prompt_tokens_per_second)}",
         f"Generation  {format_count(made, 'token')}, {rate(speed.tokens_per_second)}, ended by "
         f"{', '.join(reasons)}",
     ]
+    if any(one.finish_reason == "context full" for one in results):
+        lines.append(_FULL)
     size, gbs = speed.bytes_per_run, speed.read_gbs
     if size is None or gbs is None:
         return lines

@@ -109,6 +109,15 @@ def test_a_recording_is_written_down(tmp_path):
     assert found["texts"][0]["tokens"] == list(wanted.tokens)
 
 
+def test_a_full_session_is_said(folder):
+    result = invoke(
+        *("generate", folder / "model.tvmx", "--prompt-tokens", "1,2,3", "--capacity", "8"),
+    )
+    assert (result.exit_code, result.stdout.count(",")) == (0, 5)
+    assert "ended by a full context" in result.stderr
+    assert "give a larger --capacity" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -174,5 +183,5 @@ def test_ctrl_c_leaves_what_was_made(tmp_path):
     os.close(primary)
     assert first
     assert process.returncode == 130
-    assert "ended by interrupted" in errors
+    assert "ended by Ctrl-C" in errors
     assert "error" not in errors
