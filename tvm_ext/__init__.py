@@ -27,11 +27,13 @@ _PUBLIC = {
     "TvmExtError": "tvm_ext.errors",
     "check_model": "tvm_ext.check.check",
     "compile": "tvm_ext.api",
+    "generate": "tvm_ext.generation.generate",
     "load": "tvm_ext.runtime",
     "register_backend": "tvm_ext.hardware.backend",
     "register_cost_model": "tvm_ext.tuning.backend",
     "register_pass": "tvm_ext.passes.registry",
     "register_template": "tvm_ext.tir_schedules.backend",
+    "transcribe": "tvm_ext.generation.transcribe",
     "tune": "tvm_ext.tune_model",
 }
 
@@ -44,11 +46,13 @@ __all__ = [
     "__version__",
     "check_model",
     "compile",
+    "generate",
     "load",
     "register_backend",
     "register_cost_model",
     "register_pass",
     "register_template",
+    "transcribe",
     "tune",
 ]
 
@@ -57,6 +61,8 @@ if TYPE_CHECKING:
     from tvm_ext.check.check import check_model
     from tvm_ext.compiled_model import CompiledModel
     from tvm_ext.errors import TvmExtError
+    from tvm_ext.generation.generate import generate
+    from tvm_ext.generation.transcribe import transcribe
     from tvm_ext.hardware.backend import register_backend
     from tvm_ext.passes.pipeline import PassPipeline
     from tvm_ext.passes.registry import register_pass

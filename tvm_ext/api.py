@@ -48,6 +48,7 @@ from tvm_ext.compiler.stages import (
     usual_sizes,
 )
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders, require_hits
+from tvm_ext.compiler.weights_read import weights_read
 from tvm_ext.configs.errors import FAILED
 from tvm_ext.errors import REPORT_IT, DefectWarning, InputError
 from tvm_ext.hardware.cost_model import cost_model
@@ -565,6 +566,7 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
         context.memory.without_bounds(),
         copied_outputs=_copied_outputs(planned, runner),
         out_params=_out_params(planned.mod, imported.outputs, runner),
+        weights_read_bytes=weights_read(lowered.kernels) or None,
     )
     report.state = lowered.state
     problems = [str(problem) for problem in context.records.problems] if context.records else []
@@ -575,7 +577,8 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
 def _micro_batch(lowered: LoweredModel, nominal: SizesRecord) -> MicroBatchRecord | None:
     """How a run on this CPU cuts its batch into micro-batches, if its items are independent."""
     machine = current_cpu()
-    if machine is None or nominal.work is None:
+    # A state in place belongs to all items at once.
+    if machine is None or nominal.work is None or lowered.state is not None:
         return None
     dimension = independent_items(lowered.kernels)
     allowed = lowered.imported.ranges.get(dimension)

@@ -641,6 +641,11 @@ class CompiledModel:
         return write_library_folder(folder, name, *program, most)
 
     @property
+    def threads(self) -> int:
+        """Threads of a run that is given no other number."""
+        return self._threads
+
+    @property
     def gpu_program(self) -> "CudaProgram":
         """The program on the device, for measurements; raises TargetError for a CPU's model."""
         if self._gpu is None:

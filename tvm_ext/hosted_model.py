@@ -314,6 +314,7 @@ def _whole_memory(parts: Sequence[MemoryRecord]) -> MemoryRecord:
         unplanned_bytes=_largest([one.unplanned_bytes for one in parts]),
         weights_bytes=sum(one.weights_bytes for one in parts),
         dynamic=any(one.dynamic for one in parts),
+        weights_read_bytes=sum(one.weights_read_bytes or 0 for one in parts) or None,
     )
 
 

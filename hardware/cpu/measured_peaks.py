@@ -1,6 +1,6 @@
-"""What this CPU reaches at best, measured: multiply-adds in registers, and copying memory.
+"""What this CPU reaches at best, measured: multiply-adds in registers, copying and reading memory.
 
-Both are kernels built by TVM for the CPU at hand, so that they use the instructions and the threads
+All are kernels built by TVM for the CPU at hand, so that they use the instructions and the threads
 that compiled models use.
 """
 
@@ -21,6 +21,8 @@ _STEPS = 32768
 # So many times the last-level cache, and no less than so many bytes, are surely beyond it.
 CACHE_FACTOR = 4
 _LEAST_BYTES = 64 * 2**20
+# Vectors that are summed side by side: more than an addition takes cycles.
+_SUMS = 8
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,28 @@ def copy_peak(machine: CpuDescription, nbytes: int | None = None) -> Peak:
     return Peak(2.0 * 4 * size, run)
 
 
+def read_peak(machine: CpuDescription, nbytes: int | None = None) -> Peak:
+    """Sums of an array beyond the last-level cache, on all cores of ``machine``: what a program
+    can do that reads its weights once a run, and writes little.
+
+    Eight sums are independent of each other, so that no addition waits for the one before.
+    """
+    lanes, threads = machine.vector_lanes("float32"), machine.cores
+    row = lanes * _SUMS
+    steps = (nbytes or large_bytes(machine)) // (4 * row * threads)
+    module = _built(_read_kernel(threads, steps, lanes), machine)
+    source = tvm.runtime.tensor(np.zeros((threads, steps, row), np.float32))
+    sums = tvm.runtime.tensor(np.zeros((threads, row), np.float32))
+    kernel = module["main"]
+
+    def run() -> None:
+        if threads > 1:
+            use_tvm_threads(threads)
+        kernel(source, sums)
+
+    return Peak(4.0 * threads * steps * row, run)
+
+
 def _shape(machine: CpuDescription) -> tuple[int, int, int]:
     """Lanes of a vector, accumulators, threads."""
     few = machine.architecture == "x86_64" and "avx512vl" not in machine.features
@@ -185,5 +209,30 @@ def _copy_kernel(threads: int, steps: int, lanes: int) -> tirx.PrimFunc:
             for i in range(steps):
                 for v in T.vectorized(lanes):
                     copied[(t * steps + i) * lanes + v] = source[(t * steps + i) * lanes + v]
+
+    return kernel
+
+
+def _read_kernel(threads: int, steps: int, lanes: int) -> tirx.PrimFunc:
+    row = lanes * _SUMS
+    loop = T.parallel if threads > 1 else T.serial
+
+    @T.prim_func
+    def kernel(
+        source: T.Buffer((threads, steps, row), "float32"),  # type: ignore[valid-type]
+        sums: T.Buffer((threads, row), "float32"),  # type: ignore[valid-type]
+    ) -> None:
+        for t in loop(threads):
+            total = T.alloc_buffer((row,), "float32")
+            for j in T.unroll(_SUMS):
+                for v in T.vectorized(lanes):
+                    total[j * lanes + v] = T.float32(0)
+            for i in range(steps):
+                for j in T.unroll(_SUMS):
+                    for v in T.vectorized(lanes):
+                        total[j * lanes + v] = total[j * lanes + v] + source[t, i, j * lanes + v]
+            for j in T.unroll(_SUMS):
+                for v in T.vectorized(lanes):
+                    sums[t, j * lanes + v] = total[j * lanes + v]
 
     return kernel

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import failure_cases  # noqa: F401
 import file_cases  # noqa: F401
+import generation_cases  # noqa: F401
 import graph_cases  # noqa: F401
 import option_cases  # noqa: F401
 import pytest

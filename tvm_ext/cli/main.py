@@ -33,6 +33,7 @@ from tvm_ext.cli import (
     compile,
     explain,
     export,
+    generate,
     logs,
     passes,
     profile,
@@ -261,6 +262,7 @@ app = typer.Typer(
 app.command("compile", epilog=compile.EXAMPLE)(compile.compile_command)
 app.command("export", epilog=export.EXAMPLE)(export.export_command)
 app.command("run", epilog=run.EXAMPLE)(run.run_command)
+app.command("generate", epilog=generate.EXAMPLE)(generate.generate_command)
 app.command("check", epilog=check.EXAMPLE)(check.check_command)
 app.command("analyze", epilog=analyze.EXAMPLE)(analyze.analyze_command)
 app.command("explain", epilog=explain.EXAMPLE)(explain.explain_command)

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,19 @@ def print_text(text: str) -> None:
     with _printing():
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         sys.stdout.flush()
+
+
+def print_piece(text: str) -> None:
+    """Prints a piece of a text at once, which may be a part of a line; raises as ``print_text``."""
+    with _printing():
+        sys.stdout.write(without_controls(text) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
+
+
+def without_controls(text: str) -> str:
+    """The text without what would move the cursor of a terminal or change its colours."""
+    is_kept = (c in "\n\t" or unicodedata.category(c) != "Cc" for c in text)
+    return "".join(c if kept else "\ufffd" for c, kept in zip(text, is_kept, strict=True))
 
 
 @contextmanager

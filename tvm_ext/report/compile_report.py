@@ -263,9 +263,9 @@ class CompileReport(RenderedReport):
         values = {"schema": SCHEMA, **asdict(self)}
         values["specialized"] = [one.to_dict() for one in self.specialized]
         # Reports without any of these are as those of versions that did not know them.
-        _leave_out(values, "device", "host", "nominal", "precision", "specialized")
+        _leave_out(values, "device", "host", "nominal", "precision", "specialized", "state")
         _leave_out(values.get("nominal", {}), "work")
-        _leave_out(values["memory"], "lower_bound_bytes", "planner")
+        _leave_out(values["memory"], "lower_bound_bytes", "planner", "weights_read_bytes")
         for record in values["passes"]:
             _leave_out(record, "after")
         for record in values["kernels"]:

@@ -382,6 +382,9 @@ class MemoryRecord:
         time in place of each arena. None where there are no buffers, too.
     planner : str
         How the offsets in the arena were found.
+    weights_read_bytes : int or None
+        Constants that every run reads whole, which tables of rows to choose from are not. None in
+        reports that were saved before they were counted.
     copied_outputs : list[str] or None
         Outputs that a run on a CPU copies, because their memory is an input's, a weight's or
         another output's. None where all are, and the inputs as well: of programs that may write
@@ -396,6 +399,7 @@ class MemoryRecord:
     out_params: list[str] = field(default_factory=list)
     lower_bound_bytes: int | None = None
     planner: str = ""
+    weights_read_bytes: int | None = None
 
     @property
     def saved_share(self) -> float:

@@ -7,7 +7,14 @@ import pytest
 from tvm_ext.hardware.cpu import measured_peaks
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.cpu.measured_peaks import Peak, copy_peak, fma_module, fma_peak, large_bytes
+from tvm_ext.hardware.cpu.measured_peaks import (
+    Peak,
+    copy_peak,
+    fma_module,
+    fma_peak,
+    large_bytes,
+    read_peak,
+)
 from tvm_ext.hardware.targets import resolve_target
 
 # Multiply-adds whose operands are all full-width registers.
@@ -93,3 +100,11 @@ def test_measured_rates_take_the_place_of_described_ones(monkeypatch):
     assert rates == (2.0, 4.0, 6.0, 8.0)
     assert found.bandwidth(1e12) == 2e9
     assert found.cores == machine.cores
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_reading_counts_each_byte_once(cores):
+    machine = host_description().with_cores(cores)
+    peak = read_peak(machine, nbytes=1 << 20)
+    peak.run()
+    assert 0.9 * (1 << 20) < peak.amount <= 1 << 20
