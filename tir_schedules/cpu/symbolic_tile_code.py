@@ -11,7 +11,7 @@ copied next to each other first, and stay in L2 while all rows of tiles pass (se
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -55,13 +55,37 @@ class Panel:
     tiles : int
         Tiles along the columns whose columns are copied together.
     least_rows : int
-        Of a tile that reads the copy; smaller ones read the operand itself.
+        Of a loop over rows for which the copy is made; where there are fewer, tiles read the
+        operand itself.
     """
 
     element: tvm.ir.Expr
     rows: LoopAxis
     tiles: int
     least_rows: int = 1
+
+
+@dataclass(frozen=True)
+class CommonFactor:
+    """A factor that several steps of the sum share, which is multiplied with what these add up to.
+
+    Attributes
+    ----------
+    factor : Expr
+        It moves with the columns and with outer loops of the sum: the scale of a block of weights.
+    product : Expr
+        What is left of the contraction's product.
+    most_sums : int
+        Sums of a tile, at most, for which registers hold those of a block as well. Larger tiles
+        multiply each product.
+    enough_sums : int
+        Sums that are added to in turn, at least, so that no addition waits for the one before.
+    """
+
+    factor: tvm.ir.Expr
+    product: tvm.ir.Expr
+    most_sums: int
+    enough_sums: int
 
 
 @dataclass(frozen=True)
@@ -94,6 +118,9 @@ class SymbolicTile:
     stream : TensorLoad or None
         Of an operand that tiles read from its beginning to its end, the first element of a row of
         it, which the innermost loop of the sum need not move. The processor is told ahead.
+    common_factor : CommonFactor or None
+        Of weights in blocks. The innermost loop of the sum, over the numbers in a word, is written
+        out then: what takes a number out of its word is constant for each place.
     """
 
     columns: LoopAxis
@@ -107,6 +134,7 @@ class SymbolicTile:
     implicit_padding: ImplicitPadding | None = None
     dot_product: DotProduct | None = None
     stream: tvm.ir.TensorLoad | None = None
+    common_factor: CommonFactor | None = None
 
 
 def symbolic_tile_code(
@@ -114,17 +142,37 @@ def symbolic_tile_code(
 ) -> tirx.Stmt:
     """The loops of a contraction; ``threads``: the tiles are shared by all threads."""
 
-    def by_columns(rows: int) -> tirx.Stmt:
+    def by_columns(rows: int, panel: Panel | None) -> tirx.Stmt:
         # One row has no use for wide tiles: they are there to read each of many rows less often.
         narrow = tile.column_sizes[-3:] if rows == 1 else tile.column_sizes
+        cut = replace(tile, panel=panel)
         versions = [
-            (size, _Version(contraction, tile, rows, size).loops(threads)) for size in narrow
+            (size, _Version(contraction, cut, rows, size).loops(threads)) for size in narrow
         ]
         return _first_that_fits(tile.columns, versions)
 
     if tile.rows is None:
-        return by_columns(1)
-    return _first_that_fits(tile.rows, [(size, by_columns(size)) for size in tile.row_sizes])
+        return by_columns(1, None)
+    versions = [(least, by_columns(size, panel)) for least, size, panel in _row_versions(tile)]
+    *others, (_, code) = versions
+    for least, longer in reversed(others):
+        code = where_long([tile.rows.extent], least, longer, code)
+    return code
+
+
+def _row_versions(tile: SymbolicTile) -> list[tuple[int, int, Panel | None]]:
+    """Rows of the loop at least, rows of a tile, and the panel, of each version of the code.
+
+    A version with more rows is used wherever the loop is as long: what its last tile repeats is
+    less work than to read the operand of the columns once more for fewer rows.
+    """
+    panel = tile.panel
+    without: list[tuple[int, int, Panel | None]] = [(size, size, None) for size in tile.row_sizes]
+    if panel is None:
+        return without
+    largest = tile.row_sizes[0]
+    shorter = [version for version in without if version[0] < panel.least_rows]
+    return [(max(largest, panel.least_rows), largest, panel), *shorter]
 
 
 def _first_that_fits(axis: LoopAxis, versions: Sequence[tuple[int, tirx.Stmt]]) -> tirx.Stmt:
@@ -175,10 +223,17 @@ class _Version:
             pairs = [stack_array(each * columns, self.dtype, "pairs") for _ in range(0, rows, each)]
             self.added = [array for array, _ in pairs]
             self.declarations += [declaration for _, declaration in pairs]
+        # For each row, arrays of what a block adds up to, whose sum is multiplied.
+        self.blocks: list[list[Any]] = []
+        common = tile.common_factor if tile.panel is None else None
+        if common is not None and rows * columns <= common.most_sums:
+            parts = max(1, common.enough_sums // (rows * columns))
+            made = [stack_array(columns, self.dtype, "block") for _ in range(rows * parts)]
+            self.blocks = [[a for a, _ in made[row * parts :][:parts]] for row in range(rows)]
+            self.declarations += [declaration for _, declaration in made]
         # Stand in the product for the column of the tile, and for the tile of a panel.
         self.column, self.member = (tirx.Var(name, self.index) for name in ("column", "member"))
-        panel = tile.panel
-        self.panel = None if panel is None or rows < panel.least_rows else panel
+        self.panel = tile.panel
         self.copied = self._panel_buffer(self.panel) if self.panel is not None else None
         padding = tile.implicit_padding
         self.pixels = self._pixel_buffer(padding) if padding is not None else None
@@ -392,6 +447,9 @@ class _Version:
             return tirx.BufferStore(store.buffer, self._at(store.value, values), indices)
 
         dot = self.tile.dot_product
+        common = self.tile.common_factor if self.panel is None else None
+        if common is not None:
+            return [self._each(zero), self._in_blocks(common), self._finished(finish)]
         if dot is None:
             start, body, end = self._each(zero), self._each(add), []
         else:
@@ -410,6 +468,58 @@ class _Version:
                 body = self._with_pixels(self.tile.implicit_padding, body, steps)
         declared = [tirx.AllocBuffer(self.pixels)] if self.pixels is not None else []
         return [*declared, start, body, *end, self._finished(finish)]
+
+    def _in_blocks(self, common: CommonFactor) -> tirx.Stmt:
+        """The loops of a sum whose products have a common factor, the innermost written out."""
+        (*loops, place), steps = self._reduction()
+        axes = self.contraction.reduction
+        outer = sum(depends(common.factor, axis.var) for axis in axes)
+        product = common.product if self.blocks else self.contraction.product
+        arrays = self.blocks or [[array] for array in self.arrays]
+        stream = self.tile.stream
+        statements = [] if stream is None else self._prefetches(stream, steps)
+        for number in range(place.length or 0):
+            here = {**steps, axes[-1].var: self._number(number)}
+            added = [row[number % len(row)] for row in arrays]
+            statements.append(self._added_to(added, product, here))
+        body = sequence(statements)
+        for axis in reversed(loops[outer:]):
+            body = self._loop(axis.var, axis.extent, body)
+        if self.blocks:
+            body = sequence([self._empty_blocks(), body, self._multiplied(common, steps)])
+        for axis in reversed(loops[:outer]):
+            body = self._loop(axis.var, axis.extent, body)
+        return body
+
+    def _added_to(self, arrays: list[Any], product: Any, steps: dict[Any, Any]) -> tirx.Stmt:
+        """The products of one step of the sum, added to the array of each row."""
+
+        def add(row: int, place: tvm.ir.Expr, values: dict[Any, Any]) -> tirx.Stmt:
+            more = self._at(product, {**values, **steps})
+            return tirx.BufferStore(
+                arrays[row], tirx.BufferLoad(arrays[row], [place]) + more, [place]
+            )
+
+        return self._each(add)
+
+    def _empty_blocks(self) -> tirx.Stmt:
+        def zero(row: int, place: tvm.ir.Expr, _: dict[Any, Any]) -> tirx.Stmt:
+            start = self.contraction.start
+            return sequence([tirx.BufferStore(a, start, [place]) for a in self.blocks[row]])
+
+        return self._each(zero)
+
+    def _multiplied(self, common: CommonFactor, steps: dict[Any, Any]) -> tirx.Stmt:
+        """Adds what a block adds up to, times its factor, to the sums."""
+
+        def add(row: int, place: tvm.ir.Expr, values: dict[Any, Any]) -> tirx.Stmt:
+            first, *others = (tirx.BufferLoad(array, [place]) for array in self.blocks[row])
+            factor = self._at(common.factor, {**values, **steps})
+            more = functools.reduce(tirx.Add, others, first) * factor
+            value = tirx.BufferLoad(self.arrays[row], [place]) + more
+            return tirx.BufferStore(self.arrays[row], value, [place])
+
+        return self._each(add)
 
     def _moves_innermost(self, stream: tvm.ir.TensorLoad) -> bool:
         """Whether each iteration of the innermost loop of the sum reads another row of it."""
