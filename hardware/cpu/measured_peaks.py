@@ -1,4 +1,4 @@
-"""What this CPU reaches at best, measured: multiply-adds in registers, and copying memory.
+"""What this CPU reaches at best, measured: multiply-adds in registers, copying and reading memory.
 
 Both are kernels built by TVM for the CPU at hand, so that they use the instructions and the threads
 that compiled models use.
@@ -130,6 +130,27 @@ def copy_peak(machine: CpuDescription, nbytes: int | None = None) -> Peak:
     return Peak(2.0 * 4 * size, run)
 
 
+def read_peak(machine: CpuDescription, nbytes: int | None = None) -> Peak:
+    """The sum of an array beyond the last-level cache, by all cores of ``machine``: what a product
+    with few rows can reach of its weights.
+    """
+    lanes, threads = machine.vector_lanes("float32"), machine.cores
+    # As many sums as TVM keeps on the stack, from where LLVM takes them into registers.
+    step = lanes * (_shape(machine)[1] // 3)
+    steps = (nbytes or large_bytes(machine)) // (4 * step * threads)
+    module = _built(_read_kernel(threads, steps, step), machine)
+    source = tvm.runtime.tensor(np.ones(steps * step * threads, np.float32))
+    sums = tvm.runtime.tensor(np.zeros((threads, step), np.float32))
+    kernel = module["main"]
+
+    def run() -> None:
+        if threads > 1:
+            use_tvm_threads(threads)
+        kernel(source, sums)
+
+    return Peak(4.0 * steps * step * threads, run)
+
+
 def _shape(machine: CpuDescription) -> tuple[int, int, int]:
     """Lanes of a vector, accumulators, threads."""
     few = machine.architecture == "x86_64" and "avx512vl" not in machine.features
@@ -185,5 +206,26 @@ def _copy_kernel(threads: int, steps: int, lanes: int) -> tirx.PrimFunc:
             for i in range(steps):
                 for v in T.vectorized(lanes):
                     copied[(t * steps + i) * lanes + v] = source[(t * steps + i) * lanes + v]
+
+    return kernel
+
+
+def _read_kernel(threads: int, steps: int, step: int) -> tirx.PrimFunc:
+    loop = T.parallel if threads > 1 else T.serial
+
+    @T.prim_func
+    def kernel(
+        source: T.Buffer((threads * steps * step,), "float32"),  # type: ignore[valid-type]
+        sums: T.Buffer((threads, step), "float32"),  # type: ignore[valid-type]
+    ) -> None:
+        for t in loop(threads):
+            total = T.alloc_buffer((step,), "float32")
+            for v in T.vectorized(step):
+                total[v] = 0.0
+            for i in range(steps):
+                for v in T.vectorized(step):
+                    total[v] = total[v] + source[(t * steps + i) * step + v]
+            for v in T.vectorized(step):
+                sums[t, v] = total[v]
 
     return kernel

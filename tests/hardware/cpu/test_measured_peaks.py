@@ -7,7 +7,14 @@ import pytest
 from tvm_ext.hardware.cpu import measured_peaks
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.cpu.measured_peaks import Peak, copy_peak, fma_module, fma_peak, large_bytes
+from tvm_ext.hardware.cpu.measured_peaks import (
+    Peak,
+    copy_peak,
+    fma_module,
+    fma_peak,
+    large_bytes,
+    read_peak,
+)
 from tvm_ext.hardware.targets import resolve_target
 
 # Multiply-adds whose operands are all full-width registers.
@@ -63,6 +70,12 @@ def test_peak_runs_and_counts_two_operations_a_multiply_add():
 def test_copy_counts_read_and_written_bytes():
     peak = copy_peak(host_description().with_cores(1), nbytes=1 << 16)
     assert peak.amount == 2 << 16
+    peak.run()
+
+
+def test_read_counts_read_bytes():
+    peak = read_peak(host_description().with_cores(1), nbytes=1 << 18)
+    assert 0.9 * (1 << 18) < peak.amount <= 1 << 18
     peak.run()
 
 
