@@ -36,12 +36,8 @@ from tvm_ext.tir_schedules.cpu.symbolic_tile import (
     with_joined_rows,
     with_rows,
 )
-from tvm_ext.tir_schedules.cpu.symbolic_tile_code import (
-    CommonFactor,
-    Panel,
-    SymbolicTile,
-    symbolic_tile_code,
-)
+from tvm_ext.tir_schedules.cpu.symbolic_tile_code import symbolic_tile_code
+from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import CommonFactor, Panel, SymbolicTile
 from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import PaddedOperand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
