@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -171,7 +172,7 @@ class Peaks:
         return cls(*rates)
 
 
-def _seconds_in_turns(programs: list[partial[object]]) -> list[float]:
+def _seconds_in_turns(programs: list[partial[Any]]) -> list[float]:
     """Median seconds of a call, on one thread, of the processor's time."""
     taken: list[list[float]] = [[] for _ in programs]
     for _ in range(_TURNS):
@@ -198,7 +199,7 @@ def _measure(model: ProductModel, every: list[int], threads: int, peaks: Peaks) 
             float(np.abs(one - other).max() / np.abs(other).max())
             for one, other in zip(found, wanted, strict=True)
         )
-        programs: list[partial[object]] = [
+        programs: list[partial[Any]] = [
             partial(ours.run, inputs),
             partial(session.run, None, inputs),
         ]
