@@ -20,6 +20,9 @@ from tvm_ext.relay_passes.zero_point_compensation import are_whole
 _WIDTHS = (2, 4, 8)
 _WORD_BITS = 32
 
+# Of a float32.
+_MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
+
 # Of float16: larger weights are endless in a model of it.
 _LARGEST = 65504
 
@@ -266,23 +269,39 @@ def _product(x: te.Tensor, words: te.Tensor, packing: _Packing) -> te.Tensor:
     axes = [te.reduce_axis((0, n), k) for n, k in zip(extents, names, strict=True)]
     group, block, word, place = axes
 
-    def integer(bits_of_word: Any, position: Any) -> Any:
-        # Without a sign: TVM would take int32 for places in memory, and widen them to int64.
-        shift = tirx.Cast("uint32", position * packing.bits)
-        mask = tirx.const((1 << packing.bits) - 1, "uint32")
-        return tirx.Cast("float32", tirx.shift_right(bits_of_word, shift) & mask)
-
     def each(*indices: tirx.Var) -> tvm.ir.Expr:
         *rows, column = indices
         start = group * packing.group_words
         first = start + own_zeros + block * packing.block_words
         scale = tirx.reinterpret("float32", words(first, column))
-        zero = integer(words(start, column), block) if own_zeros else float(-(packing.zero or 0))
-        number = integer(words(first + 1 + word, column), place)
-        # One rounding: that of the product, where the processor adds in the same instruction.
-        weight = number * scale - zero * scale
+        stored = words(first + 1 + word, column)
+        if own_zeros:
+            number = _number(stored, place, packing.bits)
+            number = number - _number(words(start, column), block, packing.bits)
+        else:
+            number = _number(stored, place, packing.bits, packing.zero or 0)
         depth = ((group * packing.group + block) * extents[2] + word) * extents[3] + place
-        return te.sum(x(*rows, depth) * weight, axis=axes)
+        return te.sum(x(*rows, depth) * (number * scale), axis=axes)
 
     shape: Sequence[Any] = (*x.shape[:-1], words.shape[1])
     return te.compute(shape, each, "dequantize_matmul")
+
+
+def _number(word: Any, position: Any, bits: int, added: int = 0) -> tvm.ir.Expr:
+    """The integer at a position of a word as a float32, plus ``added``.
+
+    The integer takes the last bits of a float between ``2 ** n`` and ``2 ** (n + 1)``, and ``2 **
+    n`` is subtracted, which is exact. Words are shifted only for integers that would be among the
+    bits of the exponent. For a position that is known this takes two instructions, where shifting,
+    masking and converting are three; the constants are without a sign, since TVM would take int32
+    for places in memory, and widen them to int64.
+    """
+    each_shift = _MANTISSA_BITS // bits
+    shift, place = position // each_shift, position % each_shift
+    first = tirx.Cast("uint32", place * bits)
+    mask = tirx.shift_left(tirx.const((1 << bits) - 1, "uint32"), first)
+    exponent = tirx.Cast("uint32", (_EXPONENT_BIAS + _MANTISSA_BITS) - place * bits)
+    power = tirx.shift_left(exponent, tirx.const(_MANTISSA_BITS, "uint32"))
+    moved = tirx.shift_right(word, tirx.Cast("uint32", shift * (each_shift * bits)))
+    number = tirx.reinterpret("float32", tirx.bitwise_or(moved & mask, power))
+    return number - (tirx.reinterpret("float32", power) - float(added))

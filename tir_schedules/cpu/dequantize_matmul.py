@@ -23,6 +23,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     static_extent,
 )
 from tvm_ext.tir_schedules.cpu.blockwise import schedule_others
+from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     SymbolicContraction,
     require_parameter_of,
@@ -35,7 +36,8 @@ from tvm_ext.tir_schedules.cpu.symbolic_tile import (
     with_joined_rows,
     with_rows,
 )
-from tvm_ext.tir_schedules.cpu.symbolic_tile_code import Panel, SymbolicTile, symbolic_tile_code
+from tvm_ext.tir_schedules.cpu.symbolic_tile_code import symbolic_tile_code
+from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import CommonFactor, Panel, SymbolicTile
 from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import PaddedOperand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -43,8 +45,12 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 # Vectors of sums next to each other in a tile.
 _VECTORS = (1, 2, 4)
 
-# Rows of a tile where they are few, and rows at least for which what is widened goes to a panel.
-_FEW_ROWS, _ROWS_OF_A_PANEL = 3, 16
+# Rows of further tiles where the number is not known, and rows at least for which what is widened
+# goes to a panel.
+_FEW_ROWS, _ROWS_OF_A_PANEL = (4, 2, 1), 16
+
+# Vectors of sums that are added to in turn: what an addition takes, in additions of one vector.
+_SUMS_IN_TURN = 4
 
 _FLOAT_BYTES = 4
 
@@ -83,6 +89,7 @@ class DequantizeMatmul:
         tile = _with_row_versions(tile)
         panel = _panel(found, buffer, tile, machine)
         tile = replace(tile, stream=_stream(found, buffer), panel=panel)
+        tile = replace(tile, common_factor=_common_factor(found, buffer, machine))
         code = symbolic_tile_code(found, tile, machine.cores > 1)
         done = [block for block in (anchor, epilogue) if block is not None]
         schedule_others(sch, done, machine)
@@ -182,7 +189,8 @@ def _with_row_versions(tile: SymbolicTile) -> SymbolicTile:
     """
     if tile.rows is None or tile.rows.length is not None:
         return tile
-    return replace(tile, row_sizes=(tile.row_sizes[0], _FEW_ROWS, 1))
+    most = tile.row_sizes[0]
+    return replace(tile, row_sizes=(most, *(size for size in _FEW_ROWS if size < most)))
 
 
 def _panel(
@@ -205,7 +213,23 @@ def _panel(
         for side in (product.a, product.b)
         if any(load.source.same_as(weights) for load in nodes(side, tvm.ir.TensorLoad))
     )
-    return Panel(weight, rows, max(1, min(fitting, shared)), tile.row_sizes[0])
+    least = 1 if rows.length else _ROWS_OF_A_PANEL
+    return Panel(weight, rows, max(1, min(fitting, shared)), least)
+
+
+def _common_factor(
+    contraction: SymbolicContraction, weights: tirx.Buffer, machine: CpuDescription
+) -> CommonFactor | None:
+    """The scale of a block, where weights are integers times it; None for floats."""
+    product, place = contraction.product, contraction.reduction[-1].var
+    for data, weight in ((product.a, product.b), (product.b, product.a)):
+        is_scaled = isinstance(weight, tirx.Mul) and str(weights.dtype) == _WORDS
+        if not is_scaled or depends(weight.b, place) or not depends(weight.a, place):
+            continue
+        lanes = machine.vector_lanes("float32")
+        most = vector_registers(machine) // 2 * lanes
+        return CommonFactor(weight.b, data * weight.a, most, _SUMS_IN_TURN * lanes)
+    return None
 
 
 def _stream(contraction: SymbolicContraction, weights: tirx.Buffer) -> tvm.ir.TensorLoad:

@@ -42,7 +42,8 @@ from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     symbolic_contraction,
     with_code,
 )
-from tvm_ext.tir_schedules.cpu.symbolic_tile_code import Panel, SymbolicTile, symbolic_tile_code
+from tvm_ext.tir_schedules.cpu.symbolic_tile_code import symbolic_tile_code
+from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import Panel, SymbolicTile
 from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -50,6 +51,10 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 # Rows of a tile, at most: with two vectors enough sums to keep the multiply-add units busy, and
 # few that are computed twice at the end of a loop.
 _MOST_ROWS = 8
+
+# Rows of further tiles where rows may be few and what all of them read takes long to read: a loop
+# shorter than the largest tile would read it once for each row.
+_FEW_ROWS = (4, 2)
 
 # Steps of a sum, at least, whose operand is copied: the rows that fewer steps read stay in L1.
 _LEAST_PANEL = 64
@@ -229,7 +234,7 @@ def with_rows(
     if rows is None:
         return SymbolicTile(columns, sizes, None, (1,))
     large = _vector_bytes(contraction, columns, rows) > machine.l2_bytes // 2
-    return SymbolicTile(columns, sizes, rows, _row_sizes(rows, most), large)
+    return SymbolicTile(columns, sizes, rows, _row_sizes(rows, most, large), large)
 
 
 def _moved(tile: SymbolicTile, old: SymbolicContraction, new: SymbolicContraction) -> SymbolicTile:
@@ -261,7 +266,8 @@ def with_joined_rows(
     contraction, rows = _with_joined_outer(contraction, tile.rows, tile.columns, func)
     if rows is tile.rows:
         return contraction, tile
-    return contraction, replace(tile, rows=rows, row_sizes=_row_sizes(rows, max(tile.row_sizes)))
+    sizes = _row_sizes(rows, max(tile.row_sizes), tile.columns_first)
+    return contraction, replace(tile, rows=rows, row_sizes=sizes)
 
 
 def with_flattened_rows(
@@ -288,7 +294,7 @@ def with_flattened_rows(
     flat = LoopAxis(tirx.Var("row", rows.var.ty), extent)
     left = [axis for axis in contraction.spatial if not any(axis is part for part in others)]
     spatial = tuple(flat if axis is rows else axis for axis in left)
-    sizes = _row_sizes(flat, max(tile.row_sizes))
+    sizes = _row_sizes(flat, max(tile.row_sizes), tile.columns_first)
     tile = replace(tile, rows=flat, row_sizes=sizes, row_parts=parts)
     return replace(contraction, spatial=spatial), tile
 
@@ -333,7 +339,8 @@ def _panel(
         is_far = columns.length is None or columns.length * nbytes >= L1_PERIOD
         tiles = machine.l2_bytes // 2 // (steps * tile.column_sizes[0] * nbytes)
         if moves and is_far and tiles and constant_parameter(func, load.source) is None:
-            return Panel(load, rows, min(tiles, _MOST_TILES))
+            least = 1 if rows.length else LEAST_TILES * tile.row_sizes[0]
+            return Panel(load, rows, min(tiles, _MOST_TILES), least)
     return None
 
 
@@ -364,9 +371,11 @@ def _is_linear(contraction: SymbolicContraction, axis: LoopAxis) -> bool:
     return all(linear_form(index, [axis.var]) for index in moved)
 
 
-def _row_sizes(rows: LoopAxis, most: int) -> tuple[int, ...]:
+def _row_sizes(rows: LoopAxis, most: int, with_few: bool) -> tuple[int, ...]:
+    """Rows of tiles, the largest first; ``with_few``: see ``_FEW_ROWS``."""
     if rows.length is None:
-        return (most, 1) if most > 1 else (1,)
+        few = (size for size in _FEW_ROWS if with_few and size < most)
+        return (most, *few, 1) if most > 1 else (1,)
     tiles = -(-rows.length // most)
     even = -(-rows.length // tiles)
     # Rows that leave no rest need not be computed twice, and their constants can be packed.

@@ -11,7 +11,7 @@ copied next to each other first, and stay in L2 while all rows of tiles pass (se
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -30,6 +30,7 @@ from tvm_ext.tir_schedules.cpu.dot_product import DotProduct
 from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
 from tvm_ext.tir_schedules.cpu.nest_code import chunk_start
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import SymbolicContraction
+from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import CommonFactor, Panel, SymbolicTile
 from tvm_ext.tir_schedules.statements import sequence, stack_array, where_long
 
 # A tile that is at most so many times as long as the next smaller one is used for loops of so many
@@ -42,89 +43,42 @@ _TILES_OF_WIDER = 4
 _LINE_BYTES, _LINES_AHEAD = 64, 64
 
 
-@dataclass(frozen=True)
-class Panel:
-    """Columns of an operand that are copied next to each other.
-
-    Attributes
-    ----------
-    element : Expr
-        The operand as it is in the product: read, or computed from what is read.
-    rows : LoopAxis
-        The loop over rows of tiles, all of which pass before the next columns are copied.
-    tiles : int
-        Tiles along the columns whose columns are copied together.
-    least_rows : int
-        Of a tile that reads the copy; smaller ones read the operand itself.
-    """
-
-    element: tvm.ir.Expr
-    rows: LoopAxis
-    tiles: int
-    least_rows: int = 1
-
-
-@dataclass(frozen=True)
-class SymbolicTile:
-    """How the loops are cut.
-
-    Attributes
-    ----------
-    columns : LoopAxis
-        Its sums fill the vectors.
-    column_sizes : tuple[int, ...]
-        Sums of a tile along it, the largest first: the first that the loop is as long as is used.
-    rows : LoopAxis or None
-        The other loop of a tile; None where a vector serves only one sum.
-    row_sizes : tuple[int, ...]
-        The same along it.
-    columns_first : bool
-        Whether all other tiles pass before the columns advance.
-    panel : Panel or None
-        The operand whose columns are copied before all rows of tiles pass.
-    padded : bool
-        Whether the operands have whole tiles of columns, of which the last sums are not wanted.
-    row_parts : tuple[LoopAxis, ...]
-        The loops of the contraction, the outermost first, that ``rows`` counts all iterations of:
-        pixels of all lines of an image. Empty where ``rows`` is a loop of the contraction itself.
-    implicit_padding : ImplicitPadding or None
-        The operand that is a pixel or padding; there is no panel then.
-    dot_product : DotProduct or None
-        What adds to the sums, where that is not a multiplication and an addition.
-    stream : TensorLoad or None
-        Of an operand that tiles read from its beginning to its end, the first element of a row of
-        it, which the innermost loop of the sum need not move. The processor is told ahead.
-    """
-
-    columns: LoopAxis
-    column_sizes: tuple[int, ...]
-    rows: LoopAxis | None
-    row_sizes: tuple[int, ...]
-    columns_first: bool = False
-    panel: Panel | None = None
-    padded: bool = False
-    row_parts: tuple[LoopAxis, ...] = ()
-    implicit_padding: ImplicitPadding | None = None
-    dot_product: DotProduct | None = None
-    stream: tvm.ir.TensorLoad | None = None
-
-
 def symbolic_tile_code(
     contraction: SymbolicContraction, tile: SymbolicTile, threads: bool
 ) -> tirx.Stmt:
     """The loops of a contraction; ``threads``: the tiles are shared by all threads."""
 
-    def by_columns(rows: int) -> tirx.Stmt:
+    def by_columns(rows: int, panel: Panel | None) -> tirx.Stmt:
         # One row has no use for wide tiles: they are there to read each of many rows less often.
         narrow = tile.column_sizes[-3:] if rows == 1 else tile.column_sizes
+        cut = replace(tile, panel=panel)
         versions = [
-            (size, _Version(contraction, tile, rows, size).loops(threads)) for size in narrow
+            (size, _Version(contraction, cut, rows, size).loops(threads)) for size in narrow
         ]
         return _first_that_fits(tile.columns, versions)
 
     if tile.rows is None:
-        return by_columns(1)
-    return _first_that_fits(tile.rows, [(size, by_columns(size)) for size in tile.row_sizes])
+        return by_columns(1, None)
+    versions = [(least, by_columns(size, panel)) for least, size, panel in _row_versions(tile)]
+    *others, (_, code) = versions
+    for least, longer in reversed(others):
+        code = where_long([tile.rows.extent], least, longer, code)
+    return code
+
+
+def _row_versions(tile: SymbolicTile) -> list[tuple[int, int, Panel | None]]:
+    """Rows of the loop at least, rows of a tile, and the panel, of each version of the code.
+
+    A version with more rows is used wherever the loop is as long: what its last tile repeats is
+    less work than to read the operand of the columns once more for fewer rows.
+    """
+    panel = tile.panel
+    without: list[tuple[int, int, Panel | None]] = [(size, size, None) for size in tile.row_sizes]
+    if panel is None:
+        return without
+    largest = tile.row_sizes[0]
+    shorter = [version for version in without if version[0] < panel.least_rows]
+    return [(max(largest, panel.least_rows), largest, panel), *shorter]
 
 
 def _first_that_fits(axis: LoopAxis, versions: Sequence[tuple[int, tirx.Stmt]]) -> tirx.Stmt:
@@ -175,10 +129,17 @@ class _Version:
             pairs = [stack_array(each * columns, self.dtype, "pairs") for _ in range(0, rows, each)]
             self.added = [array for array, _ in pairs]
             self.declarations += [declaration for _, declaration in pairs]
+        # For each row, arrays of what a block adds up to, whose sum is multiplied.
+        self.blocks: list[list[Any]] = []
+        common = tile.common_factor if tile.panel is None else None
+        if common is not None and rows * columns <= common.most_sums:
+            parts = max(1, common.enough_sums // (rows * columns))
+            made = [stack_array(columns, self.dtype, "block") for _ in range(rows * parts)]
+            self.blocks = [[a for a, _ in made[row * parts :][:parts]] for row in range(rows)]
+            self.declarations += [declaration for _, declaration in made]
         # Stand in the product for the column of the tile, and for the tile of a panel.
         self.column, self.member = (tirx.Var(name, self.index) for name in ("column", "member"))
-        panel = tile.panel
-        self.panel = None if panel is None or rows < panel.least_rows else panel
+        self.panel = tile.panel
         self.copied = self._panel_buffer(self.panel) if self.panel is not None else None
         padding = tile.implicit_padding
         self.pixels = self._pixel_buffer(padding) if padding is not None else None
@@ -392,6 +353,9 @@ class _Version:
             return tirx.BufferStore(store.buffer, self._at(store.value, values), indices)
 
         dot = self.tile.dot_product
+        common = self.tile.common_factor if self.panel is None else None
+        if common is not None:
+            return [self._each(zero), self._in_blocks(common), self._finished(finish)]
         if dot is None:
             start, body, end = self._each(zero), self._each(add), []
         else:
@@ -410,6 +374,58 @@ class _Version:
                 body = self._with_pixels(self.tile.implicit_padding, body, steps)
         declared = [tirx.AllocBuffer(self.pixels)] if self.pixels is not None else []
         return [*declared, start, body, *end, self._finished(finish)]
+
+    def _in_blocks(self, common: CommonFactor) -> tirx.Stmt:
+        """The loops of a sum whose products have a common factor, the innermost written out."""
+        (*loops, place), steps = self._reduction()
+        axes = self.contraction.reduction
+        outer = sum(depends(common.factor, axis.var) for axis in axes)
+        product = common.product if self.blocks else self.contraction.product
+        arrays = self.blocks or [[array] for array in self.arrays]
+        stream = self.tile.stream
+        statements = [] if stream is None else self._prefetches(stream, steps)
+        for number in range(place.length or 0):
+            here = {**steps, axes[-1].var: self._number(number)}
+            added = [row[number % len(row)] for row in arrays]
+            statements.append(self._added_to(added, product, here))
+        body = sequence(statements)
+        for axis in reversed(loops[outer:]):
+            body = self._loop(axis.var, axis.extent, body)
+        if self.blocks:
+            body = sequence([self._empty_blocks(), body, self._multiplied(common, steps)])
+        for axis in reversed(loops[:outer]):
+            body = self._loop(axis.var, axis.extent, body)
+        return body
+
+    def _added_to(self, arrays: list[Any], product: Any, steps: dict[Any, Any]) -> tirx.Stmt:
+        """The products of one step of the sum, added to the array of each row."""
+
+        def add(row: int, place: tvm.ir.Expr, values: dict[Any, Any]) -> tirx.Stmt:
+            more = self._at(product, {**values, **steps})
+            return tirx.BufferStore(
+                arrays[row], tirx.BufferLoad(arrays[row], [place]) + more, [place]
+            )
+
+        return self._each(add)
+
+    def _empty_blocks(self) -> tirx.Stmt:
+        def zero(row: int, place: tvm.ir.Expr, _: dict[Any, Any]) -> tirx.Stmt:
+            start = self.contraction.start
+            return sequence([tirx.BufferStore(a, start, [place]) for a in self.blocks[row]])
+
+        return self._each(zero)
+
+    def _multiplied(self, common: CommonFactor, steps: dict[Any, Any]) -> tirx.Stmt:
+        """Adds what a block adds up to, times its factor, to the sums."""
+
+        def add(row: int, place: tvm.ir.Expr, values: dict[Any, Any]) -> tirx.Stmt:
+            first, *others = (tirx.BufferLoad(array, [place]) for array in self.blocks[row])
+            factor = self._at(common.factor, {**values, **steps})
+            more = functools.reduce(tirx.Add, others, first) * factor
+            value = tirx.BufferLoad(self.arrays[row], [place]) + more
+            return tirx.BufferStore(self.arrays[row], value, [place])
+
+        return self._each(add)
 
     def _moves_innermost(self, stream: tvm.ir.TensorLoad) -> bool:
         """Whether each iteration of the innermost loop of the sum reads another row of it."""

@@ -1,0 +1,50 @@
+"""The decoder of Llama's form: a valid model, of the stated size, with ONNX Runtime's numbers."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from llama_model import STORAGES, LlamaForm, Storage, llama_model
+from unoptimised import HOST
+
+import tvm_ext
+
+SMALL = {
+    "layers": 2,
+    "hidden": 96,
+    "heads": 6,
+    "shared_heads": 2,
+    "depth": 16,
+    "intermediate": 160,
+    "vocabulary": 101,
+    "positions": 64,
+}
+
+# Activations that are rounded to 8 bits differ by a step where a sum is between two.
+LARGEST = {"int8": 0.05}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_numbers_at_open_sizes(storage: Storage) -> None:
+    form = LlamaForm(storage=storage, **SMALL)
+    proto = llama_model(form)
+    onnx.checker.check_model(proto)
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    compiled = tvm_ext.compile(proto, HOST.with_cores(1))
+    for batch, length, past in [(1, 1, 20), (1, 7, 0), (2, 1, 5), (2, 3, 0), (1, 17, 4)]:
+        inputs = form.inputs(batch, length, past)
+        found, wanted = compiled.run(inputs), session.run(None, inputs)
+        names = [output.name for output in session.get_outputs()]
+        for name, expected in zip(names, wanted, strict=True):
+            assert found[name].shape == expected.shape
+            difference = np.abs(found[name] - expected).max() / np.abs(expected).max()
+            assert difference < LARGEST.get(storage, 1e-5), (name, batch, length, past)
+
+
+def test_size_is_that_of_the_published_model() -> None:
+    form = LlamaForm()
+    # 134.5 million; the table of embeddings, which a run does not read through, is not counted.
+    assert form.weights() == 134_479_872
+    assert LlamaForm(storage="int4").weight_bytes() == form.weights() * 5 // 8

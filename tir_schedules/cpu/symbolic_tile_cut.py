@@ -1,0 +1,104 @@
+"""How templates cut the loops of contractions with symbolic extents into tiles."""
+
+from dataclasses import dataclass
+
+import tvm
+
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis
+from tvm_ext.tir_schedules.cpu.dot_product import DotProduct
+from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Columns of an operand that are copied next to each other.
+
+    Attributes
+    ----------
+    element : Expr
+        The operand as it is in the product: read, or computed from what is read.
+    rows : LoopAxis
+        The loop over rows of tiles, all of which pass before the next columns are copied.
+    tiles : int
+        Tiles along the columns whose columns are copied together.
+    least_rows : int
+        Of a loop over rows for which the copy is made; where there are fewer, tiles read the
+        operand itself.
+    """
+
+    element: tvm.ir.Expr
+    rows: LoopAxis
+    tiles: int
+    least_rows: int = 1
+
+
+@dataclass(frozen=True)
+class CommonFactor:
+    """A factor that several steps of the sum share, which is multiplied with what these add up to.
+
+    Attributes
+    ----------
+    factor : Expr
+        It moves with the columns and with outer loops of the sum: the scale of a block of weights.
+    product : Expr
+        What is left of the contraction's product.
+    most_sums : int
+        Sums of a tile, at most, for which registers hold those of a block as well. Larger tiles
+        multiply each product.
+    enough_sums : int
+        Sums that are added to in turn, at least, so that no addition waits for the one before.
+    """
+
+    factor: tvm.ir.Expr
+    product: tvm.ir.Expr
+    most_sums: int
+    enough_sums: int
+
+
+@dataclass(frozen=True)
+class SymbolicTile:
+    """How the loops are cut.
+
+    Attributes
+    ----------
+    columns : LoopAxis
+        Its sums fill the vectors.
+    column_sizes : tuple[int, ...]
+        Sums of a tile along it, the largest first: the first that the loop is as long as is used.
+    rows : LoopAxis or None
+        The other loop of a tile; None where a vector serves only one sum.
+    row_sizes : tuple[int, ...]
+        The same along it.
+    columns_first : bool
+        Whether all other tiles pass before the columns advance.
+    panel : Panel or None
+        The operand whose columns are copied before all rows of tiles pass.
+    padded : bool
+        Whether the operands have whole tiles of columns, of which the last sums are not wanted.
+    row_parts : tuple[LoopAxis, ...]
+        The loops of the contraction, the outermost first, that ``rows`` counts all iterations of:
+        pixels of all lines of an image. Empty where ``rows`` is a loop of the contraction itself.
+    implicit_padding : ImplicitPadding or None
+        The operand that is a pixel or padding; there is no panel then.
+    dot_product : DotProduct or None
+        What adds to the sums, where that is not a multiplication and an addition.
+    stream : TensorLoad or None
+        Of an operand that tiles read from its beginning to its end, the first element of a row of
+        it, which the innermost loop of the sum need not move. The processor is told ahead.
+    common_factor : CommonFactor or None
+        Of weights in blocks. The innermost loop of the sum, over the numbers in a word, is written
+        out then: what takes a number out of its word is constant for each place.
+    """
+
+    columns: LoopAxis
+    column_sizes: tuple[int, ...]
+    rows: LoopAxis | None
+    row_sizes: tuple[int, ...]
+    columns_first: bool = False
+    panel: Panel | None = None
+    padded: bool = False
+    row_parts: tuple[LoopAxis, ...] = ()
+    implicit_padding: ImplicitPadding | None = None
+    dot_product: DotProduct | None = None
+    stream: tvm.ir.TensorLoad | None = None
+    common_factor: CommonFactor | None = None
