@@ -45,7 +45,7 @@ class AccumulateInFloat32:
     Before: ``matmul(a, b, out_dtype="int32")``
     After:  ``astype(matmul(astype(a, float32), astype(b, float32)), int32)``
 
-    Where no sum reaches 2**24 that is exact, and CPUs have no faster instruction for int16. The sizes
+    Where no sum reaches 2**24 that is exact, and CPUs have no faster instruction for int16. Sizes
     that are not summed may be open.
 
     Leaves alone: operands of two types; constants that would be rounded; GPUs without a rate for

@@ -16,7 +16,9 @@ WEIGHTS = np.linspace(-1, 1, 16 * 8).astype("float16").astype("float32").reshape
 Expression = Callable[[relax.Var], relax.Expr]
 
 
-def module_of(expression: Expression, dtype: str = "float16", *shape: int | tirx.Var) -> tvm.IRModule:
+def module_of(
+    expression: Expression, dtype: str = "float16", *shape: int | tirx.Var
+) -> tvm.IRModule:
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(list(shape or (4, 16)), dtype))
     with builder.function("main", [x]):
