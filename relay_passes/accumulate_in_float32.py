@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.hardware.cuda.description import current_gpu
@@ -17,7 +17,6 @@ from tvm_ext.relay_passes.expressions import (
     convolution_like,
     numpy_dtype,
     operator_name,
-    static_shape,
 )
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import fits_dot_products
@@ -46,7 +45,8 @@ class AccumulateInFloat32:
     Before: ``matmul(a, b, out_dtype="int32")``
     After:  ``astype(matmul(astype(a, float32), astype(b, float32)), int32)``
 
-    Where no sum reaches 2**24 that is exact, and CPUs have no faster instruction for int16.
+    Where no sum reaches 2**24 that is exact, and CPUs have no faster instruction for int16. Sizes
+    that are not summed may be open.
 
     Leaves alone: operands of two types; constants that would be rounded; GPUs without a rate for
     the type of the operands among their tensor cores' ("tensor_tflops"). Sums of integers that may
@@ -159,11 +159,18 @@ class _IntegerSums(BindingRewriter):
             axes = self._summed_axes(call, numbers.ndim)
             sums = np.abs(numbers.astype(np.int64)).sum(axis=axes)
             return most * float(sums.max(initial=0))
-        others, shape = self._largest(weights), static_shape(weights)
-        if others is None or shape is None:
+        others, terms = self._largest(weights), self._terms(call, weights)
+        return None if others is None or terms is None else most * others * terms
+
+    def _terms(self, call: relax.Call, weights: relax.Expr) -> int | None:
+        """How many products are added up; None where a run decides. Other sizes may be open."""
+        if not isinstance(weights.ty.shape, relax.ShapeExpr):
             return None
-        axes = self._summed_axes(call, len(shape))
-        return most * others * math.prod(shape[axis] for axis in axes)
+        sizes = weights.ty.shape.values
+        summed = [sizes[axis] for axis in self._summed_axes(call, len(sizes))]
+        if not all(isinstance(size, tirx.IntImm) for size in summed):
+            return None
+        return math.prod(map(int, summed))
 
     def _summed_axes(self, call: relax.Call, rank: int) -> tuple[int, ...]:
         if operator_name(call) == "relax.matmul":

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from tvm import te, tirx
+from tvm.sym import Analyzer
 
 # The matrices of Winograd's minimal filtering F(m, r), by Toom and Cook's construction.
 #
@@ -163,8 +164,10 @@ class WinogradForm:
         """
         top, left, bottom, right = padding
         batch, height, width, _ = x.shape
-        out_height = height + (top + bottom - self.taps[0] + 1)
-        out_width = width + (left + right - self.taps[1] + 1)
+        # As the operator's own sizes are written: FuseTIR compares them as they stand.
+        simple = Analyzer().simplify
+        out_height = simple(height + (top + bottom - self.taps[0] + 1))
+        out_width = simple(width + (left + right - self.taps[1] + 1))
         sides = zip((out_height, out_width), self.tile, strict=True)
         # In this form TVM sees that the tiles are all that the outputs read.
         tiles = (batch, *((side - 1) // step + 1 for side, step in sides))

@@ -6,7 +6,7 @@ import ml_dtypes  # noqa: F401 - NumPy's bfloat16.
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from unoptimised import LLVM
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
@@ -16,7 +16,9 @@ WEIGHTS = np.linspace(-1, 1, 16 * 8).astype("float16").astype("float32").reshape
 Expression = Callable[[relax.Var], relax.Expr]
 
 
-def module_of(expression: Expression, dtype: str = "float16", *shape: int) -> tvm.IRModule:
+def module_of(
+    expression: Expression, dtype: str = "float16", *shape: int | tirx.Var
+) -> tvm.IRModule:
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(list(shape or (4, 16)), dtype))
     with builder.function("main", [x]):
@@ -133,6 +135,11 @@ def scores_of_integers(x: relax.Var) -> relax.Expr:
     return relax.op.matmul(centred(x), other, out_dtype="int32")
 
 
+def sums_over_rows(x: relax.Var) -> relax.Expr:
+    other = relax.op.astype(x, "int16")
+    return relax.op.matmul(relax.op.permute_dims(centred(x)), other, out_dtype="int32")
+
+
 def assert_same_integers(new: tvm.IRModule, mod: tvm.IRModule) -> None:
     shape = [int(size) for size in mod["main"].params[0].ty.shape]
     x = RANDOM.integers(0, 256, shape).astype("uint8")
@@ -176,6 +183,15 @@ def test_sums_of_integers_that_stay(mod, target):
     before = mod()
     after = narrowed(before, target)
     assert after.script().count('out_dtype="int32"') == 1
+
+
+def test_sizes_that_are_not_summed_may_be_open():
+    """As the scores of an attention over an open length; one that is summed may reach anything."""
+    length = tirx.Var("length", "int64")
+    scores = narrowed(module_of(scores_of_integers, "uint8", length, 200), "avx512-amx")
+    assert 'out_dtype="int32"' not in scores.script()
+    by_length = narrowed(module_of(sums_over_rows, "uint8", length, 200), "avx512-amx")
+    assert 'out_dtype="int32"' in by_length.script()
 
 
 def test_the_bound_is_that_of_the_weights():

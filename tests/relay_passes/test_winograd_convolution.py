@@ -142,6 +142,24 @@ def test_a_batch_that_a_run_decides_is_one_and_eight():
         expressions._nominal.reset(token)
 
 
+def test_sizes_of_a_padded_image_are_written_as_the_operator_has_them():
+    """FuseTIR compares them as they stand, and failed on ``side + 1 + 1 - 2`` beside ``side``."""
+    side = tirx.Var("side", "int64")
+    x = relax.Var("x", relax.TensorType((1, side, side, 64), "float32"))
+    weights = relax.const(np.ones((3, 3, 64, 64), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            padded = builder.emit(relax.op.nn.pad(x, [0, 0, 1, 1, 1, 1, 0, 0]))
+            attrs = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+            result = builder.emit_output(relax.op.nn.conv2d(padded, weights, **attrs))
+        builder.emit_func_output(result)
+    before = builder.get()
+    after = rewritten(before)
+    assert len(kernels(after)) == 1
+    assert structural_equal(after["main"].ret_ty, before["main"].ret_ty, map_free_vars=True)
+
+
 def of_integers(layout: str, weight: float) -> tvm.IRModule:
     builder = relax.BlockBuilder()
     shape = (1, 56, 56, 64) if layout == "NHWC" else (1, 64, 56, 56)

@@ -28,6 +28,7 @@ from tvm_ext.onnx_frontend.converters.interpolation import (
     are_known,
     resized_along,
     resized_by_tables,
+    stored,
 )
 from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     computed_dimensions,
@@ -41,6 +42,8 @@ from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map
 
 _TvmResize = onnx_converter_map()["Resize"]
 _WHOLE = 1e-6
+# Integers of so many bits are float32 numbers, and so is what lies between two of them.
+_BITS_OF_FLOAT32 = 16
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class Resize(OnnxOpConverter):
     @classmethod
     def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         given = _without_empty(inputs, params)
+        if not _is_float(given[0]) and text(attr, "mode", "nearest") != "nearest":
+            return _of_integers(bb, type(inputs), given, attr, params)
         if _tvm_is_right(given, attr, params):
             return _plain(bb, given, attr, params)
         data, roi = given[0], given[1]
@@ -97,6 +102,27 @@ class Resize(OnnxOpConverter):
             region = None if roi is None else (roi, place, len(target.axes))
             data = resized_along(bb, data, axis, size, scale, region, interpolation)
         return data
+
+
+def _is_float(data: relax.Expr) -> bool:
+    return str(data.ty.dtype).startswith(("float", "bfloat"))
+
+
+def _of_integers(bb: relax.BlockBuilder, kind: type, given: Any, attr: dict, params: Any) -> Any:
+    """Interpolated as floats and rounded once; each axis would round what others have rounded.
+
+    ONNX's reference rounds to the nearest integer, ONNX Runtime towards zero: its results are half
+    a step too small.
+    """
+    dtype = str(given[0].ty.dtype)
+    floats = "float32" if tvm.DataType(dtype).bits <= _BITS_OF_FLOAT32 else "float64"
+    data = bb.emit(relax.op.astype(given[0], floats))
+    resized = Resize._impl_v11(bb, kind([data, *given[1:]]), attr, params)
+
+    def rounded(values: te.Tensor) -> te.Tensor:
+        return te.compute(values.shape, lambda *i: stored(values(*i), dtype), name="rounded")
+
+    return bb.emit_te(rounded, bb.normalize(resized), primfunc_name_hint="rounded")
 
 
 def _without_empty(inputs: Any, params: Any) -> Any:
@@ -148,7 +174,7 @@ def _tvm_is_right(given: Any, attr: dict, params: Any) -> bool:
         return False
     if text(attr, "keep_aspect_ratio_policy", "stretch") != "stretch":
         return False
-    if attr.get("exclude_outside") or not str(given[0].ty.dtype).startswith("float"):
+    if attr.get("exclude_outside") or not _is_float(given[0]):
         return False
     mode = text(attr, "mode", "nearest")
     coordinates = text(attr, "coordinate_transformation_mode", "half_pixel")
