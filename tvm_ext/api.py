@@ -14,7 +14,7 @@ import tvm
 import tvm_ext
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel
-from tvm_ext.compiler.backend import default_limit, programs_of, require_memory, target_record
+from tvm_ext.compiler.backend import limit_bytes, programs_of, require_memory, target_record
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import CompileContext, compiling
 from tvm_ext.compiler.graph_analysis import (
@@ -57,7 +57,13 @@ from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import with_host_steps
 from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
 from tvm_ext.onnx_frontend.host.partition import partition_graph
-from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline, with_fast_math
+from tvm_ext.passes.pipeline import (
+    Pipeline,
+    PipelineSource,
+    build_pipeline,
+    with_fast_math,
+    with_memory_limit,
+)
 from tvm_ext.passes.results_to_out_params import out_params
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.relay_passes.fresh_outputs import shared_outputs, writes_to_inputs
@@ -98,6 +104,7 @@ def compile(
     samples: SamplesSource = None,
     pipeline: PipelineSource | None = None,
     threads: int | None = None,
+    memory_limit: int | str | None = None,
     specialize: 'Sequence[Specialization] | Literal["auto"]' = (),
     specialize_limit: int = 4,
 ) -> CompiledModel:
@@ -162,6 +169,13 @@ def compile(
         For a CPU: the number of threads to plan for and to run with. The default is one for each
         core of the target. Fewer threads run where the process may use fewer cores, because of its
         affinity, the CPU quota of its container, ``TVM_NUM_THREADS`` or ``OMP_NUM_THREADS``.
+    memory_limit : int or str, optional
+        Bytes, or a text such as "64MiB", that the values of a run may take: the arena and the
+        results, without weights and inputs. Where the plan needs more, kernel calls run in another
+        order and cheap values are computed again, and the report states the predicted price in
+        time. A limit that cannot be met is refused with the least that was found. The default is
+        ``TVM_EXT_MEMORY_LIMIT`` in GiB, and without it 3 GiB on a CPU. It is short for the option
+        ``limit`` of the pass ``LimitMemory``.
     specialize : sequence of mappings, or "auto", optional
         For a CPU: sizes of dynamic dimensions that get a program of their own, which is as fast as
         that of a model with fixed sizes. ``[{"N": 1}, {"x": [8, 3, 224, 224]}]`` names dimensions
@@ -183,6 +197,7 @@ def compile(
         InputError, TargetError, ConfigError, PassError, BuildError, RecordsError or PrecisionError.
     """
     pass_config = with_fast_math(pass_config) if fast_math else pass_config
+    pass_config = with_memory_limit(pass_config, memory_limit)
     if precision == AUTOMATIC_PRECISION:
         arguments = dict(locals())
         from tvm_ext.check.automatic_mixed_precision import compile_within_error
@@ -399,11 +414,12 @@ def _planned(
         if request.require_records:
             sizes = usual_sizes(lowered.imported)
             require_hits(context.choices, lowered.kernels, lowered.calls, sizes)
+        context.kernels = lowered.kernels
         mod = plan_module(scheduled, pipeline, runner, phases)
         require_memory(
             context.memory,
             lowered.imported.name,
-            default_limit(machine),
+            limit_bytes(machine, pipeline.memory_limit),
             lambda: largest_result(lowered.kernels, lowered.calls),
         )
     return _Planned(lowered, scheduled, mod, context, runner)

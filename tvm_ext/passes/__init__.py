@@ -12,6 +12,7 @@ from tvm_ext.passes.coalesce_accesses import CoalesceAccesses
 from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
 from tvm_ext.passes.drop_result_checks import DropResultChecks
 from tvm_ext.passes.fuse_heads_into_attention import FuseHeadsIntoAttention
+from tvm_ext.passes.limit_memory import LimitMemory
 from tvm_ext.passes.multi_output_fusion import MultiOutputFusion
 from tvm_ext.passes.pack_weights import MarkConstantParameters, PackWeights
 from tvm_ext.passes.plan_workspaces import PlanWorkspaces
@@ -64,7 +65,7 @@ _OURS: dict[Level, tuple[Any, ...]] = {
     ),
     "tile": (CoalesceAccesses, VectorMath, ThreadsForLargeRuns, PropagateNan),
     "memory": (
-        *(ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
+        *(LimitMemory, ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
         DropResultChecks,
     ),
 }
@@ -92,7 +93,8 @@ _BEHIND: dict[str, tuple[str, ...]] = {
     "ScheduleKernels": ("MarkConstantParameters", "CheckBounds"),
     "PackWeights": ("ScheduleKernels",),
     "PlanWorkspaces": ("ScheduleKernels", "PackWeights"),
-    "CallTIRRewrite": ("ToNonDataflow", "RemovePurityChecking"),
+    "LimitMemory": ("ToNonDataflow", "RemovePurityChecking"),
+    "CallTIRRewrite": ("ToNonDataflow", "RemovePurityChecking", "LimitMemory"),
     "ShareStorage": ("CallTIRRewrite",),
     "CudaGraphs": ("ShareStorage",),
     "ResultsToOutParams": ("ShareStorage",),

@@ -1,6 +1,8 @@
 """Plans storage: one arena for what has a known size, and the report's figures."""
 
+import bisect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -22,14 +24,21 @@ from tvm_ext.relay_passes.dataflow.buffer_lifetimes import (
     BufferLifetimes,
     buffer_lifetimes,
 )
+from tvm_ext.relay_passes.dataflow.sizes import element_bytes
 from tvm_ext.relay_passes.expressions import (
     nominal_sizes,
     operator_name,
     sizes_of_params,
 )
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.spans import bindings_of, relax_bindings, relax_functions
-from tvm_ext.report.records import MemoryRecord
+from tvm_ext.relay_passes.spans import (
+    bindings_of,
+    describe_origin,
+    origins_of,
+    relax_bindings,
+    relax_functions,
+)
+from tvm_ext.report.records import MemoryRecord, PlannedTensor
 from tvm_ext.tensor_spec import SizeRange
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.cpu.tensor_start import tensor_start
@@ -90,6 +99,7 @@ class ShareStorage:
                 lower_bound_bytes=planned + left - sum(p.size - p.lower_bound for p in plans)
                 or None,
                 planner=", ".join(dict.fromkeys(plan.method for plan in plans)),
+                limit=context.memory_limit,
             )
             context.storage_bytes = _storage_bytes(mod)
         return mod
@@ -104,14 +114,53 @@ def _share_storage(
     mod: tvm.IRModule, ranges: Mapping[str, SizeRange], options: ShareStorage
 ) -> tuple[tvm.IRModule, list[MemoryPlan]]:
     """The module with planned storage, and the plans of its arenas."""
-    found = _Planning(mod, ranges, options)
-    if options.views and current_cpu() is not None:
-        views = views_for_copies(mod, found.lives, found.sizes, CPU_ALIGNMENT)
-        if not views.same_as(mod):
-            other = _Planning(views, ranges, options)
-            # A part of a buffer keeps all of it alive, which may cost more than it saves.
-            found = other if other.arena_bytes() <= found.arena_bytes() else found
+    found = _planning(mod, ranges, options)
+    context = current_compilation()
+    if context is not None:
+        context.planned_tensors = found.tensors
     return found.written(), found.plans()
+
+
+def _planning(
+    mod: tvm.IRModule, ranges: Mapping[str, SizeRange], options: ShareStorage
+) -> "_Planning":
+    """The smaller of the plans with and without views."""
+    found = _Planning(mod, ranges, options)
+    if not options.views or current_cpu() is None:
+        return found
+    views = views_for_copies(mod, found.lives, found.sizes, CPU_ALIGNMENT)
+    if views.same_as(mod):
+        return found
+    other = _Planning(views, ranges, options)
+    # A part of a buffer keeps all of it alive, which may cost more than it saves.
+    return other if other.arena_bytes() <= found.arena_bytes() else found
+
+
+@dataclass(frozen=True)
+class PlannedBytes:
+    """What the values of a program take, as ``ShareStorage`` plans them.
+
+    Attributes
+    ----------
+    total : int or None
+        The planned peak; None where a run decides some size without a limit.
+    arenas : dict of str to int
+        The arena of each function, by its name.
+    """
+
+    total: int | None
+    arenas: dict[str, int]
+
+
+def planned_bytes(mod: tvm.IRModule, options: ShareStorage) -> PlannedBytes:
+    """What ``ShareStorage`` would make of a module, which is not changed."""
+    ranges = _ranges()
+    found = _planning(mod, ranges, options)
+    written = found.written()
+    planned, symbolic = _allocated(written, "relax.memory.alloc_storage", ranges)
+    left, left_symbolic = _allocated(written, ALLOCATION, ranges)
+    total = None if symbolic or left_symbolic else planned + left
+    return PlannedBytes(total, found.arenas())
 
 
 class _Planning:
@@ -130,7 +179,7 @@ class _Planning:
         within: Mapping[relax.Var, relax.Var] = {}
         if options.in_place and current_cpu() is not None:
             mod, within = in_place_results(mod, self.lives, self.sizes)
-        self._mod = mod
+        self._mod, self._within = mod, within
         ends = {name: allowed.ends for name, allowed in ranges.items()}
         nominal = nominal_sizes(mod, ends) if "main" in mod else {}
         self._storages = {
@@ -147,6 +196,27 @@ class _Planning:
         """Of all arenas."""
         return sum(plan.size for plan in self.plans())
 
+    def arenas(self) -> dict[str, int]:
+        """The bytes of the arena of each function, by its name."""
+        return {
+            str(variable.name_hint): storage.plan.size
+            for variable, storage in self._storages.items()
+            if storage.plan is not None
+        }
+
+    def tensors(self) -> list[PlannedTensor]:
+        """Where each buffer lies, and for how long, in the order of their first uses."""
+        found = []
+        for variable, storage in self._storages.items():
+            func, lives = self._functions[variable], self.lives[variable]
+            found += _planned_tensors(
+                str(variable.name_hint),
+                _LivesInCalls(self._mod, func, lives),
+                storage,
+                self._within,
+            )
+        return found
+
     def written(self) -> tvm.IRModule:
         """The module with allocations of storages, and of tensors in them."""
         writer = _StorageWriter(self._mod)
@@ -157,6 +227,71 @@ class _Planning:
             )
             writer.builder_.update_func(variable, changed)
         return writer.builder_.get()
+
+
+class _LivesInCalls:
+    """The lifetimes of a function's buffers, in numbers of its kernel calls."""
+
+    def __init__(self, mod: tvm.IRModule, func: relax.Function, lives: BufferLifetimes) -> None:
+        self.lives = lives
+        self.shapes = {
+            binding.var: binding.value.args[0]
+            for binding in bindings_of(func)
+            if operator_name(binding.value) == ALLOCATION
+        }
+        self._places = [
+            lives.places[binding.var]
+            for binding in bindings_of(func)
+            if isinstance(binding.value, relax.Call)
+            and isinstance(binding.value.op, tvm.ir.GlobalVar)
+            and isinstance(mod[binding.value.op], tirx.PrimFunc)
+        ]
+        self._names: dict[relax.Var, relax.Var] = {}
+        for variable in lives.names:
+            named = lives.named(variable)
+            if len(named) == 1 and origins_of(variable):
+                self._names.setdefault(named.pop(), variable)
+
+    def name(self, buffer: relax.Var) -> str:
+        """The ONNX nodes that compute what is in a buffer."""
+        return describe_origin(self._names.get(buffer, buffer))
+
+    def of(self, buffer: relax.Var) -> tuple[int, int]:
+        """The calls that write a buffer first and that need it last."""
+        used = self.lives.used.get(buffer, self.lives.first[buffer])
+        first = bisect.bisect_left(self._places, used)
+        last = bisect.bisect_right(self._places, self.lives.last[buffer]) - 1
+        return first, max(first, last)
+
+
+def _planned_tensors(
+    function: str,
+    calls: _LivesInCalls,
+    storage: Storage,
+    within: Mapping[relax.Var, relax.Var],
+) -> list[PlannedTensor]:
+    found = []
+    for buffer, home in storage.homes.items():
+        first, last = calls.of(buffer)
+        sizes = calls.shapes[buffer].values[:]
+        shape = "x".join(map(str, sizes)) or "scalar"
+        size = most_bytes_of(relax.TensorType(sizes, buffer.ty.dtype))
+        offset = home.offset if isinstance(home.offset, int) else None
+        held = within.get(buffer)
+        found.append(
+            PlannedTensor(
+                name=calls.name(buffer),
+                function=function,
+                type=f"{shape} {buffer.ty.dtype}",
+                size=size,
+                storage=home.storage,
+                offset=offset,
+                first=first,
+                last=last,
+                in_place_of=calls.name(held) if held is not None else "",
+            )
+        )
+    return sorted(found, key=lambda one: (one.first, one.last))
 
 
 def _ranges_of(
@@ -193,6 +328,26 @@ def _plannable(binding: relax.VarBinding) -> Sequence[tirx.Expr] | None:
     shape, _, device, scope = binding.value.args[:4]
     ordinary = static_extent(device) == 0 and str(scope.value) == "global"
     return shape.values[:] if ordinary and isinstance(shape, relax.ShapeExpr) else None
+
+
+def most_bytes_of(ty: tvm.ir.Type) -> int:
+    """Bytes of a tensor of this type at the largest sizes; 0 where these have no limit."""
+    if isinstance(ty, relax.TupleType):
+        return sum(map(most_bytes_of, ty.fields[:]))
+    shape = ty.shape if isinstance(ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr) or ty.dtype is None:
+        return 0
+    return _most_bytes(shape.values[:], element_bytes(str(ty.dtype)), _ranges()) or 0
+
+
+def most_extents(ty: tvm.ir.Type) -> tuple[int, ...] | None:
+    """The largest sizes of a tensor of this type; None where one has no limit."""
+    shape = ty.shape if isinstance(ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr):
+        return None
+    found = [_largest(size, _ranges()) for size in shape.values[:]]
+    known = tuple(size for size in found if size is not None)
+    return known if len(known) == len(found) else None
 
 
 def _most_bytes(

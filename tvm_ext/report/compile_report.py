@@ -262,7 +262,7 @@ class CompileReport(RenderedReport):
         # Reports without any of these are as those of versions that did not know them.
         _leave_out(values, "device", "host", "nominal", "precision", "specialized")
         _leave_out(values.get("nominal", {}), "work")
-        _leave_out(values["memory"], "lower_bound_bytes", "planner")
+        _leave_out(values["memory"], "lower_bound_bytes", "planner", "limit")
         for record in values["passes"]:
             _leave_out(record, "after")
         for record in values["kernels"]:

@@ -365,6 +365,73 @@ def as_machine_code(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class PlannedTensor:
+    """Where a value lies, and when it is needed.
+
+    Attributes
+    ----------
+    name : str
+        The ONNX nodes that compute it, joined by " + ".
+    function : str
+        The function of the program that it belongs to; "main", or that of a loop's body.
+    type : str
+        Its sizes and its type, as "1x64x56x56 float32".
+    size : int
+        Its bytes.
+    storage : int
+        The number of the piece of memory that it lies in; 0 is the arena where there is one.
+    offset : int or None
+        In bytes; None where each run computes it.
+    first, last : int
+        The numbers of the kernel calls of the function that write it first and that need it last.
+    in_place_of : str
+        The value whose memory it is written over; empty for none.
+    """
+
+    name: str
+    function: str
+    type: str
+    size: int
+    storage: int
+    offset: int | None
+    first: int
+    last: int
+    in_place_of: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryLimitRecord:
+    """What was done to a program so that its values fit into a memory limit.
+
+    Attributes
+    ----------
+    limit_bytes : int
+        The limit, of the planned peak.
+    is_asked : bool
+        Whether it was given for this model, and is not the usual one of the machine.
+    unlimited_bytes : int
+        The planned peak of the program as it was.
+    bound_bytes : int
+        What no order of its calls, and no call that runs again, can go below: the call that needs
+        most needs as much alone.
+    calls_again : int
+        Calls that run a second time, to compute a value again.
+    is_reordered : bool
+        Whether calls run in another order.
+    predicted_slowdown : float
+        Share of the modelled time of a run that the calls take which run again.
+    """
+
+    limit_bytes: int
+    is_asked: bool = True
+    unlimited_bytes: int = 0
+    bound_bytes: int = 0
+    calls_again: int = 0
+    is_reordered: bool = False
+    predicted_slowdown: float = 0.0
+
+
+@dataclass(frozen=True)
 class MemoryRecord:
     """Memory of one run, in bytes.
 
@@ -382,6 +449,9 @@ class MemoryRecord:
         time in place of each arena. None where there are no buffers, too.
     planner : str
         How the offsets in the arena were found.
+    limit : MemoryLimitRecord or None
+        What a memory limit changed; None where none was given and the program is far below the
+        usual one.
     copied_outputs : list[str] or None
         Outputs that a run on a CPU copies, because their memory is an input's, a weight's or
         another output's. None where all are, and the inputs as well: of programs that may write
@@ -396,6 +466,7 @@ class MemoryRecord:
     out_params: list[str] = field(default_factory=list)
     lower_bound_bytes: int | None = None
     planner: str = ""
+    limit: MemoryLimitRecord | None = None
 
     @property
     def saved_share(self) -> float:
