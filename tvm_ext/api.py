@@ -74,6 +74,7 @@ from tvm_ext.report.records import (
     SET_UP,
     DeviceRecord,
     GraphRecord,
+    KernelCall,
     MicroBatchRecord,
     PhaseRecord,
     SizesRecord,
@@ -422,7 +423,16 @@ def _planned(
             limit_bytes(machine, pipeline.memory_limit),
             lambda: largest_result(lowered.kernels, lowered.calls),
         )
+        lowered = replace(lowered, calls=_calls_in_order(lowered.calls, context.call_sources))
     return _Planned(lowered, scheduled, mod, context, runner)
+
+
+def _calls_in_order(calls: list[KernelCall], sources: list[int] | None) -> list[KernelCall]:
+    """The calls as the program makes them, where a memory limit changed that."""
+    # A pass of a user may have changed the calls before.
+    if sources is None or set(sources) != set(range(len(calls))):
+        return calls
+    return [calls[source] for source in sources]
 
 
 def _compiled(

@@ -358,8 +358,8 @@ class CompileOptions:
         """What ``compile``, ``check_model`` and ``tune`` take, besides the model and the target."""
         from tvm_ext.passes.pipeline import with_fast_math, with_memory_limit
 
-        own = with_fast_math(self.pass_config) if self.fast_math else self.pass_config
-        own = with_memory_limit(own, self.memory_limit)
+        given = with_fast_math(self.pass_config) if self.fast_math else self.pass_config
+        own = with_memory_limit(given, self.memory_limit)
         return {
             "input_shapes": self.input_shapes or None,
             "opt_level": self.opt_level if self.opt_level is not None else "O3",

@@ -222,29 +222,35 @@ class _Lifetimes:
 
     def _find_views(self) -> None:
         """Notes which values are parts of others, in the order of the steps."""
-        program = self.program
         parts: set[int] = set()
-        for at, step in enumerate(program.steps):
+        for at, step in enumerate(self.program.steps):
             kernel = step.kernel
             if kernel is None or not kernel.moved or len(step.arguments) != len(kernel.moved):
                 continue
+            given = [step.arguments[place] for place, _ in kernel.moved]
+            operands = [one for one in given if one is not None]
             (result,) = step.results
-            operands = [step.arguments[place] for place, _ in kernel.moved]
-            if result in program.outside or any(
-                one is None or one in program.outside for one in operands
+            if len(operands) < len(given) or not self.program.outside.isdisjoint(
+                {*operands, result}
             ):
                 continue
             if len(operands) == 1:
                 if result not in parts and kernel.moved[0][1] <= 0:
                     self.roots[result] = operands[0]
                     self.dropped.add(at)
-            elif len({*operands, result}) == len(operands) + 1:
-                if any(one in self.roots for one in operands):
-                    continue
-                if sum(program.sizes[one] for one in operands) == program.sizes[result]:
-                    parts.update(operands)
-                    self.roots.update(dict.fromkeys(operands, result))
-                    self.dropped.add(at)
+            elif self._may_be_parts(operands, result):
+                parts.update(operands)
+                self.roots.update(dict.fromkeys(operands, result))
+                self.dropped.add(at)
+
+    def _may_be_parts(self, operands: Sequence[int], result: int) -> bool:
+        """Whether these values, each once, are all of the result of a concatenation."""
+        if len({*operands, result}) != len(operands) + 1 or not self.roots.keys().isdisjoint(
+            operands
+        ):
+            return False
+        sizes = self.program.sizes
+        return sum(sizes[one] for one in operands) == sizes[result]
 
     def _in_place(self) -> dict[int, int]:
         """The operand in whose memory each result is written, where one is."""
@@ -255,7 +261,8 @@ class _Lifetimes:
         found: dict[int, int] = {}
         for made in calls.values():
             for number, place in self._pairs(made):
-                found.update({step.results[number]: step.arguments[place] for _, step in made})
+                held = {step.results[number]: step.arguments[place] for _, step in made}
+                found.update({result: one for result, one in held.items() if one is not None})
         return found
 
     def _pairs(self, made: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, int]]:

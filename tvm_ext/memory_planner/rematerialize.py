@@ -191,15 +191,13 @@ def _needed_again(program: Program, made: int, use: int, depth: int) -> list[int
 
 
 def _computed_again(program: Program, again: Sequence[int], use: int) -> Program:
-    """The program in which these steps run once more ahead of ``use``, for what reads them there."""
+    """The program with these steps once more ahead of ``use``, for all that reads them behind."""
     sizes = list(program.sizes)
     others: dict[int, int] = {}
     copies = []
     for at in again:
         step = program.steps[at]
-        arguments = tuple(
-            others.get(one, one) if one is not None else None for one in step.arguments
-        )
+        arguments = _renamed(step, others)
         for value in step.results:
             others[value] = len(sizes)
             sizes.append(program.sizes[value])
@@ -214,8 +212,11 @@ def _reading(step: Step, others: dict[int, int]) -> Step:
     """A step that reads other values; one that is no kernel call reads what it read."""
     if step.kernel is None or others.keys().isdisjoint(step.arguments):
         return step
-    arguments = tuple(others.get(one, one) if one is not None else None for one in step.arguments)
-    return replace(step, arguments=arguments)
+    return replace(step, arguments=_renamed(step, others))
+
+
+def _renamed(step: Step, others: dict[int, int]) -> tuple[int | None, ...]:
+    return tuple(None if one is None else others.get(one, one) for one in step.arguments)
 
 
 def _without_unused(program: Program) -> Program:

@@ -17,7 +17,6 @@ from tvm_ext.memory_planner.rematerialize import fit_to_memory
 from tvm_ext.passes.function_steps import FunctionSteps, function_steps, result_types
 from tvm_ext.passes.share_storage import (
     PlannedBytes,
-    ShareStorage,
     most_bytes_of,
     most_extents,
     planned_bytes,
@@ -40,8 +39,6 @@ _CALL_TIR_REWRITE = relax.transform.CallTIRRewrite()
 # How often the search is asked for less where the plan of what it found is above its bound.
 _ATTEMPTS = 4
 _LEAST_STEP = 64
-# As storage is planned where no option says otherwise.
-_PLAN = ShareStorage.options_class()
 
 
 @graph_pass
@@ -199,7 +196,7 @@ class _Search:
 def _found(
     mod: tvm.IRModule, copies: Mapping[relax.Var, relax.Var], seconds: float = 0.0
 ) -> _Found:
-    return _Found(mod, planned_bytes(_CALL_TIR_REWRITE(mod), _PLAN), copies, seconds)
+    return _Found(mod, planned_bytes(_CALL_TIR_REWRITE(mod)), copies, seconds)
 
 
 class _Traits:

@@ -152,10 +152,11 @@ class PlannedBytes:
     arenas: dict[str, int]
 
 
-def planned_bytes(mod: tvm.IRModule, options: ShareStorage) -> PlannedBytes:
-    """What ``ShareStorage`` would make of a module, which is not changed."""
+def planned_bytes(mod: tvm.IRModule) -> PlannedBytes:
+    """What ``ShareStorage`` with its default options makes of a module, which is not changed."""
     ranges = _ranges()
-    found = _planning(mod, ranges, options)
+    factory: Any = ShareStorage
+    found = _planning(mod, ranges, factory.options_class())
     written = found.written()
     planned, symbolic = _allocated(written, "relax.memory.alloc_storage", ranges)
     left, left_symbolic = _allocated(written, ALLOCATION, ranges)
