@@ -9,7 +9,8 @@ import tvm
 
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import compiling_for
-from tvm_ext.report.records import MemoryLimitRecord, MemoryRecord, PlannedTensor
+from tvm_ext.report.memory_plan import StoragePlan
+from tvm_ext.report.records import MemoryLimitRecord, MemoryRecord
 from tvm_ext.tensor_spec import SizeRange
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 from tvm_ext.tuning.logs.record_lookup import RecordLookup
@@ -43,8 +44,8 @@ class CompileContext:
     call_sources : list of int, optional
         For each kernel call of the program, its number in the program ahead of LimitMemory, which
         writes it where it changes the calls.
-    planned_tensors : callable
-        Where the values of the program lie: ShareStorage writes it.
+    storage_plan : callable
+        Gives where the values of the program lie: ShareStorage writes it.
     kernels_from_cache : int
         Kernels whose code an earlier compilation left: the build writes it.
     """
@@ -59,7 +60,7 @@ class CompileContext:
     kernels: tvm.IRModule | None = None
     memory_limit: MemoryLimitRecord | None = None
     call_sources: list[int] | None = None
-    planned_tensors: Callable[[], list[PlannedTensor]] = list
+    storage_plan: Callable[[], StoragePlan] = StoragePlan
     kernels_from_cache: int = 0
 
 

@@ -1,6 +1,5 @@
 """Plans storage: one arena for what has a known size, and the report's figures."""
 
-import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -17,6 +16,7 @@ from tvm_ext.compiler.graph_analysis import weight_bytes
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.memory_planner import MemoryPlan
 from tvm_ext.passes.in_place_results import in_place_results
+from tvm_ext.passes.plan_record import buffer_names, function_plan
 from tvm_ext.passes.storage_plan import CPU_ALIGNMENT, Home, Storage, planned_storage
 from tvm_ext.passes.views_for_copies import views_for_copies
 from tvm_ext.relay_passes.dataflow.buffer_lifetimes import (
@@ -33,12 +33,11 @@ from tvm_ext.relay_passes.expressions import (
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import (
     bindings_of,
-    describe_origin,
-    origins_of,
     relax_bindings,
     relax_functions,
 )
-from tvm_ext.report.records import MemoryRecord, PlannedTensor
+from tvm_ext.report.memory_plan import StoragePlan
+from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tensor_spec import SizeRange
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.cpu.tensor_start import tensor_start
@@ -117,7 +116,7 @@ def _share_storage(
     found = _planning(mod, ranges, options)
     context = current_compilation()
     if context is not None:
-        context.planned_tensors = found.tensors
+        context.storage_plan = found.plan
     return found.written(), found.plans()
 
 
@@ -131,7 +130,7 @@ def _planning(
     views = views_for_copies(mod, found.lives, found.sizes, CPU_ALIGNMENT)
     if views.same_as(mod):
         return found
-    other = _Planning(views, ranges, options)
+    other = _Planning(views, ranges, options, found)
     # A part of a buffer keeps all of it alive, which may cost more than it saves.
     return other if other.arena_bytes() <= found.arena_bytes() else found
 
@@ -152,6 +151,23 @@ class PlannedBytes:
     arenas: dict[str, int]
 
 
+def bytes_by_tvm(mod: tvm.IRModule) -> int | None:
+    """What the values take where TVM's StaticPlanBlockMemory plans the module for ShareStorage.
+
+    None where a run decides sizes, or a function holds an If, on which that planner crashes
+    (apache/tvm#20191).
+    """
+    if any(isinstance(binding.value, relax.If) for binding in relax_bindings(mod)):
+        return None
+    _, is_symbolic = _allocated(mod, ALLOCATION, {})
+    if is_symbolic:
+        return None
+    planned = relax.transform.StaticPlanBlockMemory()(mod)
+    storages, _ = _allocated(planned, "relax.memory.alloc_storage", {})
+    left, _ = _allocated(planned, ALLOCATION, {})
+    return storages + left
+
+
 def planned_bytes(mod: tvm.IRModule) -> PlannedBytes:
     """What ``ShareStorage`` with its default options makes of a module, which is not changed."""
     ranges = _ranges()
@@ -168,9 +184,14 @@ class _Planning:
     """Of a module: the lifetimes and sizes of its buffers, and where each lies."""
 
     def __init__(
-        self, mod: tvm.IRModule, ranges: Mapping[str, SizeRange], options: ShareStorage
+        self,
+        mod: tvm.IRModule,
+        ranges: Mapping[str, SizeRange],
+        options: ShareStorage,
+        without_views: "_Planning | None" = None,
     ) -> None:
         self._options = options
+        self._without_views = without_views
         self._functions = relax_functions(mod)
         self.lives = buffer_lifetimes(mod)
         self.sizes = {
@@ -205,18 +226,33 @@ class _Planning:
             if storage.plan is not None
         }
 
-    def tensors(self) -> list[PlannedTensor]:
-        """Where each buffer lies, and for how long, in the order of their first uses."""
-        found = []
-        for variable, storage in self._storages.items():
-            func, lives = self._functions[variable], self.lives[variable]
-            found += _planned_tensors(
+    def plan(self) -> StoragePlan:
+        """Where each buffer lies, and for how long."""
+        functions = [
+            function_plan(
+                self._mod,
                 str(variable.name_hint),
-                _LivesInCalls(self._mod, func, lives),
+                self._functions[variable],
+                self.lives[variable],
                 storage,
                 self._within,
+                most_bytes_of,
             )
-        return found
+            for variable, storage in self._storages.items()
+        ]
+        functions.sort(key=lambda one: one.name != "main")
+        return StoragePlan(tuple(functions), self._views())
+
+    def _views(self) -> tuple[str, ...]:
+        """The nodes of what was a buffer before views were made."""
+        if self._without_views is None:
+            return ()
+        found = []
+        for variable, lives in self._without_views.lives.items():
+            left = self.lives[variable].first
+            names = buffer_names(self._without_views._functions[variable], lives)
+            found += [name for buffer, name in names.items() if buffer not in left]
+        return tuple(found)
 
     def written(self) -> tvm.IRModule:
         """The module with allocations of storages, and of tensors in them."""
@@ -228,71 +264,6 @@ class _Planning:
             )
             writer.builder_.update_func(variable, changed)
         return writer.builder_.get()
-
-
-class _LivesInCalls:
-    """The lifetimes of a function's buffers, in numbers of its kernel calls."""
-
-    def __init__(self, mod: tvm.IRModule, func: relax.Function, lives: BufferLifetimes) -> None:
-        self.lives = lives
-        self.shapes = {
-            binding.var: binding.value.args[0]
-            for binding in bindings_of(func)
-            if operator_name(binding.value) == ALLOCATION
-        }
-        self._places = [
-            lives.places[binding.var]
-            for binding in bindings_of(func)
-            if isinstance(binding.value, relax.Call)
-            and isinstance(binding.value.op, tvm.ir.GlobalVar)
-            and isinstance(mod[binding.value.op], tirx.PrimFunc)
-        ]
-        self._names: dict[relax.Var, relax.Var] = {}
-        for variable in lives.names:
-            named = lives.named(variable)
-            if len(named) == 1 and origins_of(variable):
-                self._names.setdefault(named.pop(), variable)
-
-    def name(self, buffer: relax.Var) -> str:
-        """The ONNX nodes that compute what is in a buffer."""
-        return describe_origin(self._names.get(buffer, buffer))
-
-    def of(self, buffer: relax.Var) -> tuple[int, int]:
-        """The calls that write a buffer first and that need it last."""
-        used = self.lives.used.get(buffer, self.lives.first[buffer])
-        first = bisect.bisect_left(self._places, used)
-        last = bisect.bisect_right(self._places, self.lives.last[buffer]) - 1
-        return first, max(first, last)
-
-
-def _planned_tensors(
-    function: str,
-    calls: _LivesInCalls,
-    storage: Storage,
-    within: Mapping[relax.Var, relax.Var],
-) -> list[PlannedTensor]:
-    found = []
-    for buffer, home in storage.homes.items():
-        first, last = calls.of(buffer)
-        sizes = calls.shapes[buffer].values[:]
-        shape = "x".join(map(str, sizes)) or "scalar"
-        size = most_bytes_of(relax.TensorType(sizes, buffer.ty.dtype))
-        offset = home.offset if isinstance(home.offset, int) else None
-        held = within.get(buffer)
-        found.append(
-            PlannedTensor(
-                name=calls.name(buffer),
-                function=function,
-                type=f"{shape} {buffer.ty.dtype}",
-                size=size,
-                storage=home.storage,
-                offset=offset,
-                first=first,
-                last=last,
-                in_place_of=calls.name(held) if held is not None else "",
-            )
-        )
-    return sorted(found, key=lambda one: (one.first, one.last))
 
 
 def _ranges_of(

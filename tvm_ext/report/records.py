@@ -365,41 +365,6 @@ def as_machine_code(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class PlannedTensor:
-    """Where a value lies, and when it is needed.
-
-    Attributes
-    ----------
-    name : str
-        The ONNX nodes that compute it, joined by " + ".
-    function : str
-        The function of the program that it belongs to; "main", or that of a loop's body.
-    type : str
-        Its sizes and its type, as "1x64x56x56 float32".
-    size : int
-        Its bytes.
-    storage : int
-        The number of the piece of memory that it lies in; 0 is the arena where there is one.
-    offset : int or None
-        In bytes; None where each run computes it.
-    first, last : int
-        The numbers of the kernel calls of the function that write it first and that need it last.
-    in_place_of : str
-        The value whose memory it is written over; empty for none.
-    """
-
-    name: str
-    function: str
-    type: str
-    size: int
-    storage: int
-    offset: int | None
-    first: int
-    last: int
-    in_place_of: str = ""
-
-
-@dataclass(frozen=True)
 class MemoryLimitRecord:
     """What was done to a program so that its values fit into a memory limit.
 
