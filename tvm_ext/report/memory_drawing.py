@@ -16,7 +16,7 @@ LEFT, RIGHT_MARGIN, TOP, BOTTOM = 64.0, 14.0, 34.0, 560.0
 _CALL_WIDTH = 16.0
 _TICKS = 8
 # A label needs so much room; a letter of it is so wide.
-_LABEL_WIDTH, _LABEL_HEIGHT, _LETTER = 42.0, 13.0, 5.9
+_LABEL_WIDTH, _LABEL_HEIGHT, _LETTER = 46.0, 13.0, 6.6
 _LEAST_HEIGHT = 0.8
 
 
@@ -144,26 +144,22 @@ def _title(plan: FunctionPlan, one: PlannedTensor) -> str:
 
 
 def _call_ticks(count: int, column: float) -> list[Tick]:
-    step = _step(count / (_TICKS * max(1.0, column * count / WIDTH)))
+    marks = _TICKS * max(1.0, column * count / WIDTH)
+    step = max(1, int(_step(count / marks)))
     return [Tick(LEFT + column * (call + 0.5), str(call)) for call in range(0, count, step)]
 
 
 def _address_ticks(nbytes: int, row: float) -> list[Tick]:
     scale = bytes_scale(nbytes)
     units = nbytes / scale.factor
-    step = _step(units / _TICKS) if units >= _TICKS else units / 4
-    ticks = []
-    at = 0.0
-    while at <= units:
-        label = f"{at:g}" if step >= 1 else f"{at:.{max(1, scale.decimals)}f}"
-        ticks.append(Tick(BOTTOM - row * at * scale.factor, f"{label} {scale.unit}"))
-        at += step
-    return ticks
+    step = _step(units / _TICKS)
+    return [
+        Tick(BOTTOM - row * number * step * scale.factor, f"{number * step:g} {scale.unit}")
+        for number in range(int(units / step) + 1)
+    ]
 
 
-def _step(least: float) -> int:
-    """The smallest of 1, 2, 5, 10, 20, ... that is not below ``least``."""
-    if least <= 1:
-        return 1
-    power = 10 ** math.floor(math.log10(least))
-    return int(next(one for one in (power, 2 * power, 5 * power, 10 * power) if one >= least))
+def _step(least: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is not below ``least``."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(one for one in (power, 2 * power, 5 * power, 10 * power) if one >= least)

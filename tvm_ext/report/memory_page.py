@@ -4,7 +4,6 @@ How they look is in the templates next to this file, which escape every value: n
 files.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,5 +89,5 @@ def _style(environment: Any) -> Markup:
     """The rules of the drawing, with the colours of the pages."""
     pages = environment.get_template("page.css.j2").render()
     # The colours stand in front of everything else, for light and for dark screens.
-    colours = pages[: re.search(r"^\* \{", pages, re.MULTILINE).start()]
+    colours, _, _ = pages.partition("\n* {")
     return Markup(colours + environment.get_template("memory_drawing.css.j2").render())

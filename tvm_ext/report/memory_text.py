@@ -5,6 +5,7 @@ Names come from model files, so they enter as `Text`, never as rich markup.
 
 from typing import TYPE_CHECKING
 
+from rich.console import Group
 from rich.text import Text
 
 from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, facts_table
@@ -31,7 +32,7 @@ def key_figures(found: "ModelMemory") -> list[tuple[str, str, str]]:
     outside = f"{format_bytes(planned - arena)} of results outside" if planned > arena else ""
     figures = [
         ("Peak memory", format_bytes(planned), outside),
-        ("Arena", format_bytes(arena), f"by {memory.planner}" if memory.planner else ""),
+        ("Arena", format_bytes(arena), memory.planner),
         ("Lower bound", format_bytes(bound or planned), f"gap {_gap(planned, bound)}"),
         ("TVM's planner", _times(found.tvm_bytes, planned), _ratio(found.tvm_bytes, planned)),
         (
@@ -42,7 +43,7 @@ def key_figures(found: "ModelMemory") -> list[tuple[str, str, str]]:
         ("Weights", format_bytes(memory.weights_bytes), "constants of the program"),
         ("In place", format_count(len(found.in_place), "result"), "written over an operand"),
         ("Views", format_count(len(found.plan.views), "value"), "that nobody copies"),
-        ("Memory limit", limit_figure(memory), ""),
+        ("Memory limit", *limit_figure(memory)),
     ]
     return [figure for figure in figures if figure[1]]
 
@@ -80,10 +81,11 @@ def _function_parts(plan: "FunctionPlan", verbose: bool) -> "list[RenderableType
     shown = plan.alive_at(peak)
     alive = len(shown)
     shown = list(plan.in_arena) if verbose else shown[:TENSORS_SHOWN]
-    where = "" if plan.name == "main" else f"{plain(plan.name)}: "
-    heading = Text(f"{where}call {peak} of {len(plan.calls)}, ", style="bold")
-    heading.append(plain(plan.calls[peak]))
-    heading.append(f", needs most: {format_bytes(plan.live_bytes[peak])}")
+    where = "" if plan.name == "main" else f" of {plain(plan.name)}"
+    needs = (
+        f"Call {peak} of {len(plan.calls)}{where} needs most, {format_bytes(plan.live_bytes[peak])}"
+    )
+    heading = Group(Text(needs, style="bold"), ShortName(plan.calls[peak]))
     table = FlexibleTable("", "~Value", "Type", ">Size", ">Offset", ">Calls")
     for one in shown:
         table.add_row(

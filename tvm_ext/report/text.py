@@ -79,7 +79,7 @@ def _key_figures(report: "CompileReport") -> Table:
             "Tuned records": report.tuned_figure,
             "Batch norms left": f"{left:,}" if left else "",
             "Peak memory": _memory_figure(report),
-            "Memory limit": limit_figure(report.memory),
+            "Memory limit": ": ".join(filter(None, limit_figure(report.memory))),
             "Weights": format_bytes(report.memory.weights_bytes),
             "Micro-batches": plain(report.micro_batch_figure),
             "Precision": plain(report.precision.figure) if report.precision else "",
@@ -126,20 +126,21 @@ def _memory_figure(report: "CompileReport") -> str:
     return f"{figure}  ({format_bytes(memory.unplanned_bytes)} without reuse{largest})"
 
 
-def limit_figure(memory: "MemoryRecord") -> str:
-    """What was done for a memory limit, and its price; empty where there was nothing to do."""
+def limit_figure(memory: "MemoryRecord") -> tuple[str, str]:
+    """A memory limit, and what was done for it at which price; empty where there was none."""
     limit, needed = memory.limit, memory.planned_peak_bytes
     if limit is None or needed is None:
-        return ""
-    notes = [format_bytes(needed)]
+        return "", ""
+    notes = [f"met, {format_bytes(needed)}"]
     if limit.calls_again:
         notes.append(f"{format_count(limit.calls_again, 'call')} again")
     if limit.is_reordered:
         notes.append("calls reordered")
     if limit.calls_again:
         notes.append(f"{format_signed_percent(limit.predicted_slowdown)} predicted")
-    figure = f"{format_bytes(limit.limit_bytes)}: met, {', '.join(notes)}"
-    return f"{figure}  ({format_bytes(limit.unlimited_bytes)} without a limit)"
+    if needed < limit.unlimited_bytes:
+        notes.append(f"{format_bytes(limit.unlimited_bytes)} without a limit")
+    return format_bytes(limit.limit_bytes), ", ".join(notes)
 
 
 def _work_figure(report: "CompileReport", what: str) -> str:
