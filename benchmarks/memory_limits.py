@@ -1,13 +1,13 @@
 """What ``memory_limit=`` makes of models: limits of some shares of each model's own peak.
 
 ``memory_plans.py --limits`` prints it. Of a model with dynamic dimensions it takes usual sizes. The
-slowdown is the ratio of the times of runs in turns, within one process.
+slowdown is the ratio of the times of runs in turns, on one thread and within one process.
 """
 
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +58,23 @@ class Limited:
 
 def limited(path: Path, shares: Sequence[float]) -> list[Limited]:
     """Compiles a model with and without limits; runs what meets them."""
-    model = tvm_ext.compile(path)
+    model = tvm_ext.compile(path, threads=1)
     shapes = _usual_shapes(model)
     if shapes:
-        model = tvm_ext.compile(path, input_shapes=shapes)
+        model = tvm_ext.compile(path, input_shapes=shapes, threads=1)
     peak = model.report.memory.planned_peak_bytes
     if not peak:
         return []
     inputs = random_inputs(model.inputs)
-    return [_limited(path, model, shapes, inputs, int(peak * share)) for share in shares]
+    found: list[Limited] = []
+    for share in sorted(shares, reverse=True):
+        limit = int(peak * share)
+        # What is refused says what the least is, and a lower limit would be refused alike.
+        if found and found[-1].refusal:
+            found.append(replace(found[-1], limit=limit))
+        else:
+            found.append(_limited(path, model, shapes, inputs, limit))
+    return found
 
 
 def _usual_shapes(model: Any) -> dict[str, list[int | str]] | None:
@@ -90,7 +98,7 @@ def _limited(
 ) -> Limited:
     peak = model.report.memory.planned_peak_bytes
     try:
-        other = tvm_ext.compile(path, input_shapes=shapes, memory_limit=limit)
+        other = tvm_ext.compile(path, input_shapes=shapes, memory_limit=limit, threads=1)
     except BuildError as error:
         return Limited(path.stem, peak, limit, refusal=str(error))
     record = other.report.memory.limit
