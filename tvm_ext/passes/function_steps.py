@@ -128,8 +128,8 @@ class _Reader:
         """An If is a step that needs what the larger of its branches needs at a time."""
         inside = []
         for side in (binding.value.true_branch, binding.value.false_branch):
+            # What is computed outside of a branch is no value of its program.
             reader = _Reader(self.kernels, self.traits_of, self.bytes_of)
-            reader._named = dict(self._named)
             reader.sequence(side)
             inside.append(Program(tuple(reader.steps), tuple(reader.sizes)).peak)
         # What the branches compute is alive behind them too, as long as the result is.
