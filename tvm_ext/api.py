@@ -406,7 +406,7 @@ def _planned(
     input_shapes: Mapping[str, Sequence[int | str]] | None = None,
 ) -> _Planned:
     machine, pipeline, records = request.machine, request.pipeline, request.records
-    runner = PassRunner(request.dump_ir)
+    runner, limit = PassRunner(request.dump_ir), limit_bytes(machine, pipeline.memory_limit)
     with compiling(machine) as context:
         lowered = lower_model(model, input_shapes, pipeline, runner, phases)
         context.ranges = lowered.imported.ranges
@@ -420,7 +420,7 @@ def _planned(
         require_memory(
             context.memory,
             lowered.imported.name,
-            limit_bytes(machine, pipeline.memory_limit),
+            limit,
             lambda: largest_result(lowered.kernels, lowered.calls),
         )
         lowered = replace(lowered, calls=_calls_in_order(lowered.calls, context.call_sources))

@@ -52,6 +52,7 @@ memory_limit
     passes = build_pipeline(opt_level, disabled_passes, options, pipeline)
     require_schedules(passes, machine)
     runner, phases = PassRunner(), Phases()
+    limit = limit_bytes(machine, passes.memory_limit)
     with compiling(machine) as context:
         lowered = lower_model(model, input_shapes, passes, runner, phases)
         context.ranges, context.kernels = lowered.imported.ranges, lowered.kernels
@@ -66,7 +67,7 @@ memory_limit
         require_memory(
             context.memory,
             lowered.imported.name,
-            limit_bytes(machine, passes.memory_limit),
+            limit,
             lambda: largest_result(lowered.kernels, lowered.calls),
         )
     memory = context.memory.without_bounds()

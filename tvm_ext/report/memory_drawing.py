@@ -24,8 +24,8 @@ _LEAST_HEIGHT = 0.8
 class TensorBox:
     """A value: a rectangle from its first call to its last, and from its first byte to its last.
 
-    ``kind`` is for the style sheet, ``lines`` are written inside of it, and ``title`` is what a
-    pointer on it shows.
+    ``kind`` is for the style sheet, ``lines`` are written inside of it, and ``title`` has
+    the lines that a pointer on it shows.
     """
 
     x: float
@@ -34,7 +34,7 @@ class TensorBox:
     height: float
     kind: str
     lines: tuple[str, ...]
-    title: str
+    title: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _lines(one: PlannedTensor, width: float, height: float) -> tuple[str, ...]:
     return (first, size) if height >= 2 * _LABEL_HEIGHT and len(size) <= letters else (first,)
 
 
-def _title(plan: FunctionPlan, one: PlannedTensor) -> str:
+def _title(plan: FunctionPlan, one: PlannedTensor) -> tuple[str, ...]:
     """What is known of a value, a line for each."""
     offset = one.offset or 0
     lines = [
@@ -140,7 +140,7 @@ def _title(plan: FunctionPlan, one: PlannedTensor) -> str:
     ]
     if one.in_place_of:
         lines.append(f"written over {plain(one.in_place_of)}")
-    return "\n".join(lines)
+    return tuple(lines)
 
 
 def _call_ticks(count: int, column: float) -> list[Tick]:
