@@ -1,5 +1,6 @@
 """A memory limit, met by another order of kernel calls and by calls that run again."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -75,10 +76,14 @@ class LimitMemory:
             context.memory_limit = record
         if best.mod.same_as(mod):
             return mod
+        sources = _call_sources(mod, best)
         if context is not None:
-            context.call_sources = _call_sources(mod, best)
-        for source in best.copies.values():
-            record_applied("LimitMemory", describe_origin(source), "computed again where needed")
+            context.call_sources = sources
+        calls = _kernel_calls(mod)
+        for number, count in Counter(sources).items():
+            if count > 1:
+                where = describe_origin(calls[number])
+                record_applied("LimitMemory", where, "computed again where it is needed late")
         if record.is_reordered:
             record_applied("LimitMemory", "main", "kernel calls in another order")
         return best.mod
@@ -127,14 +132,15 @@ class _Search:
     def record(self, best: _Found, is_asked: bool) -> MemoryLimitRecord:
         """What the report says of the program that was found."""
         total = sum(self._seconds.values())
+        sources = _call_sources(self._first.mod, best)
         saved = sum(self._first.planned.arenas[name] - low for name, low in self._bounds.items())
         return MemoryLimitRecord(
             limit_bytes=self._limit,
             is_asked=is_asked,
             unlimited_bytes=self._first.total,
             bound_bytes=self._first.total - saved,
-            calls_again=len(best.copies),
-            is_reordered=_is_reordered(self._first.mod, best),
+            calls_again=len(sources) - len(set(sources)),
+            is_reordered=_is_reordered(sources),
             predicted_slowdown=best.seconds / total if total else 0.0,
         )
 
@@ -282,8 +288,8 @@ def _call_sources(mod: tvm.IRModule, best: _Found) -> list[int]:
     return [numbers[best.copies.get(one, one)] for one in _kernel_calls(best.mod)]
 
 
-def _is_reordered(mod: tvm.IRModule, best: _Found) -> bool:
+def _is_reordered(sources: list[int]) -> bool:
     """Whether calls that run once run in another order."""
-    sources = _call_sources(mod, best)
-    once = [one for one in sources if sources.count(one) == 1]
+    counts = Counter(sources)
+    once = [one for one in sources if counts[one] == 1]
     return once != sorted(once)
