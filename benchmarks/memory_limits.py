@@ -17,6 +17,7 @@ from rich.table import Table
 import tvm_ext
 from tvm_ext.check.inputs import random_inputs
 from tvm_ext.errors import BuildError
+from tvm_ext.report.records import MemoryLimitRecord
 from tvm_ext.report.units import ABSENT, format_bytes, format_signed_percent
 
 # Pairs of runs at least, and for how long they go on.
@@ -101,7 +102,7 @@ def _limited(
         other = tvm_ext.compile(path, input_shapes=shapes, memory_limit=limit, threads=1)
     except BuildError as error:
         return Limited(path.stem, peak, limit, refusal=str(error))
-    record = other.report.memory.limit
+    record = other.report.memory.limit or MemoryLimitRecord(limit)
     wanted, given = model.run(inputs), other.run(inputs)
     return Limited(
         path.stem,
@@ -117,7 +118,7 @@ def _limited(
 
 def _ratio(model: Any, other: Any, inputs: Mapping[str, Any]) -> float:
     """The median of the ratios of two runs that follow each other."""
-    ratios = []
+    ratios: list[float] = []
     begun = time.perf_counter()
     while len(ratios) < _LEAST_PAIRS or time.perf_counter() - begun < _SECONDS:
         pair = (model, other) if len(ratios) % 2 else (other, model)
@@ -152,6 +153,7 @@ def limits_table(found: Sequence[Limited]) -> Table:
 
 
 def _least(refusal: str) -> str:
-    """Of a refusal what the least is."""
+    """Of a refusal what the least is, and whether that is proved."""
     _, _, text = refusal.partition(" needs ")
-    return f"refused: {text.partition(' (')[0]}"
+    proved = ", proved" if "the least that is possible" in text else ""
+    return f"refused: {text.partition(' (')[0]}{proved}"
