@@ -273,11 +273,11 @@ def _check_specialize(
         )
 
 
-def _require_one_program(name: str, is_one: bool) -> None:
+def _require_one_program(name: str, is_one: bool, option: str = "specialize") -> None:
     if not is_one:
         raise InputError(
-            f"specialize: {name} has steps that the host computes; expected a model that "
-            "is one program: leave specialize out"
+            f"{option}: {name} has steps that the host computes; expected a model that "
+            f"is one program: leave {option} out"
         )
 
 
@@ -364,6 +364,7 @@ def _compiled_for(
         compiled = _compiled(ready, request, phases, model, input_shapes)
     else:
         _require_one_program(ready.name, not request.specialize)
+        _require_one_program(ready.name, request.pipeline.memory_limit is None, "memory_limit")
         parts = [_compiled(part_of(ready, part), request) for part in partition.parts]
         level = request.pipeline.opt_level
         compiled = with_host_steps(ready, partition, parts, request.machine, level, phases)
