@@ -18,6 +18,8 @@ _TICKS = 8
 # A label needs so much room; a letter of it is so wide.
 _LABEL_WIDTH, _LABEL_HEIGHT, _LETTER = 46.0, 13.0, 6.6
 _LEAST_HEIGHT = 0.8
+# The dashed edge of a narrower rectangle would cover it.
+_DASHED_WIDTH = 10.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def _box(
         y=BOTTOM - row * (one.offset or 0) - height,
         width=width,
         height=height,
-        kind=f"{kind} inplace" if one.in_place_of else kind,
+        kind=f"{kind} inplace" if one.in_place_of and width >= _DASHED_WIDTH else kind,
         lines=_lines(one, width, height),
         title=_title(plan, one),
     )
