@@ -153,7 +153,6 @@ def limits_table(found: Sequence[Limited]) -> Table:
 
 
 def _least(refusal: str) -> str:
-    """Of a refusal what the least is, and whether that is proved."""
+    """Of a refusal what the least is."""
     _, _, text = refusal.partition(" needs ")
-    proved = ", proved" if "the least that is possible" in text else ""
-    return f"refused: {text.partition(' (')[0]}{proved}"
+    return f"refused: {text.partition(' (')[0]}"
