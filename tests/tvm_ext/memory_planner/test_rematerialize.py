@@ -156,7 +156,6 @@ def test_any_program_computes_the_same_with_no_higher_peak(given_: Program, targ
     found = fit_to_memory(given_, target * UNIT)
     assert found.peak <= given_.peak
     assert computed(found) == computed(given_)
-    assert found.peak >= given_.lower_bound or found.peak <= target * UNIT
     # Steps with effects run once, in their order.
     barriers = [step.source for step in found.steps if step.is_barrier]
     assert barriers == [step.source for step in given_.steps if step.is_barrier]
