@@ -1,9 +1,9 @@
 """The table of memory plans: what it holds, and the exit codes."""
 
 import memory_plans
-import onnx
 import pytest
-from small_models import mlp
+from memory_limits import Limited, limits_table
+from rich.console import Console
 
 ROWS = "lower,upper,size\n0,2,4\n1,3,4\n2,4,2\n"
 
@@ -44,15 +44,11 @@ def test_one_instance_of_minimalloc_is_chosen(capsys):
     assert cells(capsys.readouterr().out, "J")[:3] == ["J", "409", "966"]
 
 
-def test_limits_of_a_model_that_needs_its_own_peak_are_refused(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-    path = tmp_path / "small.onnx"
-    onnx.save(mlp(2), path)
-    assert memory_plans.main(["--limits", "100,1", str(path)]) == 0
-    printed = capsys.readouterr()
-    rows = [line for line in printed.out.splitlines() if line.startswith("│ small ")]
-    assert len(rows) == 2, printed
-    met, refused = ([cell.strip() for cell in row.strip("│").split("│")] for row in rows)
-    assert met[1] == met[2] == met[3]
-    assert met[-1] == "yes"
-    assert refused[3] == f"refused: {met[3]}"
+def test_the_table_of_limits_says_what_is_met_and_what_the_least_is(capsys):
+    refusal = "small needs 2.00 KiB (2048 bytes) for the values that it computes"
+    met = Limited("small", 4096, 3072, 2048, "", 1, 0.021, 0.03, is_equal=True)
+    Console(width=120).print(limits_table([met, Limited("small", 4096, 1024, refusal=refusal)]))
+    printed = capsys.readouterr().out
+    row = [cell.strip() for cell in printed.splitlines()[3].strip("│").split("│")]
+    assert row[1:] == ["4.00 KiB", "3.00 KiB", "2.00 KiB", "1", "+2.1 %", "+3.0 %", "yes"]
+    assert "refused: 2.00 KiB" in printed
