@@ -164,7 +164,7 @@ def lowered(program: Program) -> tvm.IRModule:
 
 
 @settings(
-    max_examples=15 * DRAWS**2,
+    max_examples=8 * DRAWS**2,
     deadline=None,
     derandomize=DRAWS == 1,
     suppress_health_check=list(HealthCheck),
