@@ -5,9 +5,13 @@ buffer is alive from lower on, before upper. The gap is how far the arena is abo
 is the largest sum of live sizes. CPU seconds are those of the whole process. Exit code 1 when a
 plan does not fit into the capacity, 2 for bad usage.
 
+With --limits, files are ONNX models, each compiled with memory limits of these percentages of its
+own peak: whether they are met, and what that costs.
+
     python benchmarks/memory_plans.py                     # MiniMalloc's eleven, in their 1 MiB
     python benchmarks/memory_plans.py --smallest          # the same, as small as they get
     python benchmarks/memory_plans.py a.csv b.csv --seconds 5
+    python benchmarks/memory_plans.py --limits 75,50 a.onnx b.onnx
 """
 
 import argparse
@@ -46,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
     options = _parser().parse_args(arguments)
     try:
+        if options.limits:
+            return _print_limits(console, options)
         instances = _instances(options.files or [_INSTANCES])
         capacity = _capacity(options)
         planned = [
@@ -60,6 +66,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not cp_sat.is_installed():
         console.print("Without CP-SAT, which is not installed.")
     return int(any(capacity is not None and one.plan.size > capacity for one in planned))
+
+
+def _print_limits(console: Console, options: argparse.Namespace) -> int:
+    """Compiles models with limits, and prints what came of it; 1 where results differ."""
+    # Only this needs the compiler.
+    from memory_limits import limited, limits_table
+
+    shares = [number / 100 for number in options.limits]
+    found = []
+    for path in options.files:
+        try:
+            found += limited(path, shares)
+        except TvmExtError as error:
+            print(f"memory_plans.py: {path.stem} is left out: {error}", file=sys.stderr)
+    console.print(limits_table(found))
+    return int(any(one.found is not None and not one.is_equal for one in found))
 
 
 def _capacity(options: argparse.Namespace) -> int | None:
@@ -125,6 +147,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("files", nargs="*", type=Path, help="instances; none: MiniMalloc's")
     parser.add_argument("--only", default="", help="instances by name, such as A,C")
     parser.add_argument("--capacity", type=int, help="the search ends at a plan that fits into it")
+    parser.add_argument(
+        "--limits",
+        type=lambda text: [float(one) for one in text.split(",")],
+        metavar="PERCENT,...",
+        help="files are models; limits as percentages of the peak of each",
+    )
     parser.add_argument("--smallest", action="store_true", help="search for the smallest arena")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each instance at most")
     return parser

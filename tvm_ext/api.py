@@ -14,7 +14,7 @@ import tvm
 import tvm_ext
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel
-from tvm_ext.compiler.backend import default_limit, programs_of, require_memory, target_record
+from tvm_ext.compiler.backend import limit_bytes, programs_of, require_memory, target_record
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import CompileContext, compiling
 from tvm_ext.compiler.graph_analysis import (
@@ -63,6 +63,7 @@ from tvm_ext.passes.pipeline import (
     PipelineSource,
     build_pipeline,
     with_fast_math,
+    with_memory_limit,
     with_options,
 )
 from tvm_ext.passes.results_to_out_params import out_params
@@ -75,6 +76,7 @@ from tvm_ext.report.records import (
     SET_UP,
     DeviceRecord,
     GraphRecord,
+    KernelCall,
     MicroBatchRecord,
     PhaseRecord,
     SizesRecord,
@@ -105,6 +107,7 @@ def compile(
     samples: SamplesSource = None,
     pipeline: PipelineSource | None = None,
     threads: int | None = None,
+    memory_limit: int | str | None = None,
     specialize: 'Sequence[Specialization] | Literal["auto"]' = (),
     specialize_limit: int = 4,
 ) -> CompiledModel:
@@ -169,6 +172,13 @@ def compile(
         For a CPU: the number of threads to plan for and to run with. The default is one for each
         core of the target. Fewer threads run where the process may use fewer cores, because of its
         affinity, the CPU quota of its container, ``TVM_NUM_THREADS`` or ``OMP_NUM_THREADS``.
+    memory_limit : int or str, optional
+        Bytes, or a text such as "64MiB", that the values of a run may take: the arena and the
+        results, without weights and inputs. Where the plan needs more, kernel calls run in another
+        order and cheap values are computed again, and the report states the predicted price in
+        time. A limit that cannot be met is refused with the least that was found. The default is
+        ``TVM_EXT_MEMORY_LIMIT`` in GiB, and without it 3 GiB on a CPU. It is short for the option
+        ``limit`` of the pass ``LimitMemory``.
     specialize : sequence of mappings, or "auto", optional
         For a CPU: sizes of dynamic dimensions that get a program of their own, which is as fast as
         that of a model with fixed sizes. ``[{"N": 1}, {"x": [8, 3, 224, 224]}]`` names dimensions
@@ -190,6 +200,7 @@ def compile(
         InputError, TargetError, ConfigError, PassError, BuildError, RecordsError or PrecisionError.
     """
     pass_config = with_fast_math(pass_config) if fast_math else pass_config
+    pass_config = with_memory_limit(pass_config, memory_limit)
     if precision == AUTOMATIC_PRECISION:
         arguments = dict(locals())
         from tvm_ext.check.automatic_mixed_precision import compile_within_error
@@ -264,11 +275,11 @@ def _check_specialize(
         )
 
 
-def _require_one_program(name: str, is_one: bool) -> None:
+def _require_one_program(name: str, is_one: bool, option: str = "specialize") -> None:
     if not is_one:
         raise InputError(
-            f"specialize: {name} has steps that the host computes; expected a model that "
-            "is one program: leave specialize out"
+            f"{option}: {name} has steps that the host computes; expected a model that "
+            f"is one program: leave {option} out"
         )
 
 
@@ -355,6 +366,7 @@ def _compiled_for(
         compiled = _compiled(ready, request, phases, model, input_shapes)
     else:
         _require_one_program(ready.name, not request.specialize)
+        _require_one_program(ready.name, request.pipeline.memory_limit is None, "memory_limit")
         parts = [_compiled(part_of(ready, part), request) for part in partition.parts]
         level = request.pipeline.opt_level
         compiled = with_host_steps(ready, partition, parts, request.machine, level, phases)
@@ -417,7 +429,7 @@ def _planned(
     input_shapes: Mapping[str, Sequence[int | str]] | None = None,
 ) -> _Planned:
     machine, pipeline, records = request.machine, request.pipeline, request.records
-    runner = PassRunner(request.dump_ir)
+    runner, limit = PassRunner(request.dump_ir), limit_bytes(machine, pipeline.memory_limit)
     with compiling(machine) as context:
         lowered = lower_model(model, input_shapes, pipeline, runner, phases)
         context.ranges = lowered.imported.ranges
@@ -426,14 +438,24 @@ def _planned(
         if request.require_records:
             sizes = usual_sizes(lowered.imported)
             require_hits(context.choices, lowered.kernels, lowered.calls, sizes)
+        context.kernels = lowered.kernels
         mod = plan_module(scheduled, pipeline, runner, phases)
         require_memory(
             context.memory,
             lowered.imported.name,
-            default_limit(machine),
+            limit,
             lambda: largest_result(lowered.kernels, lowered.calls),
         )
+        lowered = replace(lowered, calls=_calls_in_order(lowered.calls, context.call_sources))
     return _Planned(lowered, scheduled, mod, context, runner)
+
+
+def _calls_in_order(calls: list[KernelCall], sources: list[int] | None) -> list[KernelCall]:
+    """The calls as the program makes them, where a memory limit changed that."""
+    # A pass of a user may have changed the calls before.
+    if sources is None or set(sources) != set(range(len(calls))):
+        return calls
+    return [calls[source] for source in sources]
 
 
 def _compiled(

@@ -2,6 +2,8 @@
 
 import memory_plans
 import pytest
+from memory_limits import Limited, limits_table
+from rich.console import Console
 
 ROWS = "lower,upper,size\n0,2,4\n1,3,4\n2,4,2\n"
 
@@ -40,3 +42,13 @@ def test_a_file_that_cannot_be_read_is_bad_usage(tmp_path, capsys):
 def test_one_instance_of_minimalloc_is_chosen(capsys):
     assert memory_plans.main(["--only", "J"]) == 0
     assert cells(capsys.readouterr().out, "J")[:3] == ["J", "409", "966"]
+
+
+def test_the_table_of_limits_says_what_is_met_and_what_the_least_is(capsys):
+    refusal = "small needs 2.00 KiB (2048 bytes) for the values that it computes"
+    met = Limited("small", 4096, 3072, 2048, "", 1, 0.021, 0.03, is_equal=True)
+    Console(width=120).print(limits_table([met, Limited("small", 4096, 1024, refusal=refusal)]))
+    printed = capsys.readouterr().out
+    row = [cell.strip() for cell in printed.splitlines()[3].strip("│").split("│")]
+    assert row[1:] == ["4.00 KiB", "3.00 KiB", "2.00 KiB", "1", "+2.1 %", "+3.0 %", "yes"]
+    assert "refused: 2.00 KiB" in printed

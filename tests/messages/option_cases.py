@@ -140,6 +140,15 @@ def refused_option(name, *options, says=(), verb="compile"):
 
 refused_option("a target that does not exist", "--target", "avx3", says=("'avx2'",))
 refused_option("a target that is no TVM target", "--target", "llvm -mcpu=nonsense")
+refused_option("a memory limit that is no size", "--memory-limit", "much", says=("'64MiB'",))
+refused_option(
+    "a memory limit for sizes that a run decides", "--memory-limit", "1MiB", says=("input_shapes",)
+)
+refused_option(
+    *("a memory limit that cannot be met", "--memory-limit", "1", "--input-shape", "x=4,3"),
+    says=("the least that is possible",),
+)
+refused_option("a drawing of another form", "-o", "p.png", says=(".html or .svg",), verb="memory")
 refused_option("a target that only models", "--target", "wse2", says=("mesh",))
 refused_option("an optimisation level that does not exist", "--opt-level", "O9", says=("O9",))
 refused_option("a pass that does not exist", "--disable-pass", "GemmFussion", says=("GemmFusion",))

@@ -16,10 +16,12 @@ def plan_memory(
     mod: tvm.IRModule,
     reuse: bool = True,
     ranges: Mapping[str, SizeRange] | None = None,
+    pass_config: Mapping[str, Mapping[str, object]] | None = None,
     **options: bool,
 ) -> tuple[tvm.IRModule, MemoryRecord]:
     """The module ready for code generation, and its memory figures."""
-    pipeline = build_pipeline("O1", pass_config={"ShareStorage": {"reuse": reuse, **options}})
+    config = {**(pass_config or {}), "ShareStorage": {"reuse": reuse, **options}}
+    pipeline = build_pipeline("O1", pass_config=config)
     with compiling(current_description()) as context:
         context.ranges = ranges or {}
         return PassRunner().run(pipeline.memory, mod), context.memory

@@ -83,6 +83,7 @@ def bench_command(
     fast_math: options.FastMath = False,
     max_error: options.MaxError = None,
     samples: options.Samples = None,
+    memory_limit: options.MemoryLimit = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     json_output: options.Json = False,
@@ -104,6 +105,7 @@ def bench_command(
         fast_math=fast_math,
         max_error=max_error,
         samples=samples,
+        memory_limit=memory_limit,
     )
     if not duration > 0:
         raise InputError(f"--duration is {duration}; expected more than 0 seconds")

@@ -84,6 +84,7 @@ def check_command(
     fast_math: options.FastMath = False,
     max_error: options.MaxError = None,
     samples: options.Samples = None,
+    memory_limit: options.MemoryLimit = None,
     json_output: options.Json = False,
 ) -> None:
     """Compare a model's outputs with ONNX Runtime's. The exit code is 1 when they differ."""
@@ -100,6 +101,7 @@ def check_command(
         fast_math=fast_math,
         max_error=max_error,
         samples=samples,
+        memory_limit=memory_limit,
     )
     more = {"--bisect": bisect, "--all-values": all_values, "--reduce": reduce is not None}
     asked = [option for option, given in more.items() if given]

@@ -35,6 +35,7 @@ def compile_command(
     fast_math: options.FastMath = False,
     max_error: options.MaxError = None,
     samples: options.Samples = None,
+    memory_limit: options.MemoryLimit = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     tf32: options.Tf32 = False,
@@ -75,6 +76,7 @@ def compile_command(
         fast_math=fast_math,
         max_error=max_error,
         samples=samples,
+        memory_limit=memory_limit,
     )
     if dry_run:
         from tvm_ext.cli.tables import print_operators

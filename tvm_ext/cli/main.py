@@ -35,6 +35,7 @@ from tvm_ext.cli import (
     export,
     generate,
     logs,
+    memory,
     passes,
     profile,
     report_bug,
@@ -266,6 +267,7 @@ app.command("generate", epilog=generate.EXAMPLE)(generate.generate_command)
 app.command("check", epilog=check.EXAMPLE)(check.check_command)
 app.command("analyze", epilog=analyze.EXAMPLE)(analyze.analyze_command)
 app.command("explain", epilog=explain.EXAMPLE)(explain.explain_command)
+app.command("memory", epilog=memory.EXAMPLE)(memory.memory_command)
 app.command("bench", epilog=bench.EXAMPLE)(bench.bench_command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.profile_command)
 app.command("tune", epilog=tune.EXAMPLE)(tune.tune_command)

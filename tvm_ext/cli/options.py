@@ -166,6 +166,17 @@ Samples = Annotated[
         " for --inputs.",
     ),
 ]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        rich_help_panel=_COMPILE,
+        show_default="TVM_EXT_MEMORY_LIMIT, or 3GiB",
+        help="What the values of a run may take, as 64MiB: kernel calls are reordered, and cheap "
+        "values computed again, until they fit.",
+    ),
+]
 Records = Annotated[
     list[Path] | None,
     typer.Option(
@@ -268,6 +279,7 @@ class CompileOptions:
     fast_math: bool = False
     max_error: float | None = None
     samples: Path | None = None
+    memory_limit: str | None = None
 
     @classmethod
     def parsed(
@@ -288,6 +300,7 @@ class CompileOptions:
         fast_math: bool = False,
         max_error: float | None = None,
         samples: Path | None = None,
+        memory_limit: str | None = None,
     ) -> "CompileOptions":
         """From the texts of the command line; raises InputError for one of another form."""
         if precision != _AUTOMATIC and (max_error is not None or samples is not None):
@@ -312,6 +325,7 @@ class CompileOptions:
             fast_math=fast_math,
             max_error=max_error,
             samples=samples,
+            memory_limit=memory_limit,
         )
 
     def machine(self) -> "MachineDescription":
@@ -342,9 +356,10 @@ class CompileOptions:
 
     def keywords(self) -> dict[str, Any]:
         """What ``compile``, ``check_model`` and ``tune`` take, besides the model and the target."""
-        from tvm_ext.passes.pipeline import with_fast_math
+        from tvm_ext.passes.pipeline import with_fast_math, with_memory_limit
 
-        own = with_fast_math(self.pass_config) if self.fast_math else self.pass_config
+        given = with_fast_math(self.pass_config) if self.fast_math else self.pass_config
+        own = with_memory_limit(given, self.memory_limit)
         return {
             "input_shapes": self.input_shapes or None,
             "opt_level": self.opt_level if self.opt_level is not None else "O3",
@@ -410,6 +425,7 @@ class CompileOptions:
             "--fast-math": self.fast_math,
             "--max-error": self.max_error is not None,
             "--samples": self.samples is not None,
+            "--memory-limit": self.memory_limit is not None,
         }
         names = ", ".join(name for name, present in given.items() if present)
         if names:

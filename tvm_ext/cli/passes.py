@@ -69,6 +69,7 @@ def explain_command(
     fast_math: options.FastMath = False,
     max_error: options.MaxError = None,
     samples: options.Samples = None,
+    memory_limit: options.MemoryLimit = None,
     verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
@@ -89,6 +90,7 @@ def explain_command(
         fast_math=fast_math,
         max_error=max_error,
         samples=samples,
+        memory_limit=memory_limit,
     )
     if not subject.exists() and not is_saved_model(subject) and subject.suffix != ".onnx":
         _explain_pass(str(subject), json_output)

@@ -55,6 +55,7 @@ def run_command(
     fast_math: options.FastMath = False,
     max_error: options.MaxError = None,
     samples: options.Samples = None,
+    memory_limit: options.MemoryLimit = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     json_output: options.Json = False,
@@ -76,6 +77,7 @@ def run_command(
         fast_math=fast_math,
         max_error=max_error,
         samples=samples,
+        memory_limit=memory_limit,
     )
     from tvm_ext.cli import output as out
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext.artifact.manifest import TargetRecord
-from tvm_ext.errors import BuildError
+from tvm_ext.configs.byte_sizes import parse_bytes
+from tvm_ext.errors import BuildError, ConfigError
 from tvm_ext.hardware.backend import backend_of
 from tvm_ext.hardware.machine import MachineDescription
-from tvm_ext.report.records import MemoryRecord
+from tvm_ext.report.records import MemoryLimitRecord, MemoryRecord
+from tvm_ext.report.units import format_bytes
 
 # A few integers of a damaged model can ask for any amount of memory: systems that promise more than
 # they have would end the process, and not the model.
@@ -64,42 +66,79 @@ def default_limit(machine: MachineDescription) -> float:
     return programs_of(machine).memory_limit() or DEFAULT_GIBIBYTES
 
 
+def limit_bytes(machine: MachineDescription, given: int | None = None) -> int:
+    """Bytes that the values of a program may take, weights not counted.
+
+    They are those that were ``given`` for the model, else what ``MEMORY_LIMIT`` says, else what is
+    usual for the machine. Raises BuildError where the variable says no size.
+    """
+    if given is not None:
+        return given
+    text = os.environ.get(MEMORY_LIMIT, "").strip()
+    if not text:
+        return int(default_limit(machine) * 2**30)
+    try:
+        return int(float(text) * 2**30)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return parse_bytes(text, MEMORY_LIMIT)
+    except ConfigError as error:
+        raise BuildError(no_gibibytes(MEMORY_LIMIT, text)) from error
+
+
 def require_memory(
     record: MemoryRecord,
     label: str,
-    limit_gibibytes: float = DEFAULT_GIBIBYTES,
+    limit: int,
     largest: Callable[[], str] = str,
 ) -> None:
-    """Checks the planned peak of a program's buffers, weights not counted.
+    """Checks the planned peak of a program's values against ``limit`` bytes, weights not counted.
 
     ``largest`` says of what the largest of them is.
 
     Raises
     ------
     BuildError
-        It is above ``MEMORY_LIMIT`` GiB, or ``limit_gibibytes`` where that is not set; or the
-        variable holds no number.
+        It is above the limit; or the limit was given for this model, and a run decides what its
+        values take.
     """
-    limit = _limit(limit_gibibytes)
-    needed = (record.planned_peak_bytes or 0) / 2**30
-    if needed > limit:
-        where = largest()
+    tried = record.limit
+    if tried is not None and tried.is_asked and record.dynamic:
         raise BuildError(
-            f"{label} needs {needed:.1f} GiB for the values that it computes"
-            f"{f', the largest of them that of {where}' if where else ''}; expected at most "
-            f"{limit:g} GiB: give smaller input shapes, or set {MEMORY_LIMIT} to the number of "
-            f"GiB that it may use"
+            f"{label}: a memory limit of {format_bytes(limit)} was given, and each run decides how "
+            "much memory the values take; expected sizes, or ranges of them: give input_shapes "
+            "with numbers, or with ranges as 'N:1:8'"
         )
+    needed = record.planned_peak_bytes or 0
+    if needed <= limit:
+        return
+    where = largest()
+    raise BuildError(
+        f"{label} needs {_exactly(needed)} for the values that it computes"
+        f"{_least(tried, needed)}"
+        f"{f', the largest of them that of {where}' if where else ''}; expected at most "
+        f"{_exactly(limit)}: give smaller input shapes, or a larger memory limit (memory_limit, "
+        f"or {MEMORY_LIMIT} in GiB)"
+    )
 
 
-def _limit(default: float) -> float:
-    text = os.environ.get(MEMORY_LIMIT, "").strip()
-    if not text:
-        return default
-    try:
-        return float(text)
-    except ValueError as error:
-        raise BuildError(no_gibibytes(MEMORY_LIMIT, text)) from error
+def _exactly(nbytes: int) -> str:
+    """Bytes in a unit that is easy to read, and as the number that a limit can be set to."""
+    text = format_bytes(nbytes)
+    return text if nbytes < 2**10 else f"{text} ({nbytes} bytes)"
+
+
+def _least(tried: MemoryLimitRecord | None, needed: int) -> str:
+    """What is known of programs that need less."""
+    if tried is None:
+        return ""
+    if needed <= tried.bound_bytes:
+        return ", the least that is possible with its kernels"
+    return (
+        f", the least that was found where no program of its kernels needs less than "
+        f"{format_bytes(tried.bound_bytes)}"
+    )
 
 
 def no_gibibytes(variable: str, text: str) -> str:

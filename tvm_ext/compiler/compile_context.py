@@ -1,6 +1,6 @@
 """What the passes of one compilation know beside the module, and what they leave for others."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -9,7 +9,8 @@ import tvm
 
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import compiling_for
-from tvm_ext.report.records import MemoryRecord
+from tvm_ext.report.memory_plan import StoragePlan
+from tvm_ext.report.records import MemoryLimitRecord, MemoryRecord
 from tvm_ext.tensor_spec import SizeRange
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 from tvm_ext.tuning.logs.record_lookup import RecordLookup
@@ -36,6 +37,15 @@ class CompileContext:
     storage_bytes : tvm.ir.Expr, optional
         Bytes of all storage of one run as an expression of the inputs' sizes: ShareStorage writes
         it where no other size decides.
+    kernels : tvm.IRModule, optional
+        The kernels as they were ahead of their schedules, of which times are predicted.
+    memory_limit : MemoryLimitRecord, optional
+        What was done for a memory limit: LimitMemory writes it.
+    call_sources : list of int, optional
+        For each kernel call of the program, its number in the program ahead of LimitMemory, which
+        writes it where it changes the calls.
+    storage_plan : callable
+        Gives where the values of the program lie: ShareStorage writes it.
     kernels_from_cache : int
         Kernels whose code an earlier compilation left: the build writes it.
     """
@@ -47,6 +57,10 @@ class CompileContext:
     choices: dict[str, ScheduleChoice] = field(default_factory=dict)
     memory: MemoryRecord = field(default_factory=MemoryRecord)
     storage_bytes: tvm.ir.Expr | None = None
+    kernels: tvm.IRModule | None = None
+    memory_limit: MemoryLimitRecord | None = None
+    call_sources: list[int] | None = None
+    storage_plan: Callable[[], StoragePlan] = StoragePlan
     kernels_from_cache: int = 0
 
 

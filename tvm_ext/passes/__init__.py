@@ -13,6 +13,7 @@ from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
 from tvm_ext.passes.drop_result_checks import DropResultChecks
 from tvm_ext.passes.fuse_heads_into_attention import FuseHeadsIntoAttention
 from tvm_ext.passes.keep_state_in_place import KeepStateInPlace
+from tvm_ext.passes.limit_memory import LimitMemory
 from tvm_ext.passes.multi_output_fusion import MultiOutputFusion
 from tvm_ext.passes.pack_weights import MarkConstantParameters, PackWeights
 from tvm_ext.passes.plan_workspaces import PlanWorkspaces
@@ -68,7 +69,7 @@ _OURS: dict[Level, tuple[Any, ...]] = {
     ),
     "tile": (CoalesceAccesses, VectorMath, ThreadsForLargeRuns, PropagateNan),
     "memory": (
-        *(ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
+        *(LimitMemory, ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
         DropResultChecks,
     ),
 }
@@ -96,7 +97,8 @@ _BEHIND: dict[str, tuple[str, ...]] = {
     "ScheduleKernels": ("MarkConstantParameters", "CheckBounds"),
     "PackWeights": ("ScheduleKernels",),
     "PlanWorkspaces": ("ScheduleKernels", "PackWeights"),
-    "CallTIRRewrite": ("ToNonDataflow", "RemovePurityChecking"),
+    "LimitMemory": ("ToNonDataflow", "RemovePurityChecking"),
+    "CallTIRRewrite": ("ToNonDataflow", "RemovePurityChecking", "LimitMemory"),
     "ShareStorage": ("CallTIRRewrite",),
     "CudaGraphs": ("ShareStorage",),
     "ResultsToOutParams": ("ShareStorage",),

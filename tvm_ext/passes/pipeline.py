@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeAlias
 import tvm
 from pydantic import AfterValidator, Field
 
+from tvm_ext.configs.byte_sizes import parse_bytes
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.configs.loader import ConfigModel, check_config, config_folder, load_toml
 from tvm_ext.errors import ConfigError, PassError
@@ -120,6 +121,10 @@ class PassPipeline:
 PipelineSource: TypeAlias = PassPipeline | str | Path
 
 
+# The pass that reorders a program for a memory limit, which is its option "limit".
+_LIMIT = "LimitMemory"
+
+
 @dataclass(frozen=True)
 class PassStep:
     """A pass in a pipeline: its entry, and why it is skipped (empty when it runs)."""
@@ -160,6 +165,12 @@ class Pipeline:
         names = [step.entry.name for step in self.schedule]
         # Without it, packing is the first step that takes kernels as they are.
         return min(names.index(n) for n in ("ScheduleKernels", "PackWeights") if n in names)
+
+    @property
+    def memory_limit(self) -> int | None:
+        """Bytes that the values of a run may take; None where no limit was given."""
+        given = (s.options.get("limit") for s in self.memory if s.entry.name == _LIMIT)
+        return next(given, None) or None
 
     @property
     def schedules_kernels(self) -> bool:
@@ -260,6 +271,20 @@ def with_options(pipeline: Pipeline, name: str, options: Mapping[str, Any]) -> P
         for stage in STAGES
     }
     return replace(pipeline, **stages)
+
+
+def with_memory_limit(
+    pass_config: Mapping[str, Mapping[str, Any]] | None, limit: int | str | None
+) -> Mapping[str, Mapping[str, Any]] | None:
+    """``pass_config`` with a limit of bytes for the values of a run; itself where there is none.
+
+    Raises ConfigError where the limit is no size, or ``pass_config`` has not the form of options.
+    """
+    if limit is None:
+        return pass_config
+    options = _plain_options(pass_config or {})
+    nbytes = parse_bytes(limit, "the memory limit")
+    return {**options, _LIMIT: {**options.get(_LIMIT, {}), "limit": nbytes}}
 
 
 def _check_rules(listed: Mapping[str, Sequence[str]]) -> None:

@@ -1,6 +1,7 @@
 """Plans storage: one arena for what has a known size, and the report's figures."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -15,6 +16,7 @@ from tvm_ext.compiler.graph_analysis import weight_bytes
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.memory_planner import MemoryPlan
 from tvm_ext.passes.in_place_results import in_place_results
+from tvm_ext.passes.plan_record import buffer_names, function_plan
 from tvm_ext.passes.storage_plan import CPU_ALIGNMENT, Home, Storage, planned_storage
 from tvm_ext.passes.views_for_copies import views_for_copies
 from tvm_ext.relay_passes.dataflow.buffer_lifetimes import (
@@ -22,13 +24,19 @@ from tvm_ext.relay_passes.dataflow.buffer_lifetimes import (
     BufferLifetimes,
     buffer_lifetimes,
 )
+from tvm_ext.relay_passes.dataflow.sizes import element_bytes
 from tvm_ext.relay_passes.expressions import (
     nominal_sizes,
     operator_name,
     sizes_of_params,
 )
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.spans import bindings_of, relax_bindings, relax_functions
+from tvm_ext.relay_passes.spans import (
+    bindings_of,
+    relax_bindings,
+    relax_functions,
+)
+from tvm_ext.report.memory_plan import StoragePlan
 from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tensor_spec import SizeRange
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
@@ -90,6 +98,7 @@ class ShareStorage:
                 lower_bound_bytes=planned + left - sum(p.size - p.lower_bound for p in plans)
                 or None,
                 planner=", ".join(dict.fromkeys(plan.method for plan in plans)),
+                limit=context.memory_limit,
             )
             context.storage_bytes = _storage_bytes(mod)
         return mod
@@ -104,23 +113,85 @@ def _share_storage(
     mod: tvm.IRModule, ranges: Mapping[str, SizeRange], options: ShareStorage
 ) -> tuple[tvm.IRModule, list[MemoryPlan]]:
     """The module with planned storage, and the plans of its arenas."""
-    found = _Planning(mod, ranges, options)
-    if options.views and current_cpu() is not None:
-        views = views_for_copies(mod, found.lives, found.sizes, CPU_ALIGNMENT)
-        if not views.same_as(mod):
-            other = _Planning(views, ranges, options)
-            # A part of a buffer keeps all of it alive, which may cost more than it saves.
-            found = other if other.arena_bytes() <= found.arena_bytes() else found
+    found = _planning(mod, ranges, options)
+    context = current_compilation()
+    if context is not None:
+        context.storage_plan = found.plan
     return found.written(), found.plans()
+
+
+def _planning(
+    mod: tvm.IRModule, ranges: Mapping[str, SizeRange], options: ShareStorage
+) -> "_Planning":
+    """The smaller of the plans with and without views."""
+    found = _Planning(mod, ranges, options)
+    if not options.views or current_cpu() is None:
+        return found
+    views = views_for_copies(mod, found.lives, found.sizes, CPU_ALIGNMENT)
+    if views.same_as(mod):
+        return found
+    other = _Planning(views, ranges, options, found)
+    # A part of a buffer keeps all of it alive, which may cost more than it saves.
+    return other if other.arena_bytes() <= found.arena_bytes() else found
+
+
+@dataclass(frozen=True)
+class PlannedBytes:
+    """What the values of a program take, as ``ShareStorage`` plans them.
+
+    Attributes
+    ----------
+    total : int or None
+        The planned peak; None where a run decides some size without a limit.
+    arenas : dict of str to int
+        The arena of each function, by its name.
+    """
+
+    total: int | None
+    arenas: dict[str, int]
+
+
+def bytes_by_tvm(mod: tvm.IRModule) -> int | None:
+    """What the values take where TVM's StaticPlanBlockMemory plans the module for ShareStorage.
+
+    None where a run decides sizes, or a function holds an If, on which that planner crashes
+    (apache/tvm#20191).
+    """
+    if any(isinstance(binding.value, relax.If) for binding in relax_bindings(mod)):
+        return None
+    _, is_symbolic = _allocated(mod, ALLOCATION, {})
+    if is_symbolic:
+        return None
+    planned = relax.transform.StaticPlanBlockMemory()(mod)
+    storages, _ = _allocated(planned, "relax.memory.alloc_storage", {})
+    left, _ = _allocated(planned, ALLOCATION, {})
+    return storages + left
+
+
+def planned_bytes(mod: tvm.IRModule) -> PlannedBytes:
+    """What ``ShareStorage`` with its default options makes of a module, which is not changed."""
+    ranges = _ranges()
+    factory: Any = ShareStorage
+    found = _planning(mod, ranges, factory.options_class())
+    written = found.written()
+    planned, symbolic = _allocated(written, "relax.memory.alloc_storage", ranges)
+    left, left_symbolic = _allocated(written, ALLOCATION, ranges)
+    total = None if symbolic or left_symbolic else planned + left
+    return PlannedBytes(total, found.arenas())
 
 
 class _Planning:
     """Of a module: the lifetimes and sizes of its buffers, and where each lies."""
 
     def __init__(
-        self, mod: tvm.IRModule, ranges: Mapping[str, SizeRange], options: ShareStorage
+        self,
+        mod: tvm.IRModule,
+        ranges: Mapping[str, SizeRange],
+        options: ShareStorage,
+        without_views: "_Planning | None" = None,
     ) -> None:
         self._options = options
+        self._without_views = without_views
         self._functions = relax_functions(mod)
         self.lives = buffer_lifetimes(mod)
         self.sizes = {
@@ -130,7 +201,7 @@ class _Planning:
         within: Mapping[relax.Var, relax.Var] = {}
         if options.in_place and current_cpu() is not None:
             mod, within = in_place_results(mod, self.lives, self.sizes)
-        self._mod = mod
+        self._mod, self._within = mod, within
         ends = {name: allowed.ends for name, allowed in ranges.items()}
         nominal = nominal_sizes(mod, ends) if "main" in mod else {}
         self._storages = {
@@ -146,6 +217,42 @@ class _Planning:
     def arena_bytes(self) -> int:
         """Of all arenas."""
         return sum(plan.size for plan in self.plans())
+
+    def arenas(self) -> dict[str, int]:
+        """The bytes of the arena of each function, by its name."""
+        return {
+            str(variable.name_hint): storage.plan.size
+            for variable, storage in self._storages.items()
+            if storage.plan is not None
+        }
+
+    def plan(self) -> StoragePlan:
+        """Where each buffer lies, and for how long."""
+        functions = [
+            function_plan(
+                self._mod,
+                str(variable.name_hint),
+                self._functions[variable],
+                self.lives[variable],
+                storage,
+                self._within,
+                most_bytes_of,
+            )
+            for variable, storage in self._storages.items()
+        ]
+        functions.sort(key=lambda one: one.name != "main")
+        return StoragePlan(tuple(functions), self._views())
+
+    def _views(self) -> tuple[str, ...]:
+        """The nodes of what was a buffer before views were made."""
+        if self._without_views is None:
+            return ()
+        found = []
+        for variable, lives in self._without_views.lives.items():
+            left = self.lives[variable].first
+            names = buffer_names(self._without_views._functions[variable], lives)
+            found += [name for buffer, name in names.items() if buffer not in left]
+        return tuple(found)
 
     def written(self) -> tvm.IRModule:
         """The module with allocations of storages, and of tensors in them."""
@@ -193,6 +300,26 @@ def _plannable(binding: relax.VarBinding) -> Sequence[tirx.Expr] | None:
     shape, _, device, scope = binding.value.args[:4]
     ordinary = static_extent(device) == 0 and str(scope.value) == "global"
     return shape.values[:] if ordinary and isinstance(shape, relax.ShapeExpr) else None
+
+
+def most_bytes_of(ty: tvm.ir.Type) -> int:
+    """Bytes of a tensor of this type at the largest sizes; 0 where these have no limit."""
+    if isinstance(ty, relax.TupleType):
+        return sum(map(most_bytes_of, ty.fields[:]))
+    shape = ty.shape if isinstance(ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr) or ty.dtype is None:
+        return 0
+    return _most_bytes(shape.values[:], element_bytes(str(ty.dtype)), _ranges()) or 0
+
+
+def most_extents(ty: tvm.ir.Type) -> tuple[int, ...] | None:
+    """The largest sizes of a tensor of this type; None where one has no limit."""
+    shape = ty.shape if isinstance(ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr):
+        return None
+    found = [_largest(size, _ranges()) for size in shape.values[:]]
+    known = tuple(size for size in found if size is not None)
+    return known if len(known) == len(found) else None
 
 
 def _most_bytes(

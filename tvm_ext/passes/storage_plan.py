@@ -118,13 +118,14 @@ def planned_storage(
 
 
 def _plan_arena(storage: Storage, groups: Sequence[_Group]) -> None:
-    storage.plan = _offsets(groups, [group.size for group in groups], _alignment())
+    storage.plan = _offsets(groups, [group.size for group in groups], alignment())
     number = storage.add(storage.plan.size)
     for group, offset in zip(groups, storage.plan.offsets, strict=True):
         storage.place(group, Home(number, offset, group.size))
 
 
-def _alignment() -> int:
+def alignment() -> int:
+    """Of which number of bytes offsets are multiples on the current machine."""
     return CPU_ALIGNMENT if current_cpu() is not None else _DEVICE_ALIGNMENT
 
 
@@ -197,12 +198,12 @@ def _scaled_arenas(groups: Sequence[_Group]) -> list[_ScaledArena]:
 
 
 def _scaled_arena(factor: tirx.Expr, groups: list[_Group], numbers: Sequence[int]) -> _ScaledArena:
-    alignment = _alignment()
-    plan, close = (_offsets(groups, numbers, step) for step in (alignment, 1))
+    whole = alignment()
+    plan, close = (_offsets(groups, numbers, step) for step in (whole, 1))
     if plan.size > _FEW_MORE * close.size:
         # The factor is made a multiple of the alignment in place of the numbers.
         plan = close
-        factor = tirx.floordiv(factor + (alignment - 1), alignment) * alignment
+        factor = tirx.floordiv(factor + (whole - 1), whole) * whole
     return _ScaledArena(
         groups, [factor * at if at else 0 for at in plan.offsets], factor * plan.size
     )

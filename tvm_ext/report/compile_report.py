@@ -265,7 +265,7 @@ class CompileReport(RenderedReport):
         # Reports without any of these are as those of versions that did not know them.
         _leave_out(values, "device", "host", "nominal", "precision", "specialized", "state")
         _leave_out(values.get("nominal", {}), "work")
-        _leave_out(values["memory"], "lower_bound_bytes", "planner", "weights_read_bytes")
+        _leave_out(values["memory"], "lower_bound_bytes", "planner", "weights_read_bytes", "limit")
         for record in values["passes"]:
             _leave_out(record, "after")
         for record in values["kernels"]:

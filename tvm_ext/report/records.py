@@ -365,6 +365,38 @@ def as_machine_code(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class MemoryLimitRecord:
+    """What was done to a program so that its values fit into a memory limit.
+
+    Attributes
+    ----------
+    limit_bytes : int
+        The limit, of the planned peak.
+    is_asked : bool
+        Whether it was given for this model, and is not the usual one of the machine.
+    unlimited_bytes : int
+        The planned peak of the program as it was.
+    bound_bytes : int
+        What no order of its calls, and no call that runs again, can go below: the call that needs
+        most needs as much alone.
+    calls_again : int
+        Calls that run a second time, to compute a value again.
+    is_reordered : bool
+        Whether calls run in another order.
+    predicted_slowdown : float
+        Share of the modelled time of a run that the calls take which run again.
+    """
+
+    limit_bytes: int
+    is_asked: bool = True
+    unlimited_bytes: int = 0
+    bound_bytes: int = 0
+    calls_again: int = 0
+    is_reordered: bool = False
+    predicted_slowdown: float = 0.0
+
+
+@dataclass(frozen=True)
 class MemoryRecord:
     """Memory of one run, in bytes.
 
@@ -385,6 +417,9 @@ class MemoryRecord:
     weights_read_bytes : int or None
         Constants that every run reads whole, which tables of rows to choose from are not. None in
         reports that were saved before they were counted.
+    limit : MemoryLimitRecord or None
+        What a memory limit changed; None where none was given and the program is far below the
+        usual one.
     copied_outputs : list[str] or None
         Outputs that a run on a CPU copies, because their memory is an input's, a weight's or
         another output's. None where all are, and the inputs as well: of programs that may write
@@ -400,6 +435,7 @@ class MemoryRecord:
     lower_bound_bytes: int | None = None
     planner: str = ""
     weights_read_bytes: int | None = None
+    limit: MemoryLimitRecord | None = None
 
     @property
     def saved_share(self) -> float:

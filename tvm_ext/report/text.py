@@ -24,13 +24,14 @@ from tvm_ext.report.units import (
     format_count,
     format_percent,
     format_seconds,
+    format_signed_percent,
     plain,
     seconds_scale,
 )
 
 if TYPE_CHECKING:
     from tvm_ext.report.compile_report import CompileReport
-    from tvm_ext.report.records import KernelRecord, PassRecord
+    from tvm_ext.report.records import KernelRecord, MemoryRecord, PassRecord
 
 KERNELS_SHOWN = 10
 
@@ -78,6 +79,7 @@ def _key_figures(report: "CompileReport") -> Table:
             "Tuned records": report.tuned_figure,
             "Batch norms left": f"{left:,}" if left else "",
             "Peak memory": _memory_figure(report),
+            "Memory limit": ": ".join(filter(None, limit_figure(report.memory))),
             "Weights": format_bytes(report.memory.weights_bytes),
             "Micro-batches": plain(report.micro_batch_figure),
             "Precision": plain(report.precision.figure) if report.precision else "",
@@ -122,6 +124,23 @@ def _memory_figure(report: "CompileReport") -> str:
     figure = format_bytes(memory.planned_peak_bytes)
     largest = ", for the largest sizes" if report.symbolic_sizes else ""
     return f"{figure}  ({format_bytes(memory.unplanned_bytes)} without reuse{largest})"
+
+
+def limit_figure(memory: "MemoryRecord") -> tuple[str, str]:
+    """A memory limit, and what was done for it at which price; empty where there was none."""
+    limit, needed = memory.limit, memory.planned_peak_bytes
+    if limit is None or needed is None:
+        return "", ""
+    notes = [f"met, {format_bytes(needed)}"]
+    if limit.calls_again:
+        notes.append(f"{format_count(limit.calls_again, 'call')} again")
+    if limit.is_reordered:
+        notes.append("calls reordered")
+    if limit.calls_again:
+        notes.append(f"{format_signed_percent(limit.predicted_slowdown)} predicted")
+    if needed < limit.unlimited_bytes:
+        notes.append(f"{format_bytes(limit.unlimited_bytes)} without a limit")
+    return format_bytes(limit.limit_bytes), ", ".join(notes)
 
 
 def _work_figure(report: "CompileReport", what: str) -> str:

@@ -64,6 +64,12 @@ def format_percent(share: float) -> str:
     return Scale(0.01, "%", 1)(share)
 
 
+def format_signed_percent(share: float) -> str:
+    """Return a change, as a share of 1, as a percentage with its sign."""
+    text = format_percent(abs(share))
+    return f"-{text}" if share < 0 else f"+{text}"
+
+
 def format_count(number: int, singular: str, plural: str = "") -> str:
     """Return ``number`` with the noun in the right form, for example "1 pass", "3 passes"."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
