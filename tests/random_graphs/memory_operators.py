@@ -143,11 +143,15 @@ def branch_of_two(g: GraphBuilder) -> None:
 
 
 def loop_of_two(g: GraphBuilder) -> None:
-    """A Loop that carries two values, which may change places, and stacks one for each turn."""
+    """A Loop that carries two values, which may change places, and may stack one for each turn."""
     x = _for_body(g)
     y = g.value(lambda v: v.shape == x.shape)
     number = len(g.nodes)
+    stacks = g.chance()
     count = g.constant(g.integer(0, 3), _INT64) if g.chance() else g.input((), TensorProto.INT64)
+    if stacks:
+        # Of no turn at all, ONNX leaves open how large a value would have been.
+        (count,) = g.add("Max", [count, g.constant(1, _INT64)])
     keep = g.constant(True, np.bool_)
     bodies = [BodyOfNodes(g, f"loop{number}{i}", f"carried{number}{i}", x) for i in range(2)]
     for body in bodies:
@@ -158,24 +162,26 @@ def loop_of_two(g: GraphBuilder) -> None:
         bodies.append(_branch_in(g, bodies[0], x))
         del bodies[0]
     go_on = helper.make_node("Identity", [f"go{number}"], [f"on{number}"], f"on{number}")
-    stacked = BodyOfNodes(g, f"stacked{number}", bodies[0].last, x)
-    stacked.wrap("Neg")
+    stacked = [BodyOfNodes(g, f"stacked{number}", bodies[0].last, x)] if stacks else []
+    for body in stacked:
+        body.wrap("Neg")
     results = [body.output() for body in (bodies[::-1] if g.chance() else bodies)]
     graph = helper.make_graph(
-        [go_on, *(node for body in bodies for node in body.nodes), *stacked.nodes],
+        [go_on, *(node for body in (*bodies, *stacked) for node in body.nodes)],
         "body",
         [
             _info(f"turn{number}", TensorProto.INT64, ()),
             _info(f"go{number}", TensorProto.BOOL, ()),
             *(_info(f"carried{number}{i}", x.elem_type, x.shape) for i in range(2)),
         ],
-        [_info(f"on{number}", TensorProto.BOOL, ()), *results, stacked.output()],
+        [_info(f"on{number}", TensorProto.BOOL, ()), *results, *(one.output() for one in stacked)],
     )
-    names = [f"value{number}_loop{i}" for i in range(3)]
+    names = [f"value{number}_loop{i}" for i in range(2 + len(stacked))]
     inputs = [count.name, keep.name, x.name, y.name]
     g.nodes.append(helper.make_node("Loop", inputs, names, f"Loop{number}", body=graph))
     g.pool += [Value(name, x.shape, x.elem_type) for name in names[:2]]
-    _summed(g, names[2], x)
+    for name in names[2:]:
+        _summed(g, name, x)
 
 
 def scan(g: GraphBuilder) -> None:
