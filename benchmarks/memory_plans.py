@@ -84,7 +84,8 @@ def _show_resident(models: Sequence[Path], console: Console) -> int:
         print(f"memory_plans.py: error: {error}", file=sys.stderr)
         return 2
     console.print(resident_memory.table_of(found))
-    return int(any(abs(one.off) > resident_memory.ALLOWED for one in found))
+    known = [one.off for one in found if one.off is not None]
+    return int(any(abs(off) > resident_memory.ALLOWED for off in known))
 
 
 def _capacity(options: argparse.Namespace) -> int | None:

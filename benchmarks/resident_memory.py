@@ -38,8 +38,9 @@ class Resident:
     ----------
     name : str
         The model.
-    said : dict of str to int
+    said : dict of str to int or None
         Weights, buffers (the arena and the results) and inputs, from the report and the shapes.
+        None for buffers whose sizes other values of the run decide.
     loaded, ran, peak : int
         How much resident memory grew with loading, with loading and the runs, and at most.
     code : int
@@ -49,7 +50,7 @@ class Resident:
     """
 
     name: str
-    said: dict[str, int]
+    said: dict[str, int | None]
     loaded: int
     ran: int
     peak: int
@@ -57,14 +58,16 @@ class Resident:
     report: int
 
     @property
-    def total_said(self) -> int:
-        """The sum of what is said."""
-        return sum(self.said.values())
+    def total_said(self) -> int | None:
+        """The sum of what is said; None where the report knows no size of the buffers."""
+        known = [value for value in self.said.values() if value is not None]
+        return sum(known) if len(known) == len(self.said) else None
 
     @property
-    def off(self) -> float:
+    def off(self) -> float | None:
         """How far a run without code and report is from what is said, as a share of it."""
-        return (self.ran - self.code - self.report) / self.total_said - 1
+        said = self.total_said
+        return None if said is None else (self.ran - self.code - self.report) / said - 1
 
 
 def measured(models: Sequence[Path], threads: int = 1) -> list[Resident]:
@@ -109,7 +112,9 @@ def table_of(found: Sequence[Resident]) -> Table:
     for one in found:
         grown = (one.loaded, one.ran, one.peak, one.code, one.report)
         figures = (*one.said.values(), one.total_said, *grown)
-        table.add_row(one.name, *(f"{value / _MIB:,.2f}" for value in figures), f"{one.off:+.1%}")
+        off = "-" if one.off is None else f"{one.off:+.1%}"
+        sizes = ("-" if value is None else f"{value / _MIB:,.2f}" for value in figures)
+        table.add_row(one.name, *sizes, off)
     return table
 
 
@@ -139,7 +144,7 @@ def _grown(tiny: Path, path: Path, threads: int) -> dict[str, object]:
     after = _status()
     memory = model.report.memory
     at_sizes = nominal.memory_bytes if nominal is not None else None
-    buffers = at_sizes if at_sizes is not None else memory.planned_peak_bytes or 0
+    buffers = at_sizes if at_sizes is not None else memory.planned_peak_bytes
     del results
     return {
         "said": {

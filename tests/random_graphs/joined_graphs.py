@@ -35,13 +35,14 @@ class _Part:
 def try_together(cases: Sequence[Case], inputs: int) -> list[Outcome | None]:
     """Compiles and runs graphs as few programs; None for each that is to be tried alone.
 
-    Those of one program have the same operator set and options of passes.
+    Those of one program have the same operator set, optimisation level and options of passes.
     """
     alike: dict[str, list[int]] = {}
     parts = [_part(case, inputs) for case in cases]
     for number, part in enumerate(parts):
         if part is not None:
-            key = f"{part.model.opset_import[0].version} {part.case.pass_config}"
+            case, operators = part.case, part.model.opset_import[0].version
+            key = f"{operators} {case.opt_level} {case.pass_config}"
             alike.setdefault(key, []).append(number)
     found: list[Outcome | None] = [None] * len(cases)
     for numbers in alike.values():

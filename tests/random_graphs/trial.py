@@ -38,6 +38,7 @@ _PROMISES = ("PropagateNan", "CheckBounds")
 
 # How many of the graphs have sizes that a run decides.
 _DYNAMIC = {DYNAMIC: 1.0, CONTROL: 0.3, MEMORY_PLANS: 0.5}
+_WITHOUT_FUSION = 0.8
 
 # What is counted of a program and an input whose outputs were compared with ONNX Runtime's.
 COMPARED = ("pairs that agree", "pairs that fail", "pairs whose result a change of 1e-6 changes")
@@ -48,7 +49,7 @@ _LEAST_SCALE = 1e-2
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the inputs and the dynamic sizes that it was built with, and options of passes."""
+    """A model, the inputs and the dynamic sizes that it was built with, and how it is compiled."""
 
     source: str
     seed: str
@@ -56,6 +57,7 @@ class Case:
     inputs: dict[str, np.ndarray]
     sizes: dict[str, int]
     pass_config: dict[str, dict[str, Any]] = field(default_factory=dict)
+    opt_level: str = "O3"
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class Outcome:
 def build_case(source: str, seed: str, poison: bool = False) -> Case | None:
     """The graph of a source and a seed; None where none could be drawn.
 
-    With ``poison`` its program fills what is free of its arena with NaN.
+    With ``poison`` its program fills what is free of its arena with NaN. Most are compiled without
+    fusion then, which leaves graphs as small as these without buffers.
     """
     rng = random.Random(f"{source} {seed}")
     try:
@@ -118,11 +121,15 @@ def build_case(source: str, seed: str, poison: bool = False) -> Case | None:
         model, sizes = with_dynamic_sizes(graph, rng)
     # Of graphs as small as these no convolution is worth another layout.
     options: dict[str, dict[str, Any]] = {}
+    level = "O3"
     if rng.random() < 0.5:
         options["LayoutPlanning"] = {"layout": "channels_last"}
     if poison:
         options["ShareStorage"] = {"poison": True}
-    return Case(source, seed, model.SerializeToString(), graph.inputs, sizes, options)
+        level = "O0" if rng.random() < _WITHOUT_FUSION else level
+    if level == "O0":
+        options.pop("LayoutPlanning", None)
+    return Case(source, seed, model.SerializeToString(), graph.inputs, sizes, options, level)
 
 
 def _graph(source: str, rng: random.Random) -> RandomGraph:
@@ -213,7 +220,13 @@ def compile_case(
     model: onnx.ModelProto, case: Case, disabled: Sequence[str] = ()
 ) -> tvm_ext.CompiledModel:
     """A program of ``model`` with the options of a case, without some passes."""
-    return tvm_ext.compile(model, HOST, disabled_passes=disabled, pass_config=case.pass_config)
+    return tvm_ext.compile(
+        model,
+        HOST,
+        opt_level=case.opt_level,
+        disabled_passes=disabled,
+        pass_config=case.pass_config,
+    )
 
 
 def _compiled(case: Case, left_out: str, outcome: Outcome) -> tvm_ext.CompiledModel | None:
