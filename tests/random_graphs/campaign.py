@@ -15,9 +15,9 @@ changes when its inputs move by a millionth says nothing, and is counted apart.
 
 With ``--poison`` each program fills its arena with NaN before it begins, and every buffer behind
 its last use, so that what reads memory wrongly shows. Four of five are compiled without fusion,
-which would leave graphs as small as these without buffers. With ``--together 40`` that many graphs are
-drawn at a time, and compiled as few programs. A graph whose results are not those of ONNX Runtime
-is tried again alone.
+which would leave graphs as small as these without buffers. With ``--together 40`` that many graphs
+are drawn at a time, and compiled as few programs. A graph whose results are not those of ONNX
+Runtime is tried again alone.
 
 Each failure gets a folder with the model, its inputs, and a file that says how to see it again; a
 difference is reduced to the fewest nodes that show it. Exit code 1 when there is a failure, 2 for
