@@ -45,6 +45,9 @@ def legalize_ops() -> tvm.transform.Pass:
     warning for each power above the second, which is a product. It raises one for a division by a
     stored zero too, which is a product with infinity. A product with a stored zero is a quotient by
     infinity, as TVM takes it for zero where the other factor is NaN or an infinity.
+
+    What is not equal is the exclusive or of "equal" and true, and so is what is not below a number:
+    TVM makes one comparison of a negated one, and none of its comparisons holds for NaN.
     """
     return relax.transform.LegalizeOps(_rules())
 
@@ -59,6 +62,8 @@ def _rules() -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
         "relax.reshape": _view,
         "relax.flatten": _view,
         "relax.full": _full,
+        "relax.logical_not": _logical_not,
+        "relax.not_equal": _not_equal,
         "relax.nn.batch_norm": _batch_norm,
         "relax.nn.group_norm": _group_norm,
         "relax.mean": functools.partial(_in_float32, _mean),
@@ -252,6 +257,31 @@ def _normal_groups(
         return result * gamma(place[channel]) + beta(place[channel])
 
     return te.compute(x.shape, normal, "group_norm")
+
+
+def _logical_not(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if str(call.ty.dtype) != "bool":
+        return _with_own_sizes(builder, call)
+    made = builder.call_te(_negated, call.args[0], primfunc_name_hint="logical_not")
+    return _with_own_sizes_of(builder, made, call)
+
+
+def _not_equal(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if "float" not in str(call.args[0].ty.dtype):
+        return _with_own_sizes(builder, call)
+
+    def differs(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        return _negated(topi.equal(a, b))
+
+    made = builder.call_te(differs, *call.args, primfunc_name_hint="not_equal")
+    return _with_own_sizes_of(builder, made, call)
+
+
+def _negated(flags: te.Tensor) -> te.Tensor:
+    def negated(*index: tirx.Var) -> tirx.Expr:
+        return tirx.bitwise_xor(flags(*index), tirx.const(True, "bool"))
+
+    return te.compute(flags.shape, negated, name="logical_not")
 
 
 def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

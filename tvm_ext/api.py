@@ -546,7 +546,8 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
 
 def _micro_batch(lowered: LoweredModel, nominal: SizesRecord) -> MicroBatchRecord | None:
     """How a run on this CPU cuts its batch into micro-batches, if its items are independent."""
-    if current_cpu() is None or nominal.work is None:
+    machine = current_cpu()
+    if machine is None or nominal.work is None:
         return None
     dimension = independent_items(lowered.kernels)
     allowed = lowered.imported.ranges.get(dimension)
@@ -559,7 +560,8 @@ def _micro_batch(lowered: LoweredModel, nominal: SizesRecord) -> MicroBatchRecor
         for shape in shapes
         if shape[:1] == (dimension,)
     )
-    return micro_batch(nominal, dimension, elements)
+    call_seconds = len(lowered.calls) * machine.kernel_overhead_us * 1e-6
+    return micro_batch(nominal, dimension, elements, call_seconds)
 
 
 def _with_graph_refusal(device: DeviceRecord | None, report: CompileReport) -> DeviceRecord | None:

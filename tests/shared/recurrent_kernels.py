@@ -40,8 +40,12 @@ def recurrent_kernel(layer: Recurrence, steps: Any = 8, batch: Any = 1) -> tirx.
     for product in layer.products():
         gates = len(product.gates)
         shapes[product.weights] = (directions, layer.blocks, layer.summed, gates, layer.units)
+    columns = (directions, layer.blocks, layer.gates, layer.units)
+    shapes |= {"r_scale": columns, "r_sums": columns}
     names = layer.operands()[: -len(layer.results())]
-    dtypes = {"lengths": "int32"}
+    dtypes = {"lengths": "int32", "r_sums": "int32"}
+    if layer.integer_weights:
+        dtypes["r"] = "int8"
     inputs = [te.placeholder(shapes[n], dtypes.get(n, "float32"), name=n) for n in names]
     y = (batch, steps, directions, hidden) if first else (steps, directions, batch, hidden)
     outputs = [y] + [state] * (len(layer.results()) - 1)

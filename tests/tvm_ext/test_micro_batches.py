@@ -1,6 +1,7 @@
 """Batches that are cut into micro-batches: what is computed, when, and of which models."""
 
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from unoptimised import HOST
 import tvm_ext
 from tvm_ext.compiler import kernel_records
 from tvm_ext.errors import InputError
-from tvm_ext.report.records import MicroBatchRecord
+from tvm_ext.report.records import MicroBatchRecord, RunWork, SizesRecord
 from tvm_ext.runner import shares_of_batch
 
 
@@ -22,6 +23,7 @@ def _small_items_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models as small as these are run whole."""
     monkeypatch.setattr(kernel_records, "_LEAST_SECONDS", 0.0)
     monkeypatch.setattr(kernel_records, "_OWN_TO_WEIGHTS", 0.0)
+    monkeypatch.setattr(kernel_records, "_WORK_TO_CALLS", 0.0)
     monkeypatch.setenv("TVM_EXT_CACHE", "off")
 
 
@@ -214,3 +216,22 @@ def test_reshapes_that_mix_items_are_seen() -> None:
     assert compiled.report.micro_batch is None
     (wanted,) = by_runtime(made, {"x": (x := rand(8, 4))})
     np.testing.assert_allclose(compiled.run({"x": x})["y"], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_what_calls_take_makes_no_item_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of many small kernels was cut into runs that calls take most of the time of."""
+    monkeypatch.undo()
+    work = RunWork(1e3, 1e3, 20e-6, "1000 * N", "1000 * N")
+    nominal = SizesRecord({"N": 1}, None, "", 1e3, 20e-6, work)
+    light = kernel_records.micro_batch(nominal, "N", 10, 19e-6)
+    heavy = kernel_records.micro_batch(nominal, "N", 10, 1e-6)
+    assert light is not None
+    assert light.items == pytest.approx(500)
+    assert heavy is not None
+    assert heavy.items == pytest.approx(500 / 19)
+    many = kernel_records.micro_batch(
+        replace(nominal, work=replace(work, estimated_seconds=201e-6)), "N", 10, 200e-6
+    )
+    assert many is not None
+    assert many.items == pytest.approx(2000)
+    assert kernel_records.micro_batch(nominal, "N", 10, 20e-6) is None

@@ -12,11 +12,14 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.matrix_instructions import MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis
 
 # Of a sum.
 _LANE_BITS = 32
+
+_NEON_BITS = 128
 
 # Where the sums of a row are in two vectors of pairs of rows and columns.
 _PLACES_OF_ROWS = ((0, 1, 4, 5), (2, 3, 6, 7))
@@ -28,30 +31,24 @@ _LLVM_TYPES = {"float32": "float"}
 
 
 @dataclass(frozen=True)
-class DotProduct:
-    """An instruction that adds several steps of the sum to each lane of a vector.
-
-    A tile has an array of sums for every ``rows`` of its rows, of vectors in the order of columns.
+class DotProductCode:
+    """Calls of an instruction that adds several steps of the sum to each lane of a vector.
 
     Attributes
     ----------
     instruction : MatrixInstruction
         Its ``k`` steps are neighbours in both operands.
-    data : TensorLoad
-        The operand that has rows, as the product reads it.
-    weights : TensorLoad
-        The first element of the packed row that serves a tile's columns in ``k`` steps.
-    depth : LoopAxis
-        The loop that ends in the instruction, of a multiple of ``k`` iterations.
     bits : int
         Of a vector.
     """
 
     instruction: MatrixInstruction
-    data: tvm.ir.TensorLoad
-    weights: tvm.ir.TensorLoad
-    depth: LoopAxis
     bits: int
+
+    @staticmethod
+    def on(instruction: MatrixInstruction, machine: CpuDescription) -> "DotProductCode":
+        """In vectors of the machine, where the instruction is there for several lengths."""
+        return DotProductCode(instruction, vector_bits(instruction, machine))
 
     @property
     def lanes(self) -> int:
@@ -75,10 +72,10 @@ class DotProduct:
             return f"int{_LANE_BITS}x{self.lanes}"
         return f"{self.instruction.b}x{self._elements}"
 
-    def vector(self, places: list[Any]) -> tvm.ir.Expr:
-        """The vector of weights that starts at ``places`` of the packed operand."""
+    def of_columns(self, source: Any, places: list[Any]) -> tvm.ir.Expr:
+        """The vector of packed weights that starts at ``places`` of ``source``."""
         *outer, first = places
-        loaded = tirx.BufferLoad(self.weights.source, [*outer, _neighbours(first, self._elements)])
+        loaded = tirx.BufferLoad(source, [*outer, _neighbours(first, self._elements)])
         return tirx.reinterpret(self.operand, loaded) if self._is_foreign else loaded
 
     def of_rows(self, source: Any, rows: Sequence[list[Any]]) -> tvm.ir.Expr:
@@ -159,6 +156,36 @@ class DotProduct:
               ret {total} %sum
             }}
         """
+
+
+@dataclass(frozen=True)
+class DotProduct(DotProductCode):
+    """The sums of a tile by such an instruction.
+
+    A tile has an array of sums for every ``rows`` of its rows, of vectors in the order of columns.
+
+    Attributes
+    ----------
+    data : TensorLoad
+        The operand that has rows, as the product reads it.
+    weights : TensorLoad
+        The first element of the packed row that serves a tile's columns in ``k`` steps.
+    depth : LoopAxis
+        The loop that ends in the instruction, of a multiple of ``k`` iterations.
+    """
+
+    data: tvm.ir.TensorLoad
+    weights: tvm.ir.TensorLoad
+    depth: LoopAxis
+
+    def vector(self, places: list[Any]) -> tvm.ir.Expr:
+        """The vector of weights that starts at ``places`` of the packed operand."""
+        return self.of_columns(self.weights.source, places)
+
+
+def vector_bits(instruction: MatrixInstruction, machine: CpuDescription) -> int:
+    """Of a vector of the instruction: those of the machine where it is there for several."""
+    return machine.vector_bits if "{bits}" in instruction.intrinsic else _NEON_BITS
 
 
 def _neighbours(first: Any, count: int) -> tvm.ir.Expr:

@@ -24,7 +24,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     static_extent,
 )
 from tvm_ext.tir_schedules.cpu.blockwise import schedule_others
-from tvm_ext.tir_schedules.cpu.dot_product import DotProduct
+from tvm_ext.tir_schedules.cpu.dot_product import DotProduct, vector_bits
 from tvm_ext.tir_schedules.cpu.implicit_padding import implicit_padding
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     SymbolicContraction,
@@ -48,8 +48,6 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 # sums that no column wants decide, then the most, which read the other operand least often.
 _VECTORS = (4, 2, 1)
 
-_NEON_BITS = 128
-
 
 class DotProductTile:
     """Sums of products of uint8 or int8 and constant int8, or of bfloat16 and constant bfloat16, on
@@ -69,7 +67,7 @@ class DotProductTile:
         epilogue = epilogue_block(sch, anchor)
         found = symbolic_contraction(sch, anchor, epilogue)
         operands = _operands(found, sch.mod["main"], machine)
-        bits = _vector_bits(operands.instruction, machine)
+        bits = vector_bits(operands.instruction, machine)
         lanes = bits // tvm.DataType(operands.instruction.accumulator).bits
         vectors = decisions.pick("vectors", set(_VECTORS), _vectors(operands, lanes))
         tile = with_rows(found, operands.columns, (vectors * lanes,), machine)
@@ -178,11 +176,6 @@ def weight_axis(contraction: SymbolicContraction, index: tvm.ir.Expr) -> LoopAxi
     raise NotApplicable("an index of the weights is no loop of known length")
 
 
-def _vector_bits(instruction: MatrixInstruction, machine: CpuDescription) -> int:
-    """Of a vector of the instruction: those of the machine where it is there for several."""
-    return machine.vector_bits if "{bits}" in instruction.intrinsic else _NEON_BITS
-
-
 def _is_one_of(axis: LoopAxis, axes: Sequence[LoopAxis]) -> bool:
     return any(axis is one for one in axes)
 
@@ -217,4 +210,4 @@ def _packed(
     places = [tirx.truncdiv(columns.var, block), *inner]
     row = tirx.BufferLoad(buffer, [*places, tirx.truncdiv(depth.var, k), tirx.const(0, "int64")])
     data, _ = factors(contraction, func)
-    return DotProduct(operands.instruction, data, row, depth, bits), operand, buffer
+    return DotProduct(operands.instruction, bits, data, row, depth), operand, buffer

@@ -9,12 +9,13 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
-from tvm_ext.tir_schedules.cpu.parallel_vectorize import pick_threads, worth_threads
-from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
+from tvm_ext.tir_schedules.cpu.quantized_state import QuantizedState, StateDotProduct
+from tvm_ext.tir_schedules.cpu.recurrent_decision import decide_recurrence
 from tvm_ext.tir_schedules.cpu.row_code import with_body
 from tvm_ext.tir_schedules.operators.recurrence import (
     SUM_UNROLL,
@@ -32,7 +33,7 @@ from tvm_ext.tir_schedules.operators.recurrence import (
     vectors,
 )
 from tvm_ext.tir_schedules.statements import sequence, stack_array
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # A block of units in one step of a recurrence: its sums in registers, and what becomes of them.
 
@@ -55,6 +56,8 @@ class Group:
         The sequences' numbers in the batch.
     states : dict[str, Buffer]
         Arrays of ``[rows, padded]`` by the names of ``Recurrence.states``.
+    dot : StateDotProduct or None
+        What multiplies the rounded state in integers; None: its steps are multiplied as floats.
     """
 
     operands: RecurrenceOperands
@@ -63,6 +66,7 @@ class Group:
     direction: tirx.Expr
     rows: tuple[tirx.Expr, ...]
     states: dict[str, Any]
+    dot: StateDotProduct | None
 
     def at(self, row: int, unit: tvm.ir.Expr) -> tvm.ir.Expr:
         """Index into an array of states."""
@@ -94,11 +98,17 @@ class Block:
         most = max(len(other.gates) for other in self.recurrence.products())
         self.ways = min(SUM_UNROLL, group.loops.ways * (most // len(product.gates)))
         count = self.ways * len(group.rows) * len(product.gates) * self.units
-        self.sums, self.declaration = stack_array(number(count), group.operands.dtype, "sums")
+        dtype = self.operands.dtype if group.dot is None else group.dot.sum_type
+        self.sums, self.declaration = stack_array(number(count), dtype, "sums")
 
     def statement(self) -> tirx.Stmt:
         """All of it."""
-        steps = loop(self.recurrence.summed // SUM_UNROLL, self._multiplied)
+        dot = self.group.dot
+
+        def multiplied(four: tvm.ir.Expr) -> tirx.Stmt:
+            return self._multiplied(four) if dot is None else self._dot_products(dot, four)
+
+        steps = loop(self.recurrence.summed // SUM_UNROLL, multiplied)
         return sequence([self.declaration, *self._started(), steps, *self._added(), *self._used()])
 
     def sum_index(self, way: int, row: int, place: int, lane: tvm.ir.Expr) -> tvm.ir.Expr:
@@ -135,7 +145,7 @@ class Block:
 
         def start(lane: tvm.ir.Expr) -> tvm.ir.Expr:
             if way or self.recurrence.integer_weights:
-                return tirx.const(0, self.operands.dtype)
+                return tirx.const(0, str(self.sums.dtype))
             if gate == 2 and "b_candidate" in self.operands.arrays:
                 return self.operands.load("b_candidate", self.group.direction, self.unit(lane))
             return self.projected(row, gate, lane)
@@ -166,6 +176,21 @@ class Block:
             return self._put(at, self.sum_at(*at, lane) + scalar * weight, lane)
 
         return vectors(self.units, lanes)
+
+    def _dot_products(self, dot: StateDotProduct, four: tvm.ir.Expr) -> tirx.Stmt:
+        """``SUM_UNROLL`` steps of all sums, which one instruction adds to a vector of them."""
+        found: list[tirx.Stmt] = []
+        for row in range(len(self.times)):
+            first = self.group.at(row, four * number(SUM_UNROLL))
+            state = dot.state(self.group.states["rounded_h"], first)
+            for place in range(len(self.product.gates)):
+                for lane in range(0, self.units, dot.lanes):
+                    column = self.offset + number(lane)
+                    where = self.group.direction, self.block, four, number(place), column
+                    index = [tirx.Ramp(self.sum_index(0, row, place, number(lane)), 1, dot.lanes)]
+                    total = dot.added(tirx.BufferLoad(self.sums, index), state, where)
+                    found.append(tirx.BufferStore(self.sums, total, index))
+        return sequence(found)
 
     def _added(self) -> list[tirx.Stmt]:
         """Partial sums added up, two by two."""
@@ -216,6 +241,11 @@ class _CellUnit:
         if not block.recurrence.integer_weights:
             return total
         where = block.group.direction, block.block, number(index), block.offset + self.lane
+        if block.group.dot is not None:
+            column_sum = block.operands.load("r_sums", *where)
+            total = block.group.dot.in_steps_of_the_state(
+                block.group.states, self.row, total, column_sum
+            )
         return self.projected(index) + block.operands.load("r_scale", *where) * total
 
     def projected(self, index: int) -> tirx.Expr:
@@ -239,94 +269,6 @@ class _CellUnit:
         return self.block.group.at(self.row, self.block.unit(self.lane))
 
 
-# Rounds a sequence's state to 8-bit steps before it is multiplied, for DynamicQuantizeLSTM.
-#
-# The steps cover the smallest and the largest element, and zero, as DynamicQuantizeLinear's do.
-
-
-_LAST_STEP = 255
-
-
-class QuantizedState:
-    """``size`` elements of one array from ``start`` on, rounded into the same ones of another.
-
-    Elements are taken ``width`` at a time, a divisor of ``size``.
-    """
-
-    def __init__(self, state: Any, rounded: Any, start: Any, size: int, width: int) -> None:
-        self.state = state
-        self.rounded = rounded
-        self.start = start
-        self.parts = size // width
-        self.width = width
-        self.dtype = str(state.dtype)
-
-    def statement(self) -> tirx.Stmt:
-        """All of it."""
-        low, declared_low = stack_array(number(self.width), self.dtype, "lowest")
-        high, declared_high = stack_array(number(self.width), self.dtype, "highest")
-        declared = [declared_low, declared_high]
-        started = [*self._stored(low, self._zero), *self._stored(high, self._zero)]
-        bounds = loop(self.parts, lambda part: self._bounded(part, low, high))
-        joined = [self._joined(low, tirx.Min), self._joined(high, tirx.Max)]
-        named, scale, offset = self._steps(_at(low, number(0)), _at(high, number(0)))
-        stored = loop(self.parts, lambda part: self._rounded(part, scale, offset))
-        return sequence([*declared, *started, bounds, *joined, *named, stored])
-
-    def _zero(self, _: Any) -> Any:
-        return self._const(0)
-
-    def _const(self, value: float) -> Any:
-        return tirx.const(value, self.dtype)
-
-    def _stored(self, array: tirx.Buffer, value: Any) -> list[tirx.Stmt]:
-        return vectors(self.width, lambda lane: tirx.BufferStore(array, value(lane), [lane]))
-
-    def _place(self, part: Any, lane: Any) -> Any:
-        return self.start + part * number(self.width) + lane
-
-    def _bounded(self, part: Any, low: Any, high: Any) -> tirx.Stmt:
-        def element(lane: Any) -> Any:
-            return _at(self.state, self._place(part, lane))
-
-        lower = self._stored(low, lambda lane: tirx.Min(_at(low, lane), element(lane)))
-        higher = self._stored(high, lambda lane: tirx.Max(_at(high, lane), element(lane)))
-        return sequence([*lower, *higher])
-
-    def _joined(self, array: tirx.Buffer, bound: Any) -> tirx.Stmt:
-        """The bound of all lanes in the first one."""
-        first = number(0)
-        return loop(
-            self.width,
-            lambda n: tirx.BufferStore(array, bound(_at(array, first), _at(array, n)), [first]),
-        )
-
-    def _steps(self, low: Any, high: Any) -> tuple[list[tirx.Stmt], Any, Any]:
-        """The size of a step and the number of the one that is zero, with what names them."""
-        span, scale, offset = (tirx.Var(name, self.dtype) for name in ("span", "scale", "offset"))
-        flat = tirx.EQ(span, self._const(0))
-        step = tirx.Select(flat, self._const(1), span / self._const(_LAST_STEP))
-        zero = tirx.nearbyint(self._in_range(-low / scale))
-        binds = [tirx.Bind(span, high - low), tirx.Bind(scale, step), tirx.Bind(offset, zero)]
-        return binds, scale, offset
-
-    def _in_range(self, value: Any) -> Any:
-        return tirx.Max(tirx.Min(value, self._const(_LAST_STEP)), self._const(0))
-
-    def _rounded(self, part: Any, scale: Any, offset: Any) -> tirx.Stmt:
-        def store(lane: Any) -> tirx.Stmt:
-            place = self._place(part, lane)
-            step = tirx.nearbyint(_at(self.state, place) / scale) + offset
-            value = (self._in_range(step) - offset) * scale
-            return tirx.BufferStore(self.rounded, value, [place])
-
-        return sequence(vectors(self.width, store))
-
-
-def _at(array: tirx.Buffer, place: Any) -> Any:
-    return tirx.BufferLoad(array, [place])
-
-
 # Writes the loops of a recurrence: steps one after the other, all of a step in registers.
 #
 # For each direction and group of sequences: for each step: for each block of units: the sums of
@@ -337,25 +279,24 @@ def _at(array: tirx.Buffer, place: Any) -> Any:
 _COPIED = 16
 
 
-def recurrence_code(operands: RecurrenceOperands, loops: RecurrenceLoops) -> tirx.Stmt:
+def recurrence_code(
+    operands: RecurrenceOperands, loops: RecurrenceLoops, dot: StateDotProduct | None = None
+) -> tirx.Stmt:
     """The body of the kernel: whole groups of sequences, then those that are left."""
-    batch, rows = operands.batch, loops.rows
-    count = static_extent(batch)
-    if count is None:
-        parts = [(number(0), rows, tirx.FloorDiv(batch, number(rows)))] if rows > 1 else []
-        whole = tirx.FloorDiv(batch, number(rows)) * number(rows) if rows > 1 else number(0)
-        parts.append((whole, 1, batch - whole))
-    else:
-        rows = min(rows, count)
-        parts = [(number(0), rows, number(count // rows))]
-        if count % rows:
-            parts.append((number(count - count % rows), count % rows, number(1)))
-    return sequence([_part(operands, loops, *part) for part in parts])
+    statements = []
+    done: Any = number(0)
+    for part in (loops, *loops.rest):
+        size = number(min(part.rows, static_extent(operands.batch) or part.rows))
+        groups = Analyzer().simplify(tirx.FloorDiv(operands.batch - done, size))
+        statements.append(_part(operands, part, dot, done, int(size), groups))
+        done = Analyzer().simplify(done + groups * size)
+    return sequence(statements)
 
 
 def _part(
     operands: RecurrenceOperands,
     loops: RecurrenceLoops,
+    dot: StateDotProduct | None,
     first: tvm.ir.Expr,
     rows: int,
     groups: tvm.ir.Expr,
@@ -375,9 +316,9 @@ def _part(
         def one_direction(index: int, direction: tvm.ir.Expr) -> tirx.Stmt:
             functions = recurrence.activations[index]
             numbers = tuple(start + number(row) for row in range(rows))
-            states = _states(operands, rows)
+            states = _states(operands, rows, dot)
             return _Sequences(
-                Group(operands, loops, functions, direction, numbers, states)
+                Group(operands, loops, functions, direction, numbers, states, dot)
             ).statement()
 
         if len(set(recurrence.activations)) == 1:
@@ -390,10 +331,11 @@ def _part(
     return loop(count * recurrence.directions if count is not None else tasks, group, kind)
 
 
-def _states(operands: RecurrenceOperands, rows: int) -> dict[str, Any]:
+def _states(operands: RecurrenceOperands, rows: int, dot: StateDotProduct | None) -> dict[str, Any]:
     recurrence = operands.recurrence
     size = number(rows * recurrence.padded)
-    return {name: tirx.decl_buffer([size], operands.dtype, name) for name in recurrence.states()}
+    found = {name: tirx.decl_buffer([size], operands.dtype, name) for name in recurrence.states()}
+    return found if dot is None else found | dot.states(rows, recurrence.padded)
 
 
 class _Sequences:
@@ -413,10 +355,10 @@ class _Sequences:
         return sequence([*declared, *self._start(), steps, *self._end()])
 
     def _start(self) -> list[tirx.Stmt]:
-        zero = tirx.const(0, self.operands.dtype)
         found: list[tirx.Stmt] = []
-        for array in self.states.values():
-            found += self._filled(array, zero)
+        for name in self.recurrence.states():
+            array = self.states[name]
+            found += self._filled(array, tirx.const(0, str(array.dtype)))
         given = {"h": self.recurrence.initial_h, "c": self.recurrence.initial_c}
         for name in (name for name, is_there in given.items() if is_there):
             found += [self._initial(name, row) for row in self.rows]
@@ -485,8 +427,7 @@ class _Sequences:
 
     def _rounded(self, row: int) -> tirx.Stmt:
         start, size = self.group.at(row, number(0)), self.recurrence.padded
-        arrays = self.states["h"], self.states["rounded_h"]
-        return QuantizedState(*arrays, start, size, self._width()).statement()
+        return QuantizedState(self.states, row, start, size, self._width()).statement()
 
     def _blocks(self, index: int, product: RecurrentMatmul, times: list[SequenceTime]) -> tirx.Stmt:
         """One product of a step, and what follows on it, block by block."""
@@ -499,7 +440,9 @@ class _Sequences:
             offset = part * number(units)
             return Block(self.group, index, product, times, j, offset).statement()
 
-        return loop(self.recurrence.blocks, block)
+        shared = self.group.loops.step_threads
+        kind = tirx.ForKind.PARALLEL if shared else tirx.ForKind.SERIAL
+        return loop(self.recurrence.blocks, block, kind)
 
     def _commit(self, row: int, time: SequenceTime) -> tirx.Stmt:
         """The new state becomes the state and the step's output; zeros behind a sequence's end."""
@@ -523,16 +466,6 @@ class _Sequences:
         return tirx.IfThenElse(time.active, running, ended)
 
 
-# Sums in registers that hide the latency of a multiply-add: four cycles, two of them a cycle.
-_ENOUGH_SUMS = 8
-
-# Sequences that are worth sharing a weight: with more, multiply-adds take longer than loads.
-_MOST_ROWS = 6
-
-# Where the model leaves steps or sequences dynamic.
-_STEPS_GUESSED = 16
-
-
 class CpuRecurrentLayer:
     """LSTM, GRU and RNN, without their input projection."""
 
@@ -546,48 +479,7 @@ class CpuRecurrentLayer:
         operands = recurrence_of(func)
         if operands is None:
             raise NotApplicable("the kernel is no recurrent layer")
-        loops = decide_recurrence(operands, machine, decisions)
-        return s_tir.Schedule(with_body(func, recurrence_code(operands, loops)))
-
-
-def decide_recurrence(
-    operands: RecurrenceOperands, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
-) -> RecurrenceLoops:
-    """By default as many sequences together as leave work for all cores and fit in registers.
-
-    Asks for ``rows``, ``units``, ``ways`` and ``threads``.
-    """
-    recurrence = operands.recurrence
-    lanes = min(machine.vector_lanes(operands.dtype), recurrence.units)
-    gates = max(len(product.gates) for product in recurrence.products())
-    free = vector_registers(machine) - gates - 1
-    batch = static_extent(operands.batch)
-    threads_worth = worth_threads(machine, _multiply_adds(operands), lanes)
-
-    most = max(1, min(_MOST_ROWS, free // gates))
-    shared = most if batch is None else min(most, batch)
-    if batch is not None and threads_worth:
-        busy = max(1, batch * recurrence.directions // machine.cores)
-        shared = min(shared, busy)
-    rows = decisions.pick("rows", range(1, min(most, batch or most) + 1), shared)
-
-    widths = [n for n in range(lanes, recurrence.units + 1, lanes) if recurrence.units % n == 0]
-    fitting = [n for n in widths if rows * gates * (n // lanes) <= free] or widths[:1]
-    units = decisions.pick("units", fitting, fitting[-1])
-
-    sums = rows * gates * max(1, units // lanes)
-    ways = [n for n in (1, 2, SUM_UNROLL) if n == 1 or n * rows * gates * units <= free * lanes]
-    enough = next((n for n in ways if n * sums >= _ENOUGH_SUMS), ways[-1])
-    ways_chosen = decisions.pick("ways", ways, enough)
-
-    tasks = recurrence.directions * (-(-batch // rows) if batch is not None else rows)
-    threads = pick_threads(decisions, machine, lambda: tasks, threads_worth and tasks > 1)
-    return RecurrenceLoops(rows, units, ways_chosen, threads)
-
-
-def _multiply_adds(operands: RecurrenceOperands) -> int:
-    """Those of all steps; sizes that are symbolic are guessed."""
-    recurrence = operands.recurrence
-    steps = static_extent(operands.steps) or _STEPS_GUESSED
-    rows = (static_extent(operands.batch) or 1) * recurrence.directions
-    return steps * rows * recurrence.gates * recurrence.hidden**2
+        dot = StateDotProduct.of(operands, func, machine)
+        loops = decide_recurrence(operands, machine, decisions, dot)
+        code = recurrence_code(operands, loops, dot)
+        return s_tir.Schedule(with_body(func, code) if dot is None else dot.kernel(func, code))

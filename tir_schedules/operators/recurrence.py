@@ -85,7 +85,7 @@ class Recurrence:
         Whether an LSTM's state is rounded to 8-bit steps of each sequence's own range before it is
         multiplied, as com.microsoft's DynamicQuantizeLSTM does.
     integer_weights : bool
-        Whether the recurrent weights are integers, and ``r_scale`` has the step of each column.
+        Whether the recurrent weights are integers, with steps and sums of their columns beside.
     """
 
     cell: Cell
@@ -148,7 +148,9 @@ class Recurrence:
         - ``x``: the projected input with all biases that are added outside of the reset gate,
           ``[T, B, directions * blocks * gates * units]`` (``[B, T, ...]`` with ``batch_first``)
         - ``r``, ``r_candidate``: ``[directions, blocks, summed, gates of the product, units]``
-        - ``r_scale``: ``[directions, blocks, gates, units]``
+        - ``r_scale``: the step of each column of integer weights,
+          ``[directions, blocks, gates, units]``
+        - ``r_sums``: the sum of each column of integer weights, int32, as ``r_scale``
         - ``b_candidate``: the bias inside of GRU's reset gate, ``[directions, padded]``
         - ``peepholes``: ``[directions, 3, padded]``
         - ``lengths``: int32 ``[B]``
@@ -159,6 +161,7 @@ class Recurrence:
         inner = self.cell == "GRU" and self.linear_before_reset
         optional = {
             "r_scale": self.integer_weights,
+            "r_sums": self.integer_weights,
             "b_candidate": inner,
             "peepholes": self.peepholes,
             "lengths": self.lengths,
@@ -438,12 +441,18 @@ class RecurrenceLoops:
         Partial sums of each sum in the product of most gates, a divisor of ``SUM_UNROLL``.
     threads : bool
         Whether directions and groups of sequences are handed to threads.
+    step_threads : bool
+        Whether the blocks of units of each step are, where whole groups of sequences are not.
+    rest : tuple[RecurrenceLoops, ...]
+        Of the sequences that are left, one after the other.
     """
 
     rows: int = 1
     units: int = 1
     ways: int = 1
     threads: bool = False
+    step_threads: bool = False
+    rest: tuple["RecurrenceLoops", ...] = ()
 
 
 def number(value: int) -> tvm.ir.Expr:

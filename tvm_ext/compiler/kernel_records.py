@@ -235,17 +235,20 @@ def _has_branches(kernels: tvm.IRModule) -> bool:
 
 
 # A micro-batch reads and writes arrays of its own this many times as much as weights, and takes
-# this long: what is faster has several items go through each kernel together.
+# this long, the calls of kernels not counted, and this many times as long as they: what is faster
+# has several items go through each kernel together.
 _OWN_TO_WEIGHTS = 4.0
 _LEAST_SECONDS = 500e-6
+_WORK_TO_CALLS = 10.0
 
 
 def micro_batch(
-    nominal: SizesRecord, dimension: str, item_elements: int
+    nominal: SizesRecord, dimension: str, item_elements: int, call_seconds: float
 ) -> MicroBatchRecord | None:
     """How a batch whose items are independent is cut into micro-batches; None if not at all.
 
-    The inputs of one item have ``item_elements`` elements at the ``nominal`` sizes.
+    The inputs of one item have ``item_elements`` elements at the ``nominal`` sizes, and the calls
+    of a run's kernels take ``call_seconds`` of the modelled time whatever their work.
     """
     if nominal.work is None or nominal.work.estimated_seconds <= 0:
         return None
@@ -256,8 +259,11 @@ def micro_batch(
     if two <= one:
         return None
     own = two - one
-    item_seconds = nominal.work.estimated_seconds / nominal.sizes[dimension]
-    items = max(_OWN_TO_WEIGHTS * max(one - own, 0.0) / own, _LEAST_SECONDS / item_seconds)
+    item_seconds = (nominal.work.estimated_seconds - call_seconds) / nominal.sizes[dimension]
+    if item_seconds <= 0:
+        return None
+    least = max(_LEAST_SECONDS, _WORK_TO_CALLS * call_seconds)
+    items = max(_OWN_TO_WEIGHTS * max(one - own, 0.0) / own, least / item_seconds)
     return MicroBatchRecord(dimension, items, item_elements)
 
 

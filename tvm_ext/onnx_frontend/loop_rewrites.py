@@ -258,17 +258,28 @@ def _trips(node: ir.Node, body: ir.Graph) -> int | None:
     # Without loop-carried values, a condition that is left out need not even have an empty name.
     limit, first = [*node.inputs, None, None][:2]
     count = np.array(_ENDLESS) if limit is None else constant_of(limit)
+    begun = np.True_ if first is None else constant_of(first)
+    if count is None or begun is None or not _passes_condition(body):
+        return None
+    return int(count.item()) if begun.all() else 0
+
+
+def goes_on(node: ir.Node, body: ir.Graph) -> bool:
+    """Whether nothing but the trip count ends the loop: the condition is always true."""
+    first = node.inputs[1] if len(node.inputs) > 1 else None
+    begun = np.True_ if first is None else constant_of(first)
+    return begun is not None and bool(begun.all()) and _passes_condition(body)
+
+
+def _passes_condition(body: ir.Graph) -> bool:
+    """Whether the condition is passed on, or constant and true."""
     going: ir.Value | None = body.outputs[0]
     while going is not None and (producer := going.producer()) is not None:
         if producer.op_type != "Identity":
             break
         going = producer.inputs[0]
     known = constant_of(going)
-    passed_on = going is body.inputs[1] or (known is not None and bool(known.all()))
-    begun = np.True_ if first is None else constant_of(first)
-    if count is None or begun is None or not passed_on:
-        return None
-    return int(count.item()) if begun.all() else 0
+    return going is body.inputs[1] or (known is not None and bool(known.all()))
 
 
 def _carries_sequences(node: ir.Node, body: ir.Graph) -> bool:

@@ -16,6 +16,7 @@ from onnxscript import optimizer
 
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import TvmExtError
+from tvm_ext.onnx_frontend.batch_loops import batch_loops
 from tvm_ext.onnx_frontend.canonicalize import (
     canonicalize,
     cast_likes_to_casts,
@@ -176,11 +177,12 @@ def _holds_map(type_: onnx.TypeProto) -> bool:
 
 
 def _write_out(model: ir.Model) -> bool:
-    """Scan as Loop, short loops unrolled, containers resolved, shapes in bodies; if any changed.
+    """Scan as Loop, loops batched or unrolled, containers resolved, shapes in bodies; if changed.
 
     A loop that appends to a sequence may have elements of any size where it is unrolled.
     """
-    rewrites = (scans_to_loops, hoist_loop_invariants, unroll_loops, resolve_containers)
+    loops = (scans_to_loops, hoist_loop_invariants, batch_loops, unroll_loops)
+    rewrites = (*loops, resolve_containers)
     if any([rewrite(model) for rewrite in rewrites]):
         return True
     return infer_carried_shapes(model) or appending_loops_to_scans(model)

@@ -4,7 +4,6 @@ Saved models run without it, and without ``onnx``, which it imports.
 """
 
 from tvm.relax.frontend.onnx.onnx_frontend import Cast as OnnxCast
-from tvm.relax.frontend.onnx.onnx_frontend import Compress as OnnxCompress
 from tvm.relax.frontend.onnx.onnx_frontend import Gather as OnnxGather
 from tvm.relax.frontend.onnx.onnx_frontend import GatherElements as OnnxGatherElements
 from tvm.relax.frontend.onnx.onnx_frontend import GatherND as OnnxGatherND
@@ -18,7 +17,6 @@ from tvm.relax.frontend.onnx.onnx_frontend import get_type as onnx_type_name
 __all__ = [
     "ONNXGraphImporter",
     "OnnxCast",
-    "OnnxCompress",
     "OnnxGather",
     "OnnxGatherElements",
     "OnnxGatherND",

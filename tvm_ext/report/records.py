@@ -513,7 +513,8 @@ class MicroBatchRecord:
         The batch, whose items are computed one by one.
     items : float
         How many make a micro-batch at nominal sizes, at least: so many that their own arrays are
-        read and written four times as much as the weights, and that they take half a millisecond.
+        read and written four times as much as the weights, and that they take half a millisecond
+        and ten times as long as the calls of kernels.
     item_elements : int
         Elements of the inputs of one item, at nominal sizes.
     """

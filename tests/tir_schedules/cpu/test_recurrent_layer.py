@@ -13,7 +13,9 @@ from recurrent_kernels import recurrence, recurrent_kernel
 from tvm import relax, s_tir, tirx
 
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer, decide_recurrence
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.cpu.recurrent_decision import decide_recurrence
+from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer
 from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_vector_math
 from tvm_ext.tir_schedules.operators.recurrence import (
     Recurrence,
@@ -90,20 +92,60 @@ def test_sequences_share_weights_and_leave_work_for_all_cores() -> None:
     layer = recurrence("LSTM", 256)
     operands = recurrence_of(recurrent_kernel(layer, 32, 8))
     assert operands is not None
-    assert decide_recurrence(operands, MACHINE.with_cores(1)).rows == 6
+    # Two groups of like size, though six would fit.
+    assert decide_recurrence(operands, MACHINE.with_cores(1)).rows == 4
     loops = decide_recurrence(operands, MACHINE.with_cores(4))
     assert (loops.rows, loops.threads) == (2, True)
 
 
-def test_directions_run_on_threads() -> None:
-    def kinds(directions: int) -> list[str]:
-        func = recurrent_kernel(recurrence("LSTM", 256, directions), 32)
-        sch = CpuRecurrentLayer().apply(func, MACHINE, DEFAULT_DECISIONS)
-        assert isinstance(sch, s_tir.Schedule)
-        return [loop.kind for loop in loops_of(sch.mod["main"])]
+def kinds_of_loops(hidden: int, directions: int, batch: Any = 1) -> list[str]:
+    func = recurrent_kernel(recurrence("LSTM", hidden, directions), 32, batch)
+    sch = CpuRecurrentLayer().apply(func, MACHINE.with_cores(2), DEFAULT_DECISIONS)
+    assert isinstance(sch, s_tir.Schedule)
+    return [str(loop.kind) for loop in loops_of(sch.mod["main"])]
 
-    assert kinds(2)[0] == "parallel"
-    assert "parallel" not in kinds(1)
+
+def test_directions_run_on_threads() -> None:
+    assert kinds_of_loops(256, 2)[0] == "parallel"
+    assert kinds_of_loops(256, 2).count("parallel") == 1
+    assert "parallel" not in kinds_of_loops(64, 1)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_units_are_shared_where_sequences_do_not_fill_the_cores(batch: int) -> None:
+    kinds = kinds_of_loops(256, 1, batch)
+    assert kinds.count("parallel") == 1
+    # Within the loop over steps.
+    assert kinds.index("serial") < kinds.index("parallel")
+
+
+def test_a_batch_of_any_size_goes_in_groups_of_falling_size() -> None:
+    for hidden, shared in ((256, True), (64, False)):
+        func = recurrent_kernel(recurrence("LSTM", hidden), 32, tirx.Var("batch", "int64"))
+        operands = recurrence_of(func)
+        assert operands is not None
+        loops = decide_recurrence(operands, MACHINE.with_cores(2))
+        assert [part.rows for part in (loops, *loops.rest)] == [4, 2, 1]
+        assert {part.step_threads for part in (loops, *loops.rest)} == {shared}
+        # A sequence alone has more units in registers.
+        assert loops.units < loops.rest[-1].units
+
+
+def integers(hidden: int = 64) -> tirx.PrimFunc:
+    layer = recurrence("LSTM", hidden, quantized_state=True, integer_weights=True)
+    return recurrent_kernel(layer).with_attr(CONSTANTS_ATTRIBUTE, [1])
+
+
+def test_bytes_are_multiplied_four_at_a_time() -> None:
+    # Weights are operands of the instruction: nothing widens them.
+    pattern = r"vpdpbusd\s+-?\d*\(%r\w+[^)]*\), %zmm\d+, %zmm\d+"
+    assert len(re.findall(pattern, assembly(integers(), _cpu("avx512-amx")))) >= 8
+
+
+def test_bytes_are_widened_where_no_instruction_multiplies_them() -> None:
+    text = assembly(integers(), _cpu("avx512"))
+    assert "vpdpbusd" not in text
+    assert "vpmovsxbd" in text
 
 
 def test_decisions_at_random() -> None:
@@ -121,6 +163,7 @@ def test_every_decision_has_a_choice() -> None:
     func = recurrent_kernel(recurrence("LSTM", 64), 3, 4)
     knobs = assert_defaults_give_the_default_schedule(CpuRecurrentLayer(), func, MACHINE)
     assert {name: knob.options for name, knob in knobs.items()} == {
+        "step_threads": (0, 1),
         "rows": (1, 2, 3, 4),
         "units": (16,),
         "ways": (1,),

@@ -38,7 +38,6 @@ from tvm_ext.onnx_frontend.converters.elementwise import (
     Sum,
 )
 from tvm_ext.onnx_frontend.converters.gather_scatter import (
-    Compress,
     Gather,
     GatherElements,
     GatherND,
@@ -50,6 +49,7 @@ from tvm_ext.onnx_frontend.converters.gather_scatter import (
 )
 from tvm_ext.onnx_frontend.converters.ml import ML_CONVERTERS
 from tvm_ext.onnx_frontend.converters.non_max_suppression import NonMaxSuppression
+from tvm_ext.onnx_frontend.converters.nonzero import Compress, NonZero
 from tvm_ext.onnx_frontend.converters.pad_and_split import CenterCropPad, Pad, Split
 from tvm_ext.onnx_frontend.converters.quantization import QUANTIZE_CONVERTERS
 from tvm_ext.onnx_frontend.converters.random import RANDOM_CONVERTERS, Dropout
@@ -111,6 +111,7 @@ SHAPE_AND_DETECTION_CONVERTERS: dict[str, Any] = {
     "Split": Split,
     "Tile": Tile,
     "NonMaxSuppression": NonMaxSuppression,
+    "NonZero": NonZero,
     "TopK": TopK,
     "Div": Div,
     "Mod": Mod,

@@ -5,8 +5,6 @@ the process, or overwrites what lies there. Here it takes the nearest element, a
 (ONNX Runtime raises an error for such an index.)
 """
 
-import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +27,6 @@ from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order, nes
 from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
 from tvm_ext.onnx_frontend.sizes import GeneratedTensor
 from tvm_ext.onnx_frontend.tvm_compat import (
-    OnnxCompress,
     OnnxGather,
     OnnxGatherElements,
     OnnxGatherND,
@@ -288,28 +285,6 @@ class _Gather(OnnxGather):
 
 
 Gather = _reading_generated(_Gather, _gathered)
-
-
-class Compress(OnnxCompress):
-    """Selects by flags; those behind the end of the axis count for nothing, and select nothing."""
-
-    @classmethod
-    def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        data, flags = inputs
-        sizes, axis = sizes_of(data), attr.get("axis")
-        most = functools.reduce(operator.mul, sizes, 1) if axis is None else sizes[axis]
-
-        def kernel(flags: te.Tensor, most: Any) -> te.Tensor:
-            def read(place: tirx.Var) -> tirx.Expr:
-                return tirx.all(flags[place], wide(place) < most)
-
-            return te.compute(flags.shape, read, name="flags")
-
-        (count,) = sizes_of(flags)
-        if not isinstance(count, int) or not isinstance(most, int) or count > most:
-            flags = bb.emit_te(kernel, flags, most, primfunc_name_hint="flags")
-        taken = super()._impl_v11(bb, type(inputs)([data, flags]), attr, params)
-        return relax.op.take(*taken.args, taken.attrs.axis, mode="clip")
 
 
 # ReverseSequence and TensorScatter: rows moved along one axis, by a number for each batch.

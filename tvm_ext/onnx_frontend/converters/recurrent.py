@@ -187,9 +187,9 @@ class RecurrentWeights:
             for product in self._recurrence.products()
         ]
 
-    def recurrent_steps(self, steps: np.ndarray) -> np.ndarray:
-        """A number for each row of ``R``, ``[directions, gates * H]``, for each product."""
-        blocks = self._in_blocks(steps[..., np.newaxis])
+    def of_columns(self, numbers: np.ndarray) -> np.ndarray:
+        """A number for each row of ``R``, ``[directions, gates * H]``, which becomes a column."""
+        blocks = self._in_blocks(numbers[..., np.newaxis])
         return np.ascontiguousarray(blocks[..., 0].transpose(0, 2, 1, 3))
 
     def biases(self, b: Any) -> tuple[Any, Any | None]:
@@ -279,7 +279,7 @@ def _integers(weights: np.ndarray, steps: Sequence[float]) -> _Integers:
     row_steps = np.asarray(steps, np.float32).reshape(weights.shape[:2])
     divisors = np.where(row_steps == 0, np.float32(1), row_steps)[..., np.newaxis]
     numbers = np.rint(weights / divisors)
-    is_byte = np.abs(numbers).max(initial=0) < 128
+    is_byte = numbers.min(initial=0) >= -128 and numbers.max(initial=0) <= 127
     return _Integers(numbers.astype(np.int8 if is_byte else np.int16), row_steps)
 
 
@@ -309,8 +309,10 @@ class _Layer:
         weights = RecurrentWeights(self.arrays, recurrence)
         operands = {"x": self._projected(weights)}
         if recurrence.integer_weights:
-            recurrent = weights.recurrent(self.integers["R"].numbers)
-            operands["r_scale"] = weights.recurrent_steps(self.integers["R"].steps)
+            numbers, steps = self.integers["R"]
+            recurrent = weights.recurrent(numbers)
+            operands["r_scale"] = weights.of_columns(steps)
+            operands["r_sums"] = weights.of_columns(numbers.sum(2, dtype=np.int32))
         else:
             recurrent = weights.recurrent(self._array("R"))
         for product, array in zip(recurrence.products(), recurrent, strict=True):

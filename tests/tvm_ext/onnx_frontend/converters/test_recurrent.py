@@ -307,3 +307,17 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     arrays["R"] = arrays["R"][:, :, :3]
     with pytest.raises(ModelError, match="hidden_size is 4, but R has 3 columns"):
         tvm_ext.compile(layer("GRU", arrays)[0])
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_units_of_a_step_are_shared_by_threads(op: str) -> None:
+    """The layer is large enough for it, and the batch open: one sequence, and rests of a group."""
+    proto, _ = layer(op, arrays_of(op, 2, 1, 320, 1, "bh", None), symbolic_sizes=True)
+    compiled = tvm_ext.compile(proto, threads=2)
+    for steps, batch in ((3, 1), (2, 3), (2, 8)):
+        sized = arrays_of(op, steps, batch, 320, 1, "bh", None)
+        fed = {name: sized[name] for name in ("X", "initial_h")}
+        found = compiled.run(fed)
+        wanted = runtime.InferenceSession(proto.SerializeToString()).run(None, fed)
+        for name, array in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(found[name], array, atol=1e-5)

@@ -173,6 +173,8 @@ def lstm(
         (1, 1, 40, True, None, False),
         (1, 2, 24, True, None, False),
         (3, 1, 24, False, None, False),
+        # Units of a step are shared by threads, and more sequences than go together.
+        (7, 1, 600, True, None, False),
         # Differences of bytes that a byte holds, and that none holds.
         (1, 1, 24, False, 128, False),
         (1, 2, 24, True, 90, False),
