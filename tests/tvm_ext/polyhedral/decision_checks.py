@@ -84,6 +84,8 @@ def _random_decisions(count: int, seed: int) -> Counts:
         for label, func in _schedules(name, 4, rng.randrange(1 << 30)):
             if counts["schedules"] < count:
                 note(label, func, counts, wrong)
+                if counts["schedules"] % 50 == 0:
+                    print(dict(counts), flush=True)
     return counts, wrong
 
 
