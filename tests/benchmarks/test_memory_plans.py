@@ -1,7 +1,9 @@
 """The table of memory plans: what it holds, and the exit codes."""
 
 import memory_plans
+import onnx
 import pytest
+import resident_memory
 
 ROWS = "lower,upper,size\n0,2,4\n1,3,4\n2,4,2\n"
 
@@ -40,3 +42,20 @@ def test_a_file_that_cannot_be_read_is_bad_usage(tmp_path, capsys):
 def test_one_instance_of_minimalloc_is_chosen(capsys):
     assert memory_plans.main(["--only", "J"]) == 0
     assert cells(capsys.readouterr().out, "J")[:3] == ["J", "409", "966"]
+
+
+def test_resident_memory_stands_beside_what_the_report_says(tmp_path, capsys):
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    two (float[n, 64] x) => (float[n, 64] y) { s = Softmax (x)  y = Mul (s, x) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "two.onnx")
+    (found,) = resident_memory.measured([tmp_path / "two.onnx"])
+    assert found.name == "two"
+    assert found.said["weights"] == 0
+    assert found.total_said is not None
+    assert found.peak >= found.ran
+    assert resident_memory.table_of([found]).row_count == 1
+
+
+def test_resident_memory_of_nothing_is_one_line(capsys):
+    assert memory_plans.main(["--resident"]) == 2
+    assert "expected Linux and models" in capsys.readouterr().err
