@@ -35,10 +35,10 @@ class ZeroPointCompensation:
     A difference of 8-bit numbers takes 16 bits; without it CPUs add four products to each lane of
     int32 at once (``vpdpbusd``, ``usdot``, ``sdot``). The result is the same, bit by bit: int32
     wraps. Where the weights have a zero point as well and leave int8, they are shifted, and the
-    sums of the data's rows times the shift are added. Data of the type that the instruction does
-    not take are shifted by 128, with their zero point: int8 for ``vpdpbusd``, uint8 for ``sdot``.
-    What is summed is padded to a multiple of four, with weights of zero. See oneDNN's "Nuances of
-    int8 Computations".
+    sums of the data's rows or windows times the shift are added. Data of the type that the
+    instruction does not take are shifted by 128, with their zero point: int8 for ``vpdpbusd``,
+    uint8 for ``sdot``. What is summed is padded to a multiple of four, with weights of zero. See
+    oneDNN's "Nuances of int8 Computations".
 
     Leaves alone: weights that are computed in the run or span more than 8 bits, zero points that
     the type of the data does not hold; convolutions in groups, of few output channels, without
@@ -177,14 +177,51 @@ class _Compensator(BindingRewriter):
             self.refuse("its sums have no neighbours, or few channels use them", var)
             return None
         narrow, shift = _narrow(weights, tuple(range(weights.ndim - 1)))
-        if shift.any():
-            self.refuse("the weights leave int8", var)
-            return None
         x, zero_point = self._as_taken(data, var)
         convolve = self._of_one_channel if weights.shape[-2] == 1 else self._of_channels
         total = convolve(call, narrow, x, zero_point, var)
         sums = narrow.sum(axis=tuple(range(weights.ndim - 1)), dtype=np.int32)
+        if shift.any():
+            taps = weights.shape[:-2]
+            windows = self._window_sums(call, taps, x, zero_point, var)
+            total = self.bind(total, var)
+            total = relax.op.add(total, relax.op.multiply(windows, relax.const(shift, "int32")))
+            sums += np.int32(np.prod(weights.shape[:-1])) * shift
         return self._corrected(total, zero_point, sums)
+
+    def _window_sums(
+        self,
+        call: relax.Call,
+        taps: tuple[int, ...],
+        x: relax.Expr,
+        zero_point: relax.Expr | None,
+        var: relax.Var,
+    ) -> relax.Expr:
+        """The sum of each window of ``taps``, padding included, as one channel."""
+        channels = relax.const(np.int32(int(x.ty.shape[-1])), "int32")
+        if isinstance(zero_point, tvm.ir.GenericConst):
+            fill = relax.const(zero_point.value.numpy() * channels.value.numpy(), "int32")
+        else:
+            fill = None
+            if zero_point is not None:
+                fill = self.bind(relax.op.multiply(zero_point, channels), var)
+        wide = self.bind(relax.op.astype(x, "int32"), var)
+        image = self.bind(relax.op.sum(wide, axis=-1, keepdims=True), var)
+        image = self._padded(image, [(0, 0), *_padding(call), (0, 0)], fill, var)
+        steps, apart = (list(map(int, getattr(call.attrs, n))) for n in ("strides", "dilation"))
+        sizes = list(call.ty.shape.values)[:-1]
+
+        def window_sums(image: te.Tensor) -> te.Tensor:
+            over = [te.reduce_axis((0, count), "tap") for count in taps]
+
+            def total(*at: tvm.ir.Expr) -> tvm.ir.Expr:
+                moved = zip(at[1:-1], steps, over, apart, strict=True)
+                places = [i * step + tap * distance for i, step, tap, distance in moved]
+                return te.sum(image(at[0], *places, 0), axis=over)
+
+            return te.compute((*sizes, 1), total, "window_sums")
+
+        return self.bind(self.builder.call_te(window_sums, image), var)
 
     def _of_channels(
         self,

@@ -169,6 +169,24 @@ def test_columns_of_windows_on_one_channel_are_summed_together():
     assert_all_equal(found)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 8])
+def test_windows_are_summed_where_weights_leave_int8(channels):
+    found = {}
+    for attrs, dtype in product(WINDOWS, ["uint8", "int8"]):
+        numbers = weights(3, 2, channels, 8, low=0, high=256)
+        # One column of int8, to which nothing is added.
+        numbers[..., 1] //= 2
+        mod = convolution(numbers, 9, **{"padding": 1, "dtype": dtype, **attrs})
+        new = rewrite(mod)
+        assert products(new) == [("uint8", "int8")], attrs
+        found[f"{attrs} {dtype}"] = rewritten(mod, new)
+    for dtype in ("uint8", "int8"):
+        numbers = weights(3, 3, channels, 8, low=-255, high=1)
+        mod = convolution_with_a_zero_point_of_the_run(numbers, dtype)
+        found[f"of the run {dtype}"] = rewritten(mod, rewrite(mod))
+    assert_all_equal(found)
+
+
 def of_length(length):
     return (
         matmul(weights(length, 8), shape=(2, length)),
@@ -197,7 +215,6 @@ def test_sums_of_any_length_are_filled_up_to_whole_steps():
     [
         (convolution(weights(3, 1, 1, 4)), "no neighbours"),
         (convolution(weights(3, 3, 8, 3)), "few channels"),
-        (convolution(weights(3, 3, 8, 4, low=0, high=256)), "leave int8"),
         (convolution(weights(4, 5, 6, 6), layouts=("NCHW", "OIHW")), "not innermost"),
     ],
 )
