@@ -140,7 +140,9 @@ _FAR = 2**30
 def _far_start(start: tirx.Min) -> tirx.Expr:
     """Where a tile begins, and far behind its array if that is not the last place for it."""
     counted = isinstance(start.a, tirx.Mul) and isinstance(start.a.b, tirx.IntImm)
-    if not counted or not isinstance(start.b, tirx.IntImm):
+    # The last place is a number, or an open size without a tile.
+    last = start.b.b if isinstance(start.b, tirx.Sub) else start.b
+    if not counted or not isinstance(last, tirx.IntImm):
         return start
     is_moved = tirx.Min(
         tirx.Max(start.a - start.b, tirx.const(0, str(start.a.ty))), tirx.const(1, str(start.a.ty))
