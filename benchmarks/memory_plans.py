@@ -8,10 +8,14 @@ plan does not fit into the capacity, 2 for bad usage.
 With --limits, files are ONNX models, each compiled with memory limits of these percentages of its
 own peak: whether they are met, and what that costs.
 
+With ``--resident`` the files are ONNX models: how much resident memory each takes when it was
+saved, loaded and run, beside what its report says. Exit code 1 when one is more than 5 % off.
+
     python benchmarks/memory_plans.py                     # MiniMalloc's eleven, in their 1 MiB
     python benchmarks/memory_plans.py --smallest          # the same, as small as they get
     python benchmarks/memory_plans.py a.csv b.csv --seconds 5
     python benchmarks/memory_plans.py --limits 75,50 a.onnx b.onnx
+    python benchmarks/memory_plans.py --resident a.onnx b.onnx
 """
 
 import argparse
@@ -22,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import resident_memory
 from rich.console import Console
 from rich.table import Table
 
@@ -49,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Plans and prints; the module's docstring has the exit codes."""
     console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
     options = _parser().parse_args(arguments)
+    if options.resident:
+        return _show_resident(options.files, console)
     try:
         if options.limits:
             return _print_limits(console, options)
@@ -82,6 +89,25 @@ def _print_limits(console: Console, options: argparse.Namespace) -> int:
             print(f"memory_plans.py: {path.stem} is left out: {error}", file=sys.stderr)
     console.print(limits_table(found))
     return int(any(one.found is not None and not one.is_equal for one in found))
+
+
+def _show_resident(models: Sequence[Path], console: Console) -> int:
+    """Measures and prints; whether a model is too far off."""
+    if not models or not sys.platform.startswith("linux"):
+        print(
+            f"memory_plans.py: error: --resident was given on {sys.platform} with {len(models)} "
+            "models; expected Linux and models: give ONNX files",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        found = resident_memory.measured(models)
+    except TvmExtError as error:
+        print(f"memory_plans.py: error: {error}", file=sys.stderr)
+        return 2
+    console.print(resident_memory.table_of(found))
+    known = [one.off for one in found if one.off is not None]
+    return int(any(abs(off) > resident_memory.ALLOWED for off in known))
 
 
 def _capacity(options: argparse.Namespace) -> int | None:
@@ -144,7 +170,8 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", nargs="*", type=Path, help="instances; none: MiniMalloc's")
+    parser.add_argument("files", nargs="*", type=Path, help="instances or models")
+    parser.add_argument("--resident", action="store_true", help="resident memory of ONNX models")
     parser.add_argument("--only", default="", help="instances by name, such as A,C")
     parser.add_argument("--capacity", type=int, help="the search ends at a plan that fits into it")
     parser.add_argument(

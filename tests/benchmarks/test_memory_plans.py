@@ -1,7 +1,9 @@
 """The table of memory plans: what it holds, and the exit codes."""
 
 import memory_plans
+import onnx
 import pytest
+import resident_memory
 from memory_limits import Limited, limits_table
 from rich.console import Console
 
@@ -52,3 +54,20 @@ def test_the_table_of_limits_says_what_is_met_and_what_the_least_is(capsys):
     row = [cell.strip() for cell in printed.splitlines()[3].strip("│").split("│")]
     assert row[1:] == ["4.00 KiB", "3.00 KiB", "2.00 KiB", "1", "+2.1 %", "+3.0 %", "yes"]
     assert "refused: 2.00 KiB" in printed
+
+
+def test_resident_memory_stands_beside_what_the_report_says(tmp_path, capsys):
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    two (float[n, 64] x) => (float[n, 64] y) { s = Softmax (x)  y = Mul (s, x) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "two.onnx")
+    (found,) = resident_memory.measured([tmp_path / "two.onnx"])
+    assert found.name == "two"
+    assert found.said["weights"] == 0
+    assert found.total_said is not None
+    assert found.peak >= found.ran
+    assert resident_memory.table_of([found]).row_count == 1
+
+
+def test_resident_memory_of_nothing_is_one_line(capsys):
+    assert memory_plans.main(["--resident"]) == 2
+    assert "expected Linux and models" in capsys.readouterr().err

@@ -10,6 +10,14 @@ changes when its inputs move by a millionth says nothing, and is counted apart.
     python tests/random_graphs/campaign.py --graphs 4000 --inputs 25 --leave-out-passes
     python tests/random_graphs/campaign.py --minutes 30 --sources nnsmith --output failures
     python tests/random_graphs/campaign.py --again "static 0:17"
+    python tests/random_graphs/campaign.py --sources memory --poison --graphs 10000 --inputs 3 \
+        --together 40
+
+With ``--poison`` each program fills its arena with NaN before it begins, and every buffer behind
+its last use, so that what reads memory wrongly shows. Four of five are compiled without fusion,
+which would leave graphs as small as these without buffers. With ``--together 40`` that many graphs
+are drawn at a time, and compiled as few programs. A graph whose results are not those of ONNX
+Runtime is tried again alone.
 
 Each failure gets a folder with the model, its inputs, and a file that says how to see it again; a
 difference is reduced to the fewest nodes that show it. Exit code 1 when there is a failure, 2 for
@@ -24,6 +32,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -39,6 +48,7 @@ from tvm_ext.tuning.worker import ForkedWorker, WorkerFailure, WorkerTimeout, Wo
 # What several test folders use; they are no packages.
 sys.path.insert(1, str(Path(__file__).parents[1] / "shared"))
 
+from joined_graphs import try_together
 from nnsmith_graphs import is_installed
 from trial import (
     COMPARED,
@@ -53,6 +63,8 @@ from trial import (
 )
 
 _GRAPH_SECONDS = 120.0
+# More for each of those that are tried together.
+_SECONDS_TOGETHER = 10.0
 # A process that has compiled so many graphs is replaced: what libraries keep adds up.
 _GRAPHS_A_PROCESS = 200
 
@@ -71,6 +83,8 @@ class Campaign:
         Pairs by their outcome, and graphs by their source.
     left_out : dict of str to int
         How often each pass was left out; empty where none is to be.
+    poison : bool
+        Whether free memory is filled with NaN.
     failures : list of dict
         What the files of the failures say.
     """
@@ -79,6 +93,7 @@ class Campaign:
     inputs: int
     reduce: bool
     left_out: dict[str, int]
+    poison: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     sources: Counter[str] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -133,12 +148,15 @@ class Campaign:
         command = ["tvm-ext", "check", model.name]
         command += ["--inputs", beside.name] if beside else []
         command += ["--disable-pass", finding.left_out] if finding.left_out else []
+        command += ["--opt-level", case.opt_level] if case.opt_level != "O3" else []
         for name, options in case.pass_config.items():
             for option, value in options.items():
                 command += ["--pass-config", f"{name}.{option}={value}"]
         text = onnx.printer.to_text(onnx.load_from_string(case.model))
         lines = [*(f"{k}: {v}" for k, v in said.items()), f"see it again: {shlex.join(command)}"]
-        if self.reduce and finding.kind in ("difference", "shapes"):
+        # What reduces a model compiles it at O3.
+        is_different = finding.kind in ("difference", "shapes")
+        if self.reduce and is_different and case.opt_level == "O3":
             lines.append(_reduced(folder, case, finding))
         (folder / "failure.txt").write_text("\n".join([*lines, "", text]), encoding="utf-8")
         print(f"failure {number}: {case.source} {case.seed}, {lines[2]}: {finding.message}")
@@ -169,22 +187,43 @@ class _Station:
         self._worker = ForkedWorker()
         self._graphs = 0
 
-    def graph(self, source: str, seed: str) -> None:
-        """Builds and tries one graph."""
-        self._graphs += 1
-        if self._graphs % _GRAPHS_A_PROCESS == 0:
+    def graphs(self, named: Sequence[tuple[str, str]]) -> None:
+        """Builds and tries graphs, of which the sources and seeds are given."""
+        self._graphs += len(named)
+        if self._graphs >= _GRAPHS_A_PROCESS:
+            self._graphs = 0
             self._worker.stop()
+        cases = [case for source, seed in named if (case := self._case(source, seed))]
+        outcomes: list[Outcome | None] = [None] * len(cases)
+        if len(cases) > 1:
+            seconds = _GRAPH_SECONDS + len(cases) * _SECONDS_TOGETHER
+            # What failed is found out when each is tried alone.
+            with suppress(WorkerFailure):
+                outcomes = self._worker.call(
+                    try_together, cases, self._campaign.inputs, timeout=seconds
+                )
+        for case, outcome in zip(cases, outcomes, strict=True):
+            if outcome is None:
+                self._alone(case)
+            else:
+                self._campaign.note(case, outcome)
+
+    def _case(self, source: str, seed: str) -> Case | None:
         campaign = self._campaign
         try:
-            case = self._worker.call(build_case, source, seed, timeout=_GRAPH_SECONDS)
+            case = self._worker.call(
+                build_case, source, seed, campaign.poison, timeout=_GRAPH_SECONDS
+            )
         except WorkerFailure as error:
             # The library that draws graphs may fail; that is no failure of ours.
-            campaign.counts[f"graphs not drawn, {source}"] += 1
             print(f"no graph {source} {seed}: {error}")
-            return
+            case = None
         if case is None:
             campaign.counts[f"graphs not drawn, {source}"] += 1
-            return
+        return case
+
+    def _alone(self, case: Case) -> None:
+        campaign = self._campaign
         before = dict(campaign.left_out)
         try:
             arguments = (case, campaign.inputs, before)
@@ -205,14 +244,17 @@ def _run(campaign: Campaign, options: argparse.Namespace, station_number: int) -
     """The graphs of one worker: every ``workers``-th."""
     station = _Station(campaign)
     deadline = campaign.begun + 60 * options.minutes
+    numbers = list(range(station_number, options.graphs, options.workers))
     try:
-        for number in range(station_number, options.graphs, options.workers):
+        for first in range(0, len(numbers), options.together):
             if time.monotonic() > deadline:
                 return
-            source = options.sources[number % len(options.sources)]
-            station.graph(source, f"{options.seed}:{number}")
-            if number % 50 == 0:
-                _tell(campaign, number)
+            own = numbers[first : first + options.together]
+            sources = [options.sources[number % len(options.sources)] for number in own]
+            seeds = [f"{options.seed}:{number}" for number in own]
+            station.graphs(list(zip(sources, seeds, strict=True)))
+            if any(number % 50 == 0 for number in own):
+                _tell(campaign, own[-1])
     finally:
         station.stop()
 
@@ -233,12 +275,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"campaign.py: error: {problem}", file=sys.stderr)
         return 2
     names = optional_passes() if options.leave_out_passes else []
-    campaign = Campaign(options.output, options.inputs, options.reduce, dict.fromkeys(names, 0))
+    left_out = dict.fromkeys(names, 0)
+    campaign = Campaign(options.output, options.inputs, options.reduce, left_out, options.poison)
     if options.again:
         source, _, seed = options.again.rpartition(" ")
         station = _Station(campaign)
         try:
-            station.graph(source, seed)
+            station.graphs([(source, seed)])
         finally:
             station.stop()
     else:
@@ -253,11 +296,15 @@ def _problem(options: argparse.Namespace) -> str:
     unknown = [name for name in options.sources if name not in SOURCES]
     if unknown:
         return f"--sources names '{unknown[0]}'; expected some of {', '.join(SOURCES)}"
-    if min(options.graphs, options.inputs) < 1 or options.workers not in (1, 2):
+    least = min(options.graphs, options.inputs, options.together)
+    if least < 1 or options.workers not in (1, 2):
         return (
-            f"--graphs {options.graphs}, --inputs {options.inputs} and --workers "
-            f"{options.workers} were given; expected at least 1 of each, and 1 or 2 workers"
+            f"--graphs {options.graphs}, --inputs {options.inputs}, --together {options.together} "
+            f"and --workers {options.workers} were given; expected at least 1 of each, and 1 or 2 "
+            "workers"
         )
+    if options.together > 1 and options.leave_out_passes:
+        return "--together was given with --leave-out-passes; expected one of them: leave one away"
     if NNSMITH in options.sources and not is_installed():
         if options.sources_given:
             return (
@@ -288,6 +335,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--minutes", type=float, default=float("inf"), help="stop after this time")
     add("--workers", type=int, default=1, help="processes, 1 or 2; default %(default)s")
+    add("--poison", action="store_true", help="NaN in all memory that is free")
+    add("--together", type=int, default=1, metavar="N", help="graphs drawn and compiled at a time")
     add("--leave-out-passes", action="store_true", help="one more program a graph")
     add(
         "--sources",

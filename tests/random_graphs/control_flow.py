@@ -1,5 +1,8 @@
 """Draws If and Loop nodes whose bodies read values of the graph around them."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from graph_builder import GraphBuilder, NotApplicable, Value
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
@@ -8,27 +11,38 @@ _UNARY = ("Relu", "Tanh", "Sigmoid", "Neg", "Abs", "Softplus")
 _BINARY = ("Add", "Sub", "Mul", "Max", "Min")
 
 
-class _Body:
+class BodyOfNodes:
     """A chain of nodes that keep the shape of one value, with names that no other body has."""
 
     def __init__(self, g: GraphBuilder, prefix: str, first: str, like: Value) -> None:
-        self._g, self._prefix, self._like = g, prefix, like
+        self.graph, self.prefix, self._like = g, prefix, like
         self.nodes: list[NodeProto] = []
         self.last = first
 
+    def node(self, op_type: str, inputs: Sequence[str], **attributes: Any) -> str:
+        """Adds a node beside the chain; the name of its result."""
+        name = f"{self.prefix}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, inputs, [name], name, **attributes))
+        return name
+
+    def wrap(self, op_type: str) -> None:
+        """Adds a node that reads the end of the chain alone."""
+        self.last = self.node(op_type, [self.last])
+
+    def join(self, op_type: str, other: str) -> None:
+        """Adds a node that reads the end of the chain and another value."""
+        self.last = self.node(op_type, [self.last, other])
+
     def grow(self, count: int) -> None:
         """Adds nodes; some read a value of the graph around the body, or its weights."""
-        g, like = self._g, self._like
+        g, like = self.graph, self._like
         for _ in range(count):
-            name = f"{self._prefix}_{len(self.nodes)}"
             others = [v for v in g.pool if v.shape == like.shape]
             if g.chance():
-                node = helper.make_node(g.pick(_UNARY), [self.last], [name], name)
+                self.wrap(g.pick(_UNARY))
             else:
                 other = g.pick(others) if g.chance() else g.weight(like.shape[-1:])
-                node = helper.make_node(g.pick(_BINARY), [self.last, other.name], [name], name)
-            self.nodes.append(node)
-            self.last = name
+                self.join(g.pick(_BINARY), other.name)
 
     def output(self) -> ValueInfoProto:
         """What the body computes, as an output of its graph."""
@@ -49,7 +63,7 @@ def branch(g: GraphBuilder) -> None:
     number = len(g.nodes)
     graphs: list[GraphProto] = []
     for side in ("then", "else"):
-        body = _Body(g, f"{side}{number}", x.name, x)
+        body = BodyOfNodes(g, f"{side}{number}", x.name, x)
         body.grow(g.integer(1, 3))
         graphs.append(helper.make_graph(body.nodes, side, [], [body.output()]))
     name = f"value{len(g.nodes)}_if"
@@ -71,7 +85,7 @@ def loop(g: GraphBuilder) -> None:
     count = g.pick(counts[:1] if g.chance() else counts[1:])
     keep = g.constant(True, np.bool_)
     carried = f"carried{number}"
-    body = _Body(g, f"loop{number}", carried, x)
+    body = BodyOfNodes(g, f"loop{number}", carried, x)
     body.grow(g.integer(1, 3))
     # Whatever the body does, a value stays small however often it is repeated.
     bounded = helper.make_node("Tanh", [body.last], [f"bounded{number}"], f"bounded{number}")

@@ -47,7 +47,11 @@ class RandomGraph:
 
 @dataclass
 class GraphBuilder:
-    """A graph under construction. ``pool`` holds the values of its main float type."""
+    """A graph under construction.
+
+    ``pool`` holds the values of its main float type, ``outputs`` those that are outputs in any
+    case.
+    """
 
     rng: random.Random
     elem_type: int = TensorProto.FLOAT
@@ -57,6 +61,7 @@ class GraphBuilder:
     inputs: list[Value] = field(default_factory=list)
     pool: list[Value] = field(default_factory=list)
     fed: dict[str, np.ndarray] = field(default_factory=dict)
+    outputs: list[Value] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.numbers = np.random.default_rng(self.rng.randint(0, 1 << 16))
@@ -128,9 +133,14 @@ class GraphBuilder:
     # Nodes -----------------------------------------------------------------------------------
 
     def add(
-        self, op_type: str, inputs: Sequence[Value | None], outputs: int = 1, **attributes: Any
+        self,
+        op_type: str,
+        inputs: Sequence[Value | None],
+        outputs: int = 1,
+        may_be_empty: bool = False,
+        **attributes: Any,
     ) -> list[Value]:
-        """Adds a node; not applicable when a result would be empty or too large.
+        """Adds a node; not applicable when a result would be too large, or empty and may not be.
 
         Shapes and types of the results come from ONNX's own inference.
         """
@@ -139,7 +149,8 @@ class GraphBuilder:
         node = helper.make_node(op_type, read, names, f"{op_type}{len(self.nodes)}", **attributes)
         results = self._inferred(node, [value for value in inputs if value is not None])
         for result in results:
-            if not 0 < int(np.prod(result.shape)) <= MAX_ELEMENTS or result.rank > 5:
+            least = 0 if may_be_empty else 1
+            if not least <= int(np.prod(result.shape)) <= MAX_ELEMENTS or result.rank > 5:
                 raise NotApplicable
         self.nodes.append(node)
         return results
@@ -194,18 +205,27 @@ def _info(value: Value) -> onnx.ValueInfoProto:
 
 
 def build_graph(
-    rng: random.Random, operators: Sequence[Callable[[GraphBuilder], None]]
+    rng: random.Random,
+    operators: Sequence[Callable[[GraphBuilder], None]],
+    shapes: Sequence[Sequence[int]] = (),
+    most: int = 10,
 ) -> RandomGraph:
-    """A graph of three to ten operators with one to three outputs."""
+    """A graph of three to ``most`` operators with an output or more.
+
+    The first inputs have some of these shapes, or any where there are none.
+    """
     builder = GraphBuilder(rng)
     builder.opset = builder.pick(OPSETS)
     builder.elem_type = TensorProto.FLOAT16 if builder.chance(8) else TensorProto.FLOAT
     for _ in range(builder.pick((1, 1, 2))):
+        if shapes:
+            builder.pool.append(builder.input(builder.pick(shapes)))
+            continue
         rank = builder.pick((4, 3, 2, 4, 3, 1, 5))
         largest = LARGEST[rank]
         sizes = [size for size in SIZES if size <= largest]
         builder.pool.append(builder.input([builder.pick(sizes) for _ in range(rank)]))
-    wanted, tries = builder.integer(3, 10), 0
+    wanted, tries = builder.integer(3, most), 0
     while wanted and tries < 60:
         tries += 1
         try:
@@ -218,7 +238,7 @@ def build_graph(
 
 def _outputs(builder: GraphBuilder) -> list[Value]:
     """The last value, sometimes with values that are used inside as well, or with an input."""
-    outputs = [builder.pool[-1]]
+    outputs = [builder.pool[-1], *builder.outputs]
     while builder.chance(3):
         outputs.append(builder.pick(builder.pool))
     return list({value.name: value for value in outputs}.values())

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import campaign
 import numpy as np
@@ -12,10 +13,24 @@ from campaign import Campaign
 from comparison import session_of
 from control_flow import CONTROL_FLOW
 from graph_builder import build_graph
+from joined_graphs import try_together
 from open_results import watched_values, with_outputs
 from special_inputs import KINDS, ORDINARY, draws, moved
-from trial import CONTROL, SOURCES, Case, Finding, Outcome, build_case, optional_passes, try_case
+from thoroughness import DRAWS
+from trial import (
+    CONTROL,
+    MEMORY_PLANS,
+    SOURCES,
+    Case,
+    Finding,
+    Outcome,
+    build_case,
+    optional_passes,
+    try_case,
+)
 
+from tvm_ext.onnx_frontend.onnx_graph import nodes_within
+from tvm_ext.passes import storage_plan
 from tvm_ext.passes.pipeline import REQUIRED
 
 
@@ -39,6 +54,46 @@ def test_graphs_of_branches_and_loops_run():
         seen |= {node.op_type for node in graph.model.graph.node}
         session_of(graph.model).run(None, graph.inputs)
     assert {"If", "Loop"} <= seen
+
+
+def memory_cases(numbers: range) -> list[Case]:
+    drawn = (build_case(MEMORY_PLANS, str(number), poison=True) for number in numbers)
+    return [case for case in drawn if case is not None]
+
+
+def test_graphs_for_plans_of_memory_have_all_that_is_hard():
+    seen, empty = set(), 0
+    for case in memory_cases(range(40)):
+        model = onnx.load_from_string(case.model)
+        seen |= {node.op_type for node in nodes_within(model.graph)}
+        results = session_of(model).run(None, case.inputs)
+        empty += any(not value.size for value in results)
+    assert {"If", "Loop", "Scan", "Split", "Slice", "Concat", "Reshape", "QuantizeLinear"} <= seen
+    assert empty
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(1000, marks=pytest.mark.slow)])
+def test_programs_are_right_where_free_memory_is_no_number(first):
+    cases = memory_cases(range(first, first + (8 if first == 0 else 50 * DRAWS)))
+    outcomes = try_together(cases, 3)
+    for case, outcome in zip(cases, outcomes, strict=True):
+        alone = try_case(case, 3, {}) if outcome is None else outcome
+        assert alone.findings == [], case.seed
+    assert sum(outcome is not None for outcome in outcomes) > 0.8 * len(cases)
+
+
+def test_buffers_that_lie_over_each_other_are_found(monkeypatch):
+    plan = storage_plan._offsets
+
+    def at_the_start(groups, sizes, alignment):
+        found = plan(groups, sizes, alignment)
+        return replace(found, offsets=(0,) * len(found.offsets), size=max(sizes))
+
+    monkeypatch.setattr(storage_plan, "_offsets", at_the_start)
+    cases = memory_cases(range(4))
+    assert None in try_together(cases, 1)
+    findings = [one for case in cases for one in try_case(case, 1, {}).findings]
+    assert "difference" in {one.kind for one in findings}
 
 
 def test_graphs_of_nnsmith_run():
@@ -147,6 +202,7 @@ def test_a_failure_can_be_seen_again(tmp_path, capsys):
 
 def test_a_campaign_writes_a_summary(tmp_path, capsys):
     given = ["--graphs", "2", "--inputs", "2", "--sources", "static,control flow"]
+    given += ["--poison", "--together", "2"]
     assert campaign.main([*given, "--output", str(tmp_path)]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["graphs"] == 2
@@ -160,6 +216,8 @@ def test_a_campaign_writes_a_summary(tmp_path, capsys):
         (["--sources", "other"], f"expected some of {', '.join(SOURCES)}"),
         (["--workers", "3"], "1 or 2 workers"),
         (["--graphs", "0"], "at least 1 of each"),
+        (["--together", "0"], "at least 1 of each"),
+        (["--together", "8", "--leave-out-passes"], "expected one of them"),
     ],
 )
 def test_wrong_use_is_one_line(given, said, capsys):

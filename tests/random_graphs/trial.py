@@ -5,6 +5,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ from arithmetic_operators import ARITHMETIC
 from control_flow import CONTROL_FLOW
 from dynamic_sizes import with_dynamic_sizes
 from graph_builder import NotApplicable, RandomGraph, build_graph
+from memory_operators import MEMORY, SHAPES
 from nnsmith_graphs import build_nnsmith_graph
 from open_results import has_open_node_in_a_body, watched_values, with_outputs
 from spatial_operators import SPATIAL
@@ -26,13 +28,17 @@ from tvm_ext.errors import ReferenceUnavailableError, TvmExtError
 from tvm_ext.onnx_frontend.submodel import value_precision, with_types
 from tvm_ext.passes.pipeline import REQUIRED, STAGES, load_pipelines
 
-STATIC, DYNAMIC, CONTROL, NNSMITH = "static", "dynamic", "control flow", "nnsmith"
-SOURCES = (STATIC, DYNAMIC, CONTROL, NNSMITH)
+STATIC, DYNAMIC, CONTROL, MEMORY_PLANS = "static", "dynamic", "control flow", "memory"
+NNSMITH = "nnsmith"
+SOURCES = (STATIC, DYNAMIC, CONTROL, MEMORY_PLANS, NNSMITH)
 
 # Without the first nothing is promised of NaN, and without the second nothing of sizes that a model
 # cannot combine: they read whatever is behind a tensor.
 _PROMISES = ("PropagateNan", "CheckBounds")
 
+# How many of the graphs have sizes that a run decides.
+_DYNAMIC = {DYNAMIC: 1.0, CONTROL: 0.3, MEMORY_PLANS: 0.5}
+_WITHOUT_FUSION = 0.8
 
 # What is counted of a program and an input whose outputs were compared with ONNX Runtime's.
 COMPARED = ("pairs that agree", "pairs that fail", "pairs whose result a change of 1e-6 changes")
@@ -43,14 +49,15 @@ _LEAST_SCALE = 1e-2
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the inputs and the dynamic sizes that it was built with, and options of passes."""
+    """A model, the inputs and the dynamic sizes that it was built with, and how it is compiled."""
 
     source: str
     seed: str
     model: bytes
     inputs: dict[str, np.ndarray]
     sizes: dict[str, int]
-    pass_config: dict[str, dict[str, str]] = field(default_factory=dict)
+    pass_config: dict[str, dict[str, Any]] = field(default_factory=dict)
+    opt_level: str = "O3"
 
 
 @dataclass(frozen=True)
@@ -97,25 +104,41 @@ class Outcome:
     findings: list[Finding] = field(default_factory=list)
 
 
-def build_case(source: str, seed: str) -> Case | None:
-    """The graph of a source and a seed; None where none could be drawn."""
+def build_case(source: str, seed: str, poison: bool = False) -> Case | None:
+    """The graph of a source and a seed; None where none could be drawn.
+
+    With ``poison`` its program fills what is free of its arena with NaN. Most are compiled without
+    fusion then, which leaves graphs as small as these without buffers.
+    """
     rng = random.Random(f"{source} {seed}")
     try:
         graph = _graph(source, rng)
     except NotApplicable:
         return None
     model, sizes = graph.model, {}
-    if source == DYNAMIC or (source == CONTROL and rng.random() < 0.3):
+    share = _DYNAMIC.get(source, 0.0)
+    if share == 1 or (share and rng.random() < share):
         model, sizes = with_dynamic_sizes(graph, rng)
     # Of graphs as small as these no convolution is worth another layout.
-    layout = {"LayoutPlanning": {"layout": "channels_last"}} if rng.random() < 0.5 else {}
-    return Case(source, seed, model.SerializeToString(), graph.inputs, sizes, layout)
+    options: dict[str, dict[str, Any]] = {}
+    level = "O3"
+    if rng.random() < 0.5:
+        options["LayoutPlanning"] = {"layout": "channels_last"}
+    if poison:
+        options["ShareStorage"] = {"poison": True}
+        level = "O0" if rng.random() < _WITHOUT_FUSION else level
+    if level == "O0":
+        options.pop("LayoutPlanning", None)
+    return Case(source, seed, model.SerializeToString(), graph.inputs, sizes, options, level)
 
 
 def _graph(source: str, rng: random.Random) -> RandomGraph:
     if source == NNSMITH:
         return build_nnsmith_graph(rng)
     operators = ARITHMETIC + SPATIAL
+    if source == MEMORY_PLANS:
+        # Fewer, since each is several nodes.
+        return build_graph(rng, MEMORY * 4 + operators, SHAPES, 6)
     # A third of all operators, since most others change a shape.
     return build_graph(rng, operators + CONTROL_FLOW * 12 if source == CONTROL else operators)
 
@@ -193,15 +216,26 @@ def _is_finite(array: np.ndarray) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
+def compile_case(
+    model: onnx.ModelProto, case: Case, disabled: Sequence[str] = ()
+) -> tvm_ext.CompiledModel:
+    """A program of ``model`` with the options of a case, without some passes."""
+    return tvm_ext.compile(
+        model,
+        HOST,
+        opt_level=case.opt_level,
+        disabled_passes=disabled,
+        pass_config=case.pass_config,
+    )
+
+
 def _compiled(case: Case, left_out: str, outcome: Outcome) -> tvm_ext.CompiledModel | None:
     model = onnx.load_from_string(case.model)
     disabled = (left_out,) if left_out else ()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", DefectWarning)
-            return tvm_ext.compile(
-                model, HOST, disabled_passes=disabled, pass_config=case.pass_config
-            )
+            return compile_case(model, case, disabled)
     except TvmExtError as error:
         if not error.defect:
             outcome.counts["graphs that tvm-ext refuses"] += 1

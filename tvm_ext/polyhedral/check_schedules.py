@@ -2,17 +2,24 @@
 
 What can be proved of a scheduled kernel alone: no two iterations of a parallel loop access the
 same element, one of them writing it, and no lane of a vector needs what another lane computes.
+
+Where tiles do not divide an array, templates move the last tile back to where it ends with the
+array. It then computes some elements of the tile before once more, which is no race: nothing reads
+them in the kernel, and both write the value that the element has.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import islpy as isl
 import tvm
 from tvm import s_tir, tirx
+from tvm_ffi import structural_map
 
 from tvm_ext.polyhedral.affine_expressions import NotAffine
-from tvm_ext.polyhedral.dependences import Dependence, dependence_between
+from tvm_ext.polyhedral.dependences import Dependence, dependence_between, same_element
 from tvm_ext.polyhedral.kernel_domain import Access, KernelDomain, Statement, kernel_domain
 from tvm_ext.polyhedral.legality import Violation, broken_by_lanes, carried_by, violation
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
@@ -28,12 +35,16 @@ class ScheduleCheck:
         Parallel loops and vectors that carry no dependence.
     races : list[Violation]
         Dependences that a parallel loop or a vector breaks.
+    moved_back : list[Violation]
+        Elements that two iterations of a parallel loop write, since its last tile is moved back:
+        the loop is proved but for these, which both write with what they are computed from alike.
     not_proved : list[str]
         What could not be decided, and why: accesses or conditions that are not affine.
     """
 
     proved: list[str] = field(default_factory=list)
     races: list[Violation] = field(default_factory=list)
+    moved_back: list[Violation] = field(default_factory=list)
     not_proved: list[str] = field(default_factory=list)
 
 
@@ -52,13 +63,15 @@ def check_schedule(func: tirx.PrimFunc) -> ScheduleCheck:
     loops = [loop for loop in nodes(func.body, tirx.For) if loop.kind in _AT_ONCE]
     if not loops:
         return found
+    placed = _with_placed_arrays(func)
     try:
-        kernel = kernel_domain(_with_placed_arrays(func))
+        kernel = kernel_domain(placed)
     except NotAffine as error:
         found.not_proved.append(error.reason)
         return found
+    tiles = _MovedBackTiles(placed, kernel)
     for loop in _loops_at_once(kernel):
-        _check_loop(kernel, loop, found)
+        _check_loop(kernel, loop, tiles, found)
     return found
 
 
@@ -80,14 +93,77 @@ def _loops_at_once(kernel: KernelDomain) -> list[tirx.For]:
     return found
 
 
-def _check_loop(kernel: KernelDomain, loop: tirx.For, found: ScheduleCheck) -> None:
+class _MovedBackTiles:
+    """Tells whether iterations write an element twice only because a tile was moved back."""
+
+    def __init__(self, func: tirx.PrimFunc, kernel: KernelDomain) -> None:
+        self._func = func
+        self._kernel = kernel
+
+    @cached_property
+    def _apart(self) -> KernelDomain:
+        """The kernel with the tiles that were moved back in a place of their own."""
+        body = structural_map(self._func.body, (tirx.Min, _far_start))
+        return kernel_domain(self._func.with_body(body))
+
+    def explain(self, one: Dependence, broken: isl.Map, loop: tirx.For) -> bool:
+        """Whether these pairs of a dependence, which a parallel loop carries, are harmless."""
+        accesses = [a for s in self._kernel.statements for a in s.accesses]
+        is_read = any(a.buffer == one.buffer and not a.is_write for a in accesses)
+        if one.kind != "output" or is_read or not self._read_alike(one, broken):
+            return False
+        number = next(n for n, around in enumerate(one.source.loops) if around.same_as(loop))
+        source, sink = (self._apart.statement(s.name) for s in (one.source, one.sink))
+        ends = [(s, next(a for a in s.accesses if a.is_write)) for s in (source, sink)]
+        same = dependence_between(self._apart, ends[0], ends[1])
+        return same is None or carried_by(self._apart, same, source.loops[number]).is_empty()
+
+    def _read_alike(self, one: Dependence, broken: isl.Map) -> bool:
+        """Whether both runs load the same elements of arrays that are not an iteration's own."""
+        local = {array.name for array in self._kernel.local_arrays if array.loops}
+        loads = [
+            [a for a in statement.accesses if not a.is_write and a.buffer not in local]
+            for statement in (one.source, one.sink)
+        ]
+        if [a.buffer for a in loads[0]] != [a.buffer for a in loads[1]]:
+            return False
+        return all(
+            broken.is_subset(same_element(first, second))
+            for first, second in zip(*loads, strict=True)
+        )
+
+
+# Behind all arrays.
+_FAR = 2**30
+
+
+def _far_start(start: tirx.Min) -> tirx.Expr:
+    """Where a tile begins, and far behind its array if that is not the last place for it."""
+    counted = isinstance(start.a, tirx.Mul) and isinstance(start.a.b, tirx.IntImm)
+    # The last place is a number, or an open size without a tile.
+    last = start.b.b if isinstance(start.b, tirx.Sub) else start.b
+    if not counted or not isinstance(last, tirx.IntImm):
+        return start
+    is_moved = tirx.Min(
+        tirx.Max(start.a - start.b, tirx.const(0, str(start.a.ty))), tirx.const(1, str(start.a.ty))
+    )
+    return start.a + is_moved * _FAR
+
+
+def _check_loop(
+    kernel: KernelDomain, loop: tirx.For, tiles: _MovedBackTiles, found: ScheduleCheck
+) -> None:
     is_vector = loop.kind == tirx.ForKind.VECTORIZED
     what = f"{'a vectorised' if is_vector else 'a parallel'} loop {loop.loop_var.name}"
     inside = [one for one in kernel.statements if any(loop.same_as(around) for around in one.loops)]
     is_proved = True
+    moved: list[Violation] = []
     for one, is_exact in _pairs(kernel, inside):
         broken = (broken_by_lanes if is_vector else carried_by)(kernel, one, loop)
         if broken.is_empty():
+            continue
+        if is_exact and not is_vector and tiles.explain(one, broken, loop):
+            moved.append(violation(what, one, broken))
             continue
         is_proved = False
         if is_exact:
@@ -97,6 +173,7 @@ def _check_loop(kernel: KernelDomain, loop: tirx.For, found: ScheduleCheck) -> N
         return
     if is_proved:
         found.proved.append(what)
+        found.moved_back += moved[:1]
 
 
 def _reason(kernel: KernelDomain, one: Dependence) -> str:

@@ -286,10 +286,14 @@ def violation(what: str, one: Dependence, broken: isl.Map) -> Violation:
         for number in range(broken.dim(isl.dim_type.param))
     ]
     sizes = {str(name): value(isl.dim_type.param, number) for number, name in enumerate(names)}
-    return Violation(
-        what,
-        one,
-        dict(zip(one.source.loop_names, source, strict=True)),
-        dict(zip(one.sink.loop_names, sink, strict=True)),
-        sizes,
-    )
+    return Violation(what, one, _named(one.source, source), _named(one.sink, sink), sizes)
+
+
+def _named(statement: Statement, values: Sequence[int]) -> dict[str, int]:
+    """The values of the loops by name; of two loops of one name the inner one is marked."""
+    found: dict[str, int] = {}
+    for name, value in zip(statement.loop_names, values, strict=True):
+        while name in found:
+            name += "'"
+        found[name] = value
+    return found

@@ -115,3 +115,9 @@ def test_sizes_of_the_run() -> None:
     rows = tirx.Var("n", "int64")
     func = kernel(topi.add, (rows, 8), (rows, 8))
     assert in_place_operands(func, 2) == [0, 1]
+
+
+def test_a_schedule_of_an_open_batch() -> None:
+    batch = tirx.Var("n", "int64")
+    func = kernel(topi.add, (batch, 64), (batch, 1))
+    assert in_place_operands(scheduled(func), 2) == [0]

@@ -1,16 +1,21 @@
 """Races in scheduled kernels: those of templates have none, and one made on purpose is found."""
 
 import pytest
+from decision_checks import checked_decisions
 from kernel_cases import CASES
 from loop_kernels import gathered, matmul, wave
 from lowering import kernels_of
 from tvm import s_tir, te, tirx
+from tvm.script import tirx as T
 from tvm_ffi import structural_map
 
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.polyhedral.check_schedules import check_schedule
+from tvm_ext.tir_schedules.apply_template import apply_template
+from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 from tvm_ext.tir_schedules.statements import changed_loop
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 # Random decisions of each template for each kernel.
 DRAWS = 12
@@ -64,6 +69,70 @@ def test_templates_make_no_races(name):
 @pytest.mark.parametrize("name", list(CASES))
 def test_no_template_makes_a_race(name):
     check_case(name)
+
+
+TILES = {
+    "columns": 8,
+    "rows_2": 7,
+    "rows_1": 3,
+    "column_panel": 0,
+    "columns_first": 1,
+    "threads": 1,
+}
+ROWS = {"vectors": 1, "columns": 9, "threads": 1, "parts": 4, "row_by_row": 0}
+STAGED = {"lanes": 4, "rows": 2, "staged_rows": 4, "threads": 1}
+
+
+@pytest.mark.parametrize(
+    ("case", "template", "values"),
+    [
+        ("conv nhwc 1x1", "register tile", TILES),
+        ("conv nhwc depthwise", "depthwise convolution", ROWS),
+        ("conv nchw depthwise", "depthwise convolution", STAGED),
+    ],
+)
+def test_a_tile_that_is_moved_back_is_no_race(case, template, values):
+    machine = host_description().with_cores(2)
+    (kernel,) = kernels_of(CASES[case].expression, *CASES[case].inputs).values()
+    chosen = next(one for one in scheduling_of(machine).templates if one.name == template)
+    scheduled = apply_template(chosen, kernel, machine, FixedDecisions(values))
+    found = check_schedule(scheduled.func)
+    assert (found.races, found.not_proved) == ([], [])
+    assert [one.dependence.kind for one in found.moved_back] == ["output"]
+
+
+def test_a_tile_that_is_moved_back_has_to_write_the_same():
+    @T.prim_func(private=True)
+    def same(x: T.Buffer((16, 10), "float32"), y: T.Buffer((10,), "float32")):
+        for tile in T.parallel(3):
+            for element in range(4):
+                y[T.min(tile * 4, 6) + element] = x[0, T.min(tile * 4, 6) + element]
+
+    @T.prim_func(private=True)
+    def another(x: T.Buffer((16, 10), "float32"), y: T.Buffer((10,), "float32")):
+        for tile in T.parallel(3):
+            for element in range(4):
+                y[T.min(tile * 4, 6) + element] = x[0, element]
+
+    @T.prim_func(private=True)
+    def added(x: T.Buffer((16, 10), "float32"), y: T.Buffer((10,), "float32")):
+        for tile in T.parallel(3):
+            for element in range(4):
+                y[T.min(tile * 4, 6) + element] = y[T.min(tile * 4, 6) + element] + T.float32(1)
+
+    assert check_schedule(same).moved_back
+    for racing in (another, added):
+        found = check_schedule(racing)
+        assert found.races
+        assert not found.moved_back
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(CASES))
+def test_random_decisions_make_no_race(name):
+    counts, wrong = checked_decisions([name], DRAWS, seed=0)
+    assert wrong == []
+    assert counts["legal"] + counts["legal, a tile is moved back"] == counts["schedules"]
 
 
 def check_case(name):

@@ -26,7 +26,7 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     vector_length,
     wide,
 )
-from tvm_ext.onnx_frontend.converters.shape_constraints import equal_sizes
+from tvm_ext.onnx_frontend.converters.shape_constraints import equal_sizes, of_sizes
 from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
@@ -248,6 +248,9 @@ def _split(
         return _symbolic_parts(bb, data, parts, axis)
     if len(parts) != count or (isinstance(size, int) and sum(parts) != size):
         raise FormError(f"it splits size {size} into {len(parts)} parts of {parts}")
+    if not isinstance(size, int):
+        # The run checks it. TVM would say of the last part that it has what is left.
+        data = of_sizes(bb, data, [*sizes[:axis], sum(parts), *sizes[axis + 1 :]])
     if count == 1:
         return data
     ends = list(itertools.accumulate(parts))

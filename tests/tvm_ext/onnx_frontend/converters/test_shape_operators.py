@@ -1,5 +1,7 @@
 """Operators that change a shape only, by sizes stored in the model or computed in the run."""
 
+import warnings
+
 import numpy as np
 import onnx
 import pytest
@@ -8,6 +10,8 @@ from small_models import model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
+from tvm_ext.configs.errors import DefectWarning
+from tvm_ext.errors import RunError
 from tvm_ext.onnx_frontend import import_model
 
 X = rand(2, 3, 4)
@@ -31,6 +35,28 @@ def test_reshape(shape: tuple, stored: tuple) -> None:
 @pytest.mark.parametrize("stored", [("parts",), ()])
 def test_split(stored: tuple) -> None:
     check_operator("Split", {"x": X, "parts": ints(1, 0, 3)}, 3, stored, axis=-1)
+
+
+def test_stated_parts_of_an_open_size_say_what_it_is() -> None:
+    """TVM's two sizes of the last part made a fusion fail, and it was as long as what was left."""
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    parts (float[n, 4] x) => (float[3, 4] first, float[1, 4] highest)
+    <int64[2] sizes = {3, 5}, int64[1] axes = {0}> {
+        first, second = Split <axis = 0> (x, sizes)
+        bounded = Tanh (second)
+        positive = Exp (bounded)
+        highest = ReduceMax (positive, axes)
+    }"""
+    x = rand(8, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DefectWarning)
+        compiled = tvm_ext.compile(onnx.parser.parse_model(text), HOST)
+    found = compiled.run({"x": x})
+    np.testing.assert_array_equal(found["first"], x[:3])
+    highest = np.exp(np.tanh(x[3:])).max(0, keepdims=True)
+    np.testing.assert_allclose(found["highest"], highest, rtol=1e-5)
+    with pytest.raises(RunError, match="sizes do not fit together"):
+        compiled.run({"x": rand(9, 4)})
 
 
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])

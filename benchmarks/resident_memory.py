@@ -1,0 +1,194 @@
+"""How much resident memory a saved model takes, beside what its report says.
+
+Each model is loaded and run in a process of its own, which has loaded and run a tiny one before, so
+that Python, NumPy and TVM's runtime are there already. The figures are what Linux says of the
+process in ``/proc/self/status``.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+# What ``clear_refs`` takes to begin anew with the peak.
+_PEAK = "5"
+_RUNS = 3
+_COPIES = 8
+_MIB = float(1 << 20)
+# So far may what is measured be from what is said.
+ALLOWED = 0.05
+
+
+@dataclass(frozen=True)
+class Resident:
+    """What one model takes, in bytes.
+
+    Attributes
+    ----------
+    name : str
+        The model.
+    said : dict of str to int or None
+        Weights, buffers (the arena and the results) and inputs, from the report and the shapes.
+        None for buffers whose sizes other values of the run decide.
+    loaded, ran, peak : int
+        How much resident memory grew with loading, with loading and the runs, and at most.
+    code : int
+        The part of ``ran`` that is pages of files: the code of the model.
+    report : int
+        The part of ``ran`` that is the report as Python's objects, which a loaded model keeps.
+    """
+
+    name: str
+    said: dict[str, int | None]
+    loaded: int
+    ran: int
+    peak: int
+    code: int
+    report: int
+
+    @property
+    def total_said(self) -> int | None:
+        """The sum of what is said; None where the report knows no size of the buffers."""
+        known = [value for value in self.said.values() if value is not None]
+        return sum(known) if len(known) == len(self.said) else None
+
+    @property
+    def off(self) -> float | None:
+        """How far a run without code and report is from what is said, as a share of it."""
+        said = self.total_said
+        return None if said is None else (self.ran - self.code - self.report) / said - 1
+
+
+def measured(models: Sequence[Path], threads: int = 1) -> list[Resident]:
+    """Compiles the models (or takes them from the cache), and measures each in its own process."""
+    # The measuring process needs neither.
+    import onnx
+
+    import tvm_ext
+
+    found: list[Resident] = []
+    with tempfile.TemporaryDirectory() as folder:
+        tiny = Path(folder) / "tiny.tvmx"
+        text = '<ir_version: 10, opset_import: ["" : 20]> tiny (float[8] x) => (float[8] y) {'
+        tvm_ext.compile(onnx.parser.parse_model(text + " y = Abs(x) }")).save(tiny)
+        for path in models:
+            saved = Path(folder) / f"{path.stem}.tvmx"
+            tvm_ext.compile(path).save(saved)
+            command = [sys.executable, __file__, str(tiny), str(saved), "--threads", str(threads)]
+            answer = subprocess.run(command, check=True, capture_output=True, text=True)
+            found.append(Resident(path.stem, **json.loads(answer.stdout)))
+            saved.unlink()
+    return found
+
+
+def table_of(found: Sequence[Resident]) -> Table:
+    """A line a model, in MiB."""
+    table = Table(caption="MiB; 'off': a run without code and report beside the sum that is said")
+    headings = (
+        "model",
+        "weights",
+        "buffers",
+        "inputs",
+        "sum",
+        "loaded",
+        "run",
+        "peak",
+        "code",
+        "report",
+    )
+    for heading in (*headings, "off"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for one in found:
+        grown = (one.loaded, one.ran, one.peak, one.code, one.report)
+        figures = (*one.said.values(), one.total_said, *grown)
+        off = "-" if one.off is None else f"{one.off:+.1%}"
+        sizes = ("-" if value is None else f"{value / _MIB:,.2f}" for value in figures)
+        table.add_row(one.name, *sizes, off)
+    return table
+
+
+def _grown(tiny: Path, path: Path, threads: int) -> dict[str, object]:
+    """What ``Resident`` holds, measured in this process."""
+    import tvm_ext.runtime
+
+    first = tvm_ext.runtime.load(tiny, threads=threads)
+    first.run({"x": np.ones(8, np.float32)})
+    _settle()
+    _CLEAR.write_text(_PEAK, encoding="ascii")
+    before = _status()
+    model = tvm_ext.runtime.load(path, threads=threads)
+    _settle()
+    loaded = _status()
+    nominal = model.report.nominal
+    sizes: Mapping[str, int] = nominal.sizes if nominal is not None else {}
+    inputs = {
+        spec.name: np.ones(
+            [size if isinstance(size, int) else sizes[size] for size in spec.shape], spec.dtype
+        )
+        for spec in model.inputs
+    }
+    for _ in range(_RUNS):
+        results = model.run(inputs)
+    _settle()
+    after = _status()
+    memory = model.report.memory
+    at_sizes = nominal.memory_bytes if nominal is not None else None
+    buffers = at_sizes if at_sizes is not None else memory.planned_peak_bytes
+    del results
+    return {
+        "said": {
+            "weights": memory.weights_bytes,
+            "buffers": buffers,
+            "inputs": sum(array.nbytes for array in inputs.values()),
+        },
+        "loaded": loaded["VmRSS"] - before["VmRSS"],
+        "ran": after["VmRSS"] - before["VmRSS"],
+        "peak": after["VmHWM"] - before["VmRSS"],
+        "code": after["RssFile"] - before["RssFile"],
+        "report": _bytes_of_report(path),
+    }
+
+
+def _bytes_of_report(path: Path) -> int:
+    """What one more copy of the report and of its text takes, of several that are made."""
+    from tvm_ext.artifact import read_artifact
+    from tvm_ext.report.compile_report import CompileReport
+
+    artifact = read_artifact(path)
+    _settle()
+    before = _status()["RssAnon"]
+    kept = [CompileReport.from_json(artifact.report_json) for _ in range(_COPIES)]
+    _settle()
+    return (_status()["RssAnon"] - before) // len(kept)
+
+
+def _settle() -> None:
+    """Gives back what Python and the C library hold without need."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def _status() -> dict[str, int]:
+    """The bytes of each kind."""
+    lines = (line.split() for line in _STATUS.read_text(encoding="ascii").splitlines())
+    return {line[0].rstrip(":"): int(line[1]) << 10 for line in lines if line[-1] == "kB"}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tiny", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    print(json.dumps(_grown(given.tiny, given.model, given.threads)))
