@@ -21,12 +21,13 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import tvm_ffi
 from tvm_ffi.libinfo import load_lib_ctypes
 
-from tvm_ext.artifact.manifest import LIBRARY_MEMBER, PartRecord
+from tvm_ext.artifact.manifest import LIBRARY_MEMBER, PartRecord, Writable
+from tvm_ext.artifact.program_in_library import ProgramInLibrary, find_program
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ArtifactError
 from tvm_ext.hardware.cpu.linker import Linker, find_compiler
@@ -100,6 +101,55 @@ ZIP_ERRORS = (
 )
 
 
+# The header of a member of a ZIP archive ends in the lengths of the name and of what else follows.
+_MEMBER_HEADER = struct.Struct("<26x2H")
+_PIECE_BYTES = 1 << 20
+
+
+class OpenLibrary:
+    """A library in a part of an open file, or in memory.
+
+    Parameters
+    ----------
+    source : int or bytes
+        The file's descriptor, or the library itself.
+    begin, size : int
+        The part of the file.
+    """
+
+    def __init__(self, source: int | bytes, begin: int, size: int) -> None:
+        self._source = source
+        self._begin = begin
+        self.size = size
+
+    def find(self, sought: bytes) -> int:
+        """The first place of these bytes; -1 where they are not in it."""
+        if isinstance(self._source, bytes):
+            return self._source.find(sought)
+        before, at = b"", 0
+        while piece := os.pread(self._source, min(_PIECE_BYTES, self.size - at), self._begin + at):
+            joined = before + piece
+            if (place := joined.find(sought)) >= 0:
+                return at - len(before) + place
+            at += len(piece)
+            before = joined[1 - len(sought) :]
+        return -1
+
+    def read_into(self, place: int, memory: memoryview) -> None:
+        """Fills ``memory`` with what stands from ``place`` on; raises OSError if it ends before."""
+        if isinstance(self._source, bytes):
+            with memoryview(self._source) as content:
+                memory[:] = content[place : place + len(memory)]
+            return
+        done = 0
+        while done < len(memory):
+            with memory[done:] as rest:
+                read = os.preadv(self._source, [rest], self._begin + place + done)
+            if read == 0:
+                raise OSError("the file became shorter while it was read")
+            done += read
+
+
 class LibraryFile:
     """The library in a saved model, which is read when it is asked for: it may be large.
 
@@ -127,7 +177,7 @@ class LibraryFile:
             self.copy_to(copy)
             return copy.getvalue()
 
-    def copy_to(self, file: IO[bytes]) -> None:
+    def copy_to(self, file: Writable) -> None:
         """Writes the library to an open file; one thread at a time.
 
         Raises
@@ -138,13 +188,46 @@ class LibraryFile:
             The file cannot be written.
         """
         if self._copied_record(file) != self._record:
-            raise ArtifactError(
-                f"cannot load {str(self._path)!r}: the file is damaged: {LIBRARY_MEMBER} does not "
-                "have the checksum that the manifest names; expected it as it was saved: copy it "
-                "again, or save the model again"
-            )
+            raise self._damaged()
 
-    def _copied_record(self, file: IO[bytes]) -> PartRecord | None:
+    @contextlib.contextmanager
+    def opened(self) -> Iterator["OpenLibrary"]:
+        """The library in the file, to look into before it is copied.
+
+        Raises ArtifactError at the end if the file was written to meanwhile: what was read then
+        need not be what had the checksum.
+        """
+        before = self._last_change()
+        yield OpenLibrary(self._descriptor, self._begin(), self._record.size)
+        if self._last_change() != before:
+            raise self._damaged()
+
+    def _last_change(self) -> tuple[int, int]:
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
+
+    def _begin(self) -> int:
+        """Where the library begins in the file, behind the header of its member."""
+        with os.fdopen(os.dup(self._descriptor), "rb") as opened:
+            try:
+                with zipfile.ZipFile(opened) as archive:
+                    at = archive.getinfo(LIBRARY_MEMBER).header_offset
+            except ZIP_ERRORS as error:
+                # It was whole when it was opened: something has written to it since.
+                raise self._damaged() from error
+        header = os.pread(self._descriptor, _MEMBER_HEADER.size, at)
+        if len(header) < _MEMBER_HEADER.size:
+            raise self._damaged()
+        return at + _MEMBER_HEADER.size + sum(_MEMBER_HEADER.unpack(header))
+
+    def _damaged(self) -> ArtifactError:
+        return ArtifactError(
+            f"cannot load {str(self._path)!r}: the file is damaged: {LIBRARY_MEMBER} does not "
+            "have the checksum that the manifest names; expected it as it was saved: copy it "
+            "again, or save the model again"
+        )
+
+    def _copied_record(self, file: Writable) -> PartRecord | None:
         with os.fdopen(os.dup(self._descriptor), "rb") as opened:
             try:
                 with zipfile.ZipFile(opened) as archive, archive.open(LIBRARY_MEMBER) as member:
@@ -158,7 +241,8 @@ def load_library(library: bytes | LibraryFile) -> tvm_ffi.Module:
     """Load a shared library into this process.
 
     The library is written into a private temporary folder, which goes as soon as it is loaded: the
-    process keeps what it has mapped.
+    process keeps what it has mapped. Large weights are not written there; they are read into the
+    memory of the program. At no time are they in memory twice.
 
     Raises
     ------
@@ -166,16 +250,12 @@ def load_library(library: bytes | LibraryFile) -> tvm_ffi.Module:
         The system's loader refuses the library, it cannot be written, or it is not a program.
     """
     _load_runtime()
-    with _temporary_library(library) as path:
-        try:
-            module = tvm_ffi.load_module(path)
-        except RuntimeError as error:
-            raise ArtifactError(
-                f"cannot load the model's code: {_reason(error)}; expected a library for this "
-                "system, in a temporary folder that allows execution: set TMPDIR to such a "
-                "folder, or compile the model again on this machine"
-            ) from error
-        _give_back_mapped_weights(path)
+    with contextlib.ExitStack() as stack:
+        if isinstance(library, LibraryFile):
+            opened = stack.enter_context(library.opened())
+        else:
+            opened = OpenLibrary(library, 0, len(library))
+        module = _loaded_apart(library, opened) or _loaded_as_it_is(library)
     if not module.implements_function("vm_load_executable", query_imports=True):
         raise ArtifactError(
             "cannot load the model's code: it is not a program of TVM's virtual machine; expected "
@@ -183,6 +263,46 @@ def load_library(library: bytes | LibraryFile) -> tvm_ffi.Module:
         )
     thread_pool.share_with(module)
     return module
+
+
+def _loaded_as_it_is(library: bytes | LibraryFile) -> tvm_ffi.Module:
+    """By TVM alone, which has the weights in memory four times for a moment."""
+    with _temporary_library(library) as path:
+        module = _code_at(path)
+        _give_back_mapped_weights(path)
+    return module
+
+
+def _loaded_apart(library: bytes | LibraryFile, opened: OpenLibrary) -> tvm_ffi.Module | None:
+    """The code, the program and the weights one by one; None where TVM has to do it."""
+    if sys.platform != "linux":
+        return None
+    try:
+        found = find_program(opened.find, opened.read_into, opened.size)
+        if found is None:
+            return None
+        with _temporary_library(library, found) as path:
+            code = _code_at(path)
+        program = found.load(code, opened.read_into)
+        if program is not None:
+            found.fill_weights(_virtual_machine(program), opened.read_into)
+        return program
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot load the model's code: {_reason(error)}; expected a file that can be read: "
+            "save the model again"
+        ) from error
+
+
+def _code_at(path: Path) -> tvm_ffi.Module:
+    try:
+        return tvm_ffi.load_module(path)
+    except RuntimeError as error:
+        raise ArtifactError(
+            f"cannot load the model's code: {_reason(error)}; expected a library for this "
+            "system, in a temporary folder that allows execution: set TMPDIR to such a "
+            "folder, or compile the model again on this machine"
+        ) from error
 
 
 def _give_back_mapped_weights(path: Path) -> None:
@@ -214,8 +334,38 @@ def _load_runtime() -> None:
             import_module("tvm")
 
 
+class _WithoutProgram:
+    """A file to which a library is written but for its program, which leaves a hole."""
+
+    def __init__(self, file: BinaryIO, program: ProgramInLibrary) -> None:
+        self._file = file
+        self._program = program
+        self._place = 0
+
+    def write(self, content: bytes) -> int:
+        """Takes the next bytes of the library."""
+        place, end = self._place, self._place + len(content)
+        self._write(place, content[: max(self._program.begin - place, 0)])
+        behind = max(self._program.end, place)
+        self._write(behind, content[behind - place :])
+        self._place = end
+        return len(content)
+
+    def _write(self, place: int, content: bytes) -> None:
+        if content:
+            self._file.seek(place)
+            self._file.write(content)
+
+    def finish(self) -> None:
+        """Says to TVM that there is no program."""
+        self._file.seek(self._program.begin)
+        self._file.write(self._program.replacement)
+
+
 @contextlib.contextmanager
-def _temporary_library(library: bytes | LibraryFile) -> Iterator[Path]:
+def _temporary_library(
+    library: bytes | LibraryFile, without: ProgramInLibrary | None = None
+) -> Iterator[Path]:
     try:
         # A system that locks loaded libraries keeps the folder; that must not fail the load.
         folder = tempfile.TemporaryDirectory(prefix="tvmx-", ignore_cleanup_errors=True)
@@ -225,13 +375,22 @@ def _temporary_library(library: bytes | LibraryFile) -> Iterator[Path]:
         path = Path(folder.name) / "model.so"
         try:
             with path.open("wb") as file:
-                if isinstance(library, LibraryFile):
-                    library.copy_to(file)
-                else:
-                    file.write(library)
+                _write_library(library, file, without)
         except OSError as error:
             raise _unwritable(error) from error
         yield path
+
+
+def _write_library(
+    library: bytes | LibraryFile, file: BinaryIO, without: ProgramInLibrary | None
+) -> None:
+    target = file if without is None else _WithoutProgram(file, without)
+    if isinstance(library, LibraryFile):
+        library.copy_to(target)
+    else:
+        target.write(library)
+    if isinstance(target, _WithoutProgram):
+        target.finish()
 
 
 def _unwritable(error: OSError) -> ArtifactError:

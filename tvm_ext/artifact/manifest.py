@@ -3,7 +3,7 @@
 import hashlib
 import platform
 from importlib import metadata
-from typing import IO, Annotated, Final, Literal
+from typing import IO, Annotated, Final, Literal, Protocol
 
 import tvm_ffi
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -39,6 +39,13 @@ FeatureName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 def host_architecture() -> str:
     """This machine's architecture by one name on all systems: macOS says arm64, Windows AMD64."""
     return architecture_of(platform.machine())
+
+
+class Writable(Protocol):
+    """What bytes can be written to."""
+
+    def write(self, content: bytes, /) -> object:
+        """Takes the next bytes."""
 
 
 class _Record(BaseModel):
@@ -98,7 +105,7 @@ class PartRecord(_Record):
         return cls(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
     @classmethod
-    def of_file(cls, file: IO[bytes], copy: IO[bytes] | None = None) -> "PartRecord":
+    def of_file(cls, file: IO[bytes], copy: Writable | None = None) -> "PartRecord":
         """The record of the rest of an open file, which is written to ``copy`` if that is given."""
         digest, size = hashlib.sha256(), 0
         while chunk := file.read(_CHUNK_BYTES):
