@@ -287,6 +287,9 @@ def _loaded_apart(library: bytes | LibraryFile, opened: OpenLibrary) -> tvm_ffi.
         if program is not None:
             found.fill_weights(_virtual_machine(program), opened.read_into)
         return program
+    except RuntimeError:
+        # A machine for it cannot be made. The first run, which makes one as well, says why.
+        return None
     except OSError as error:
         raise ArtifactError(
             f"cannot load the model's code: {_reason(error)}; expected a file that can be read: "
