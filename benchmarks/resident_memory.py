@@ -39,8 +39,8 @@ class Resident:
     name : str
         The model.
     said : dict of str to int or None
-        Weights, buffers (the arena and the results) and inputs, from the report and the shapes.
-        None for buffers whose sizes other values of the run decide.
+        Weights, buffers (the arena and the results), arrays that kernels allocate for themselves,
+        and inputs, from the report and the shapes. None for buffers whose sizes other values of the run decide.
     loaded, ran, peak : int
         How much resident memory grew with loading, with loading and the runs, and at most.
     code : int
@@ -99,6 +99,7 @@ def table_of(found: Sequence[Resident]) -> Table:
         "model",
         "weights",
         "buffers",
+        "arrays",
         "inputs",
         "sum",
         "loaded",
@@ -150,6 +151,8 @@ def _grown(tiny: Path, path: Path, threads: int) -> dict[str, object]:
         "said": {
             "weights": memory.weights_bytes,
             "buffers": buffers,
+            "arrays": (memory.kernel_bytes or 0)
+            + (threads - 1) * (memory.kernel_thread_bytes or 0),
             "inputs": sum(array.nbytes for array in inputs.values()),
         },
         "loaded": loaded["VmRSS"] - before["VmRSS"],

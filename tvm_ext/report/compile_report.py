@@ -266,6 +266,7 @@ class CompileReport(RenderedReport):
         _leave_out(values, "device", "host", "nominal", "precision", "specialized", "state")
         _leave_out(values.get("nominal", {}), "work")
         _leave_out(values["memory"], "lower_bound_bytes", "planner", "weights_read_bytes", "limit")
+        _leave_out(values["memory"], "kernel_bytes", "kernel_thread_bytes")
         for record in values["passes"]:
             _leave_out(record, "after")
         for record in values["kernels"]:

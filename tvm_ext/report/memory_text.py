@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, facts_table
-from tvm_ext.report.text import limit_figure
+from tvm_ext.report.text import kernel_arrays_figure, limit_figure
 from tvm_ext.report.units import ABSENT, format_bytes, format_count, format_percent, plain
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def key_figures(found: "ModelMemory") -> list[tuple[str, str, str]]:
             _times(memory.unplanned_bytes, planned),
             _ratio(memory.unplanned_bytes, planned),
         ),
+        ("Kernels' arrays", *kernel_arrays_figure(memory)),
         ("Weights", format_bytes(memory.weights_bytes), "constants of the program"),
         ("In place", format_count(len(found.in_place), "result"), "written over an operand"),
         ("Views", format_count(len(found.plan.views), "value"), "that nobody copies"),

@@ -424,6 +424,10 @@ class MemoryRecord:
         Outputs that a run on a CPU copies, because their memory is an input's, a weight's or
         another output's. None where all are, and the inputs as well: of programs that may write
         to these, of those whose storage a user's pass changed, and of older ones.
+    kernel_bytes, kernel_thread_bytes : int or None
+        What kernels for a CPU allocate for themselves and TVM keeps after the run, beside all of
+        the above: of the thread that runs the program, and of each further one. Of symbolic sizes,
+        nominal ones. None where it was not counted.
     """
 
     planned_peak_bytes: int | None = 0
@@ -436,6 +440,8 @@ class MemoryRecord:
     planner: str = ""
     weights_read_bytes: int | None = None
     limit: MemoryLimitRecord | None = None
+    kernel_bytes: int | None = None
+    kernel_thread_bytes: int | None = None
 
     @property
     def saved_share(self) -> float:

@@ -80,6 +80,7 @@ def _key_figures(report: "CompileReport") -> Table:
             "Batch norms left": f"{left:,}" if left else "",
             "Peak memory": _memory_figure(report),
             "Memory limit": ": ".join(filter(None, limit_figure(report.memory))),
+            "Kernels' arrays": ", ".join(filter(None, kernel_arrays_figure(report.memory))),
             "Weights": format_bytes(report.memory.weights_bytes),
             "Micro-batches": plain(report.micro_batch_figure),
             "Precision": plain(report.precision.figure) if report.precision else "",
@@ -141,6 +142,15 @@ def limit_figure(memory: "MemoryRecord") -> tuple[str, str]:
     if needed < limit.unlimited_bytes:
         notes.append(f"{format_bytes(limit.unlimited_bytes)} without a limit")
     return format_bytes(limit.limit_bytes), ", ".join(notes)
+
+
+def kernel_arrays_figure(memory: "MemoryRecord") -> tuple[str, str]:
+    """What kernels allocate for themselves, and of each further thread; empty for nothing."""
+    if not memory.kernel_bytes and not memory.kernel_thread_bytes:
+        return "", ""
+    more = memory.kernel_thread_bytes
+    note = f"and {format_bytes(more)} for each further thread" if more else ""
+    return format_bytes(memory.kernel_bytes or 0), note
 
 
 def _work_figure(report: "CompileReport", what: str) -> str:

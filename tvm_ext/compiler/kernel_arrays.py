@@ -1,0 +1,209 @@
+"""How much memory the kernels of a program for a CPU allocate for themselves, beside its plan.
+
+TVM gives a kernel such memory from a pool of the thread that asks (src/runtime/workspace_pool.cc)
+and keeps it until the thread ends. So what a run leaves is what the pools have grown to, which is
+found here by doing to lists of sizes what TVM does to memory.
+"""
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.sym import Analyzer
+from tvm_ffi import structural_map
+
+from tvm_ext.compiler.kernel_records import calls_at
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.statements import has_exact_arrays, sizes_at
+
+# What TVM rounds up to, and below what it takes the stack (kMaxStackAlloca).
+_PAGE_BYTES = 4096
+_STACK_BYTES = 1024
+_ON_STACK = "disable_lower_tvm_builtin"
+# Kernels with less are not looked at: lowering one takes some milliseconds.
+_LEAST_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class KernelArrays:
+    """What the pools have grown to after a run, in bytes.
+
+    Attributes
+    ----------
+    caller_bytes : int
+        Of the thread that runs the program.
+    thread_bytes : int
+        Of each further thread that takes part in parallel loops.
+    """
+
+    caller_bytes: int = 0
+    thread_bytes: int = 0
+
+
+def kernel_arrays(
+    kernels: tvm.IRModule, scheduled: tvm.IRModule, sizes: Mapping[str, int]
+) -> KernelArrays:
+    """What the kernels of a program allocate in a run.
+
+    Parameters
+    ----------
+    kernels : tvm.IRModule
+        The program ahead of schedules, with ``main``, which calls the kernels.
+    scheduled : tvm.IRModule
+        The same kernels with their schedules.
+    sizes : mapping of str to int
+        Sizes of the inputs' dimensions, by name.
+
+    Notes
+    -----
+    Arrays whose size does not follow from ``sizes`` are not counted, and neither are those of
+    kernels that have less than 64 KiB of them.
+    """
+    caller, thread = _Pool(), _Pool()
+    lowered: dict[str, tirx.PrimFunc] = {}
+    for func, name, values in _calls(kernels, scheduled, sizes):
+        if _bytes_at_most(func, values) < _LEAST_BYTES:
+            continue
+        if name not in lowered:
+            lowered[name] = _lowered(func)
+        _run(lowered[name].body, values, caller, None)
+        _run(lowered[name].body, values, None, thread)
+    return KernelArrays(caller.size, thread.size)
+
+
+_Values = Mapping[tvm.ir.Var, tirx.IntImm]
+
+
+def _calls(
+    kernels: tvm.IRModule, scheduled: tvm.IRModule, sizes: Mapping[str, int]
+) -> Iterator[tuple[tirx.PrimFunc, str, _Values]]:
+    """Kernels with their symbolic sizes in each call; those of branches come last, without any."""
+    functions = {
+        str(variable.name_hint): func
+        for variable, func in scheduled.functions_items()
+        if isinstance(func, tirx.PrimFunc) and _allocates(func)
+    }
+    called = set()
+    for name, arguments in calls_at(kernels, sizes) if functions else ():
+        if name in functions:
+            called.add(name)
+            yield functions[name], name, sizes_at(functions[name], arguments or ())
+    for name, func in functions.items():
+        if name not in called:
+            yield func, name, {}
+
+
+def _allocates(func: tirx.PrimFunc) -> bool:
+    return any(
+        isinstance(node, tirx.AllocBuffer) or len(node.alloc_buffers) > 0
+        for node in nodes(func.body, s_tir.SBlock, tirx.AllocBuffer)
+    )
+
+
+def _bytes_at_most(func: tirx.PrimFunc, values: _Values) -> int:
+    """Of all arrays of a kernel together, as large as they are ahead of lowering."""
+    found: list[tirx.Buffer] = []
+    for node in nodes(func.body, s_tir.SBlock, tirx.AllocBuffer):
+        found += [node.buffer] if isinstance(node, tirx.AllocBuffer) else node.alloc_buffers[:]
+    return sum(_bytes_of(array, values) for array in found)
+
+
+def _bytes_of(array: tirx.Buffer, values: _Values) -> int:
+    """Zero where the values do not decide them."""
+    extents = [_extent(extent, values) for extent in array.shape]
+    known = [extent for extent in extents if extent is not None]
+    if len(known) < len(extents):
+        return 0
+    dtype = tvm.DataType(str(array.dtype))
+    return math.prod(known) * ((dtype.bits * dtype.lanes + 7) // 8)
+
+
+def _extent(extent: tirx.Expr, values: _Values) -> int | None:
+    if isinstance(extent, tirx.IntImm):
+        return int(extent)
+    number = Analyzer().simplify(structural_map(extent, (tvm.ir.Var, lambda v: values.get(v, v))))
+    return int(number) if isinstance(number, tirx.IntImm) else None
+
+
+def _lowered(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The kernel with its arrays where they are allocated, as large as they are then."""
+    passes = [
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        *([] if has_exact_arrays(func) else [s_tir.transform.CompactBufferAllocation()]),
+        s_tir.transform.LowerOpaqueBlock(),
+    ]
+    return tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))["main"]
+
+
+class _Pool:
+    """The sizes of what TVM keeps for a thread, as ``WorkspacePool`` changes them."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._used = 0
+
+    @property
+    def size(self) -> int:
+        """All bytes of the pool."""
+        return sum(self._free) + self._used
+
+    def take(self, nbytes: int) -> int:
+        """Takes the smallest piece that is large enough, makes the largest larger, or adds one."""
+        size = max(-(-nbytes // _PAGE_BYTES), 1) * _PAGE_BYTES
+        place = bisect_left(self._free, size)
+        if place < len(self._free):
+            size = self._free.pop(place)
+        elif self._free:
+            self._free.pop()
+        self._used += size
+        return size
+
+    def give_back(self, size: int) -> None:
+        """Makes a piece free again."""
+        self._used -= size
+        insort(self._free, size)
+
+
+def _run(stmt: tirx.Stmt, values: _Values, caller: _Pool | None, thread: _Pool | None) -> None:
+    """Takes and gives back what a statement does, the calling thread's or another one's.
+
+    The calling thread runs parts of parallel loops as well; others run nothing else.
+    """
+    taken: list[int] = []
+    for one in stmt.seq if isinstance(stmt, tirx.SeqStmt) else (stmt,):
+        if isinstance(one, tirx.AllocBuffer):
+            if caller is not None and (nbytes := _pooled_bytes(one, values)):
+                taken.append(caller.take(nbytes))
+        elif isinstance(one, tirx.For) and one.kind == tirx.ForKind.PARALLEL:
+            alone = (_extent(one.extent, values) or 0) == 1
+            _run(one.body, values, caller or (None if alone else thread), None)
+        else:
+            for part in _parts(one):
+                _run(part, values, caller, thread)
+    if caller is not None:
+        for size in reversed(taken):
+            caller.give_back(size)
+
+
+def _parts(stmt: tirx.Stmt) -> Sequence[tirx.Stmt]:
+    """The statements within one, each of which gives back at its end what it has taken."""
+    if isinstance(stmt, tirx.SeqStmt):
+        return (stmt,)
+    if isinstance(stmt, tirx.IfThenElse):
+        return [part for part in (stmt.then_case, stmt.else_case) if part is not None]
+    return (stmt.body,) if isinstance(stmt, tirx.For | tirx.While | tirx.AttrStmt) else ()
+
+
+def _pooled_bytes(stmt: tirx.AllocBuffer, values: _Values) -> int:
+    """What it takes from the pool; zero for what lies on the stack."""
+    if _ON_STACK in stmt.annotations:
+        return 0
+    array = stmt.buffer
+    nbytes = _bytes_of(array, values)
+    is_fixed = all(isinstance(extent, tirx.IntImm) for extent in array.shape)
+    return 0 if is_fixed and nbytes < _STACK_BYTES and array.scope() == "global" else nbytes
