@@ -40,7 +40,8 @@ class Resident:
         The model.
     said : dict of str to int or None
         Weights, buffers (the arena and the results), arrays that kernels allocate for themselves,
-        and inputs, from the report and the shapes. None for buffers whose sizes other values of the run decide.
+        and inputs, from the report and the shapes. None for buffers whose sizes other values of the
+        run decide.
     loaded, ran, peak : int
         How much resident memory grew with loading, with loading and the runs, and at most.
     code : int

@@ -447,8 +447,19 @@ def _planned(
             limit,
             lambda: largest_result(lowered.kernels, lowered.calls),
         )
+        context.memory = replace(context.memory, **_kernel_bytes(lowered, scheduled, context))
         lowered = replace(lowered, calls=_calls_in_order(lowered.calls, context.call_sources))
     return _Planned(lowered, scheduled, mod, context, runner)
+
+
+def _kernel_bytes(
+    lowered: LoweredModel, scheduled: tvm.IRModule, context: CompileContext
+) -> dict[str, int]:
+    """What kernels for a CPU allocate for themselves; of other machines nothing is known."""
+    if context.target.kind.name != "llvm":
+        return {}
+    arrays = kernel_arrays(lowered.kernels, scheduled, usual_sizes(lowered.imported))
+    return {"kernel_bytes": arrays.caller_bytes, "kernel_thread_bytes": arrays.thread_bytes}
 
 
 def _calls_in_order(calls: list[KernelCall], sources: list[int] | None) -> list[KernelCall]:
@@ -590,21 +601,11 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
         copied_outputs=_copied_outputs(planned, runner),
         out_params=_out_params(planned.mod, imported.outputs, runner),
         weights_read_bytes=weights_read(lowered.kernels) or None,
-        **_kernel_bytes(planned),
     )
     report.state = lowered.state
     problems = [str(problem) for problem in context.records.problems] if context.records else []
     report.warnings = [*imported.warnings, *_warnings(report), *problems]
     return report
-
-
-def _kernel_bytes(planned: _Planned) -> dict[str, int]:
-    """What kernels for a CPU allocate for themselves; of other machines nothing is known."""
-    lowered = planned.lowered
-    if planned.context.target.kind.name != "llvm":
-        return {}
-    arrays = kernel_arrays(lowered.kernels, planned.scheduled, usual_sizes(lowered.imported))
-    return {"kernel_bytes": arrays.caller_bytes, "kernel_thread_bytes": arrays.thread_bytes}
 
 
 def _micro_batch(lowered: LoweredModel, nominal: SizesRecord) -> MicroBatchRecord | None:

@@ -103,6 +103,16 @@ def test_memory_saved_share_is_zero_when_planning_did_not_help():
     assert MemoryRecord().saved_share == 0.0
 
 
+def test_arrays_of_kernels_are_shown_where_there_are_some():
+    report = _report(1)
+    assert "Kernels' arrays" not in str(report)
+    assert "kernel_bytes" not in report.to_dict()["memory"]
+    report.memory = replace(report.memory, kernel_bytes=3 << 20, kernel_thread_bytes=1 << 20)
+    assert "Kernels' arrays    3.00 MiB, and 1.00 MiB for each further thread" in str(report)
+    assert CompileReport.from_json(report.to_json()) == report
+    assert "Arrays of kernels" in report.to_html()
+
+
 def test_model_name_drops_folders_of_either_kind():
     assert CompileReport("a/b/net.onnx", "O1").model_name == "net.onnx"
     assert CompileReport("a\\b\\net.onnx", "O1").model_name == "net.onnx"
