@@ -23,7 +23,7 @@ from tvm_ext.compiler.graph_analysis import (
     operator_counts,
     sizes_from_data,
 )
-from tvm_ext.compiler.kernel_arrays import kernel_arrays
+from tvm_ext.compiler.kernel_arrays import with_kernel_arrays
 from tvm_ext.compiler.kernel_records import (
     kernel_records,
     largest_result,
@@ -447,19 +447,9 @@ def _planned(
             limit,
             lambda: largest_result(lowered.kernels, lowered.calls),
         )
-        context.memory = replace(context.memory, **_kernel_bytes(lowered, scheduled, context))
+        context.memory = with_kernel_arrays(context, lowered, scheduled)
         lowered = replace(lowered, calls=_calls_in_order(lowered.calls, context.call_sources))
     return _Planned(lowered, scheduled, mod, context, runner)
-
-
-def _kernel_bytes(
-    lowered: LoweredModel, scheduled: tvm.IRModule, context: CompileContext
-) -> dict[str, int]:
-    """What kernels for a CPU allocate for themselves; of other machines nothing is known."""
-    if context.target.kind.name != "llvm":
-        return {}
-    arrays = kernel_arrays(lowered.kernels, scheduled, usual_sizes(lowered.imported))
-    return {"kernel_bytes": arrays.caller_bytes, "kernel_thread_bytes": arrays.thread_bytes}
 
 
 def _calls_in_order(calls: list[KernelCall], sources: list[int] | None) -> list[KernelCall]:

@@ -8,14 +8,17 @@ found here by doing to lists of sizes what TVM does to memory.
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_map
 
+from tvm_ext.compiler.compile_context import CompileContext
 from tvm_ext.compiler.kernel_records import calls_at
+from tvm_ext.compiler.stages import LoweredModel, usual_sizes
+from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.statements import has_exact_arrays, sizes_at
 
@@ -63,15 +66,32 @@ def kernel_arrays(
     kernels that have less than 64 KiB of them.
     """
     caller, thread = _Pool(), _Pool()
-    lowered: dict[str, tirx.PrimFunc] = {}
+    lowered: dict[str, tirx.Stmt | None] = {}
     for func, name, values in _calls(kernels, scheduled, sizes):
         if _bytes_at_most(func, values) < _LEAST_BYTES:
             continue
         if name not in lowered:
             lowered[name] = _lowered(func)
-        _run(lowered[name].body, values, caller, None)
-        _run(lowered[name].body, values, None, thread)
+        body = lowered[name]
+        if body is not None:
+            _run(body, values, caller, None)
+            _run(body, values, None, thread)
     return KernelArrays(caller.size, thread.size)
+
+
+def with_kernel_arrays(
+    context: CompileContext, lowered: LoweredModel, scheduled: tvm.IRModule
+) -> MemoryRecord:
+    """The compilation's memory with the arrays of its kernels, at the usual sizes of the model.
+
+    Of machines other than CPUs it is unchanged: their programs plan what kernels allocate.
+    """
+    if context.target.kind.name != "llvm":
+        return context.memory
+    arrays = kernel_arrays(lowered.kernels, scheduled, usual_sizes(lowered.imported))
+    return replace(
+        context.memory, kernel_bytes=arrays.caller_bytes, kernel_thread_bytes=arrays.thread_bytes
+    )
 
 
 _Values = Mapping[tvm.ir.Var, tirx.IntImm]
@@ -128,8 +148,11 @@ def _extent(extent: tirx.Expr, values: _Values) -> int | None:
     return int(number) if isinstance(number, tirx.IntImm) else None
 
 
-def _lowered(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The kernel with its arrays where they are allocated, as large as they are then."""
+def _lowered(func: tirx.PrimFunc) -> tirx.Stmt | None:
+    """What the kernel does, with its arrays where they are allocated, as large as they are then.
+
+    None where TVM refuses: the build will take another schedule.
+    """
     passes = [
         s_tir.transform.LowerInitBlock(),
         s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
@@ -137,7 +160,10 @@ def _lowered(func: tirx.PrimFunc) -> tirx.PrimFunc:
         *([] if has_exact_arrays(func) else [s_tir.transform.CompactBufferAllocation()]),
         s_tir.transform.LowerOpaqueBlock(),
     ]
-    return tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))["main"]
+    try:
+        return tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))["main"].body
+    except (ValueError, TypeError, RuntimeError):
+        return None
 
 
 class _Pool:

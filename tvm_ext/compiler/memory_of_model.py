@@ -6,6 +6,7 @@ from typing import Any
 from tvm_ext.api import TargetSource
 from tvm_ext.compiler.backend import limit_bytes, require_memory
 from tvm_ext.compiler.compile_context import compiling
+from tvm_ext.compiler.kernel_arrays import with_kernel_arrays
 from tvm_ext.compiler.kernel_records import largest_result
 from tvm_ext.compiler.stages import (
     ModelSource,
@@ -70,6 +71,7 @@ memory_limit
             limit,
             lambda: largest_result(lowered.kernels, lowered.calls),
         )
+        context.memory = with_kernel_arrays(context, lowered, scheduled)
     memory = context.memory.without_bounds()
     return ModelMemory(
         lowered.imported.name, passes.opt_level, machine.name, memory, tvm_bytes, plan
