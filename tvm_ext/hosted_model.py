@@ -315,8 +315,8 @@ def _whole_memory(parts: Sequence[MemoryRecord]) -> MemoryRecord:
         weights_bytes=sum(one.weights_bytes for one in parts),
         dynamic=any(one.dynamic for one in parts),
         weights_read_bytes=sum(one.weights_read_bytes or 0 for one in parts) or None,
-        kernel_bytes=_largest([one.kernel_bytes for one in parts]),
-        kernel_thread_bytes=_largest([one.kernel_thread_bytes for one in parts]),
+        kernel_bytes=max((one.kernel_bytes or 0 for one in parts), default=0) or None,
+        kernel_thread_bytes=max((one.kernel_thread_bytes or 0 for one in parts), default=0) or None,
     )
 
 

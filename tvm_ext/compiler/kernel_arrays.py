@@ -90,7 +90,9 @@ def with_kernel_arrays(
         return context.memory
     arrays = kernel_arrays(lowered.kernels, scheduled, usual_sizes(lowered.imported))
     return replace(
-        context.memory, kernel_bytes=arrays.caller_bytes, kernel_thread_bytes=arrays.thread_bytes
+        context.memory,
+        kernel_bytes=arrays.caller_bytes or None,
+        kernel_thread_bytes=arrays.thread_bytes or None,
     )
 
 

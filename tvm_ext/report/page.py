@@ -417,7 +417,7 @@ def memory_parts(report: "CompileReport") -> list[tuple[str, int, float]]:
     figures = {
         "Intermediates without reuse": memory.unplanned_bytes,
         "Intermediates as planned": memory.planned_peak_bytes,
-        "Arrays of kernels": memory.kernel_bytes or None,
+        "Arrays of kernels": memory.kernel_bytes,
         "Weights": memory.weights_bytes,
     }
     known = [(label, value) for label, value in figures.items() if value is not None]

@@ -427,7 +427,7 @@ class MemoryRecord:
     kernel_bytes, kernel_thread_bytes : int or None
         What kernels for a CPU allocate for themselves and TVM keeps after the run, beside all of
         the above: of the thread that runs the program, and of each further one. Of symbolic sizes,
-        nominal ones. None where it was not counted.
+        nominal ones. None for nothing, and where it was not counted.
     """
 
     planned_peak_bytes: int | None = 0
