@@ -33,6 +33,7 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     LEAST_USES,
     row_limit,
     swapped_copy,
+    vector_registers,
 )
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     SymbolicContraction,
@@ -43,7 +44,7 @@ from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     with_code,
 )
 from tvm_ext.tir_schedules.cpu.symbolic_tile_code import symbolic_tile_code
-from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import Panel, SymbolicTile
+from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import FarRows, Panel, SymbolicTile
 from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -80,10 +81,10 @@ class SymbolicTiles:
         anchor = _anchor(sch)
         epilogue = epilogue_block(sch, anchor)
         found = symbolic_contraction(sch, anchor, epilogue)
-        columns = _vector_axis(found)
+        columns = vector_axis(found)
         if columns is None and _transpose_operand(sch, anchor, found):
             found = symbolic_contraction(sch, anchor, epilogue)
-            columns = _vector_axis(found)
+            columns = vector_axis(found)
         if columns is None:
             raise NotApplicable("no loop walks the output and the operands without a stride")
         computed = static_extent(sch.get(anchor).iter_vars[columns.position].dom.extent)
@@ -99,6 +100,8 @@ class SymbolicTiles:
             lanes = machine.vector_lanes(str(found.start.ty))
             padding = implicit_padding(sch, anchor, found, tile.rows, tile.columns, lanes)
             tile = replace(tile, implicit_padding=padding)
+        if tile.implicit_padding is None:
+            tile = replace(tile, far_rows=far_rows(found, tile, func, machine))
         code = symbolic_tile_code(found, tile, machine.cores > 1)
         pad = tile.implicit_padding.block if tile.implicit_padding is not None else None
         done = [block for block in (pad, anchor, epilogue) if block is not None]
@@ -139,7 +142,7 @@ def epilogue_block(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
     return block if may_repeat(sch, anchor, block) else None
 
 
-def _vector_axis(contraction: SymbolicContraction) -> LoopAxis | None:
+def vector_axis(contraction: SymbolicContraction) -> LoopAxis | None:
     """The loop that steps through the result, and through operands or not along them."""
     for axis in contraction.spatial:
         steps = [contraction.step(load, axis) for load in contraction.operands()]
@@ -342,6 +345,34 @@ def _panel(
             least = 1 if rows.length else LEAST_TILES * tile.row_sizes[0]
             return Panel(load, rows, min(tiles, _MOST_TILES), least)
     return None
+
+
+def far_rows(
+    contraction: SymbolicContraction,
+    tile: SymbolicTile,
+    func: tirx.PrimFunc,
+    machine: CpuDescription,
+) -> FarRows | None:
+    """The operand that fills the vectors, where a run gives it and it is too large for L2."""
+    columns, depth = tile.columns, contraction.reduction[-1] if contraction.reduction else None
+    along = [load for load in contraction.operands() if contraction.step(load, columns) == 1]
+    if depth is None or len(along) != 1 or tile.padded:
+        return None
+    (load,) = along
+    dtype = str(contraction.start.ty)
+    if dtype != "float32" or str(load.source.dtype) != dtype or not depends(load, depth.var):
+        return None
+    others = [one for one in contraction.operands() if not one.same_as(load)]
+    if any(contraction.step(other, columns) != 0 for other in others):
+        return None
+    if tile.rows is not None and contraction.step(load, tile.rows) != 0:
+        return None
+    if buffer_bytes(load.source) <= machine.l2_bytes // 2:
+        return None
+    if constant_parameter(func, load.source) is not None:
+        return None
+    sums = vector_registers(machine) // 2 * machine.vector_lanes(dtype)
+    return FarRows(load, sums, machine.cores)
 
 
 def _row_axis(contraction: SymbolicContraction, columns: LoopAxis, most: int) -> LoopAxis | None:

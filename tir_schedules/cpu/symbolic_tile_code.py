@@ -50,10 +50,12 @@ def symbolic_tile_code(
 
     def by_columns(rows: int, panel: Panel | None) -> tirx.Stmt:
         # One row has no use for wide tiles: they are there to read each of many rows less often.
-        narrow = tile.column_sizes[-3:] if rows == 1 else tile.column_sizes
+        sizes = tile.column_sizes[-3:] if rows == 1 else tile.column_sizes
+        if tile.far_rows is not None and panel is None:
+            sizes = (*tile.far_rows.column_sizes(tile.columns, rows, sizes[0]), *sizes)
         cut = replace(tile, panel=panel)
         versions = [
-            (size, _Version(contraction, cut, rows, size).loops(threads)) for size in narrow
+            (size, _Version(contraction, cut, rows, size).loops(threads)) for size in sizes
         ]
         return _first_that_fits(tile.columns, versions)
 
@@ -101,6 +103,14 @@ def _not_zero(divisor: tvm.ir.Expr) -> tvm.ir.Expr:
     """
     known = static_extent(divisor)
     return divisor if known else tirx.max(divisor, tirx.const(1, str(divisor.ty)))
+
+
+def _prefetch(source: Any, places: list[Any]) -> tirx.Stmt:
+    """Brings the line of an element into L1; it may be beyond the end, where that does nothing."""
+    place = tirx.address_of(tirx.BufferLoad(source, places))
+    # Read, to be used again, of data.
+    kinds = [tirx.const(n, "int32") for n in (0, 3, 1)]
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch.p0", place, *kinds))
 
 
 class _Version:
@@ -363,6 +373,8 @@ class _Version:
             start, end = self._zeros(dot), self._in_rows(dot)
         # What a panel holds was read when it was filled.
         stream = self.tile.stream if self.panel is None else None
+        if self.panel is None and self.tile.far_rows is not None:
+            body = sequence([*self._row_prefetches(self.tile.far_rows.load, steps), body])
         moves = stream is not None and self._moves_innermost(stream)
         if stream is not None and moves:
             body = sequence([*self._prefetches(stream, steps), body])
@@ -431,6 +443,20 @@ class _Version:
         """Whether each iteration of the innermost loop of the sum reads another row of it."""
         return any(depends(stream, axis.var) for axis in self.contraction.reduction[-1:])
 
+    def _row_prefetches(
+        self, load: tvm.ir.TensorLoad, steps: dict[Any, Any]
+    ) -> list[tirx.Stmt]:
+        """Brings the columns of the tile some rows after that of ``load`` into L1."""
+        per_line = _LINE_BYTES // element_bytes(load.source)
+        ahead = max(1, _LINES_AHEAD * per_line // self.columns)
+        depth = self.contraction.reduction[-1].var
+        values = {**self.values, **steps, depth: steps[depth] + ahead}
+        *places, first = (self._at(index, values) for index in load.indices)
+        return [
+            _prefetch(load.source, [*places, first + start])
+            for start in range(0, self.columns, per_line)
+        ]
+
     def _prefetches(self, stream: tvm.ir.TensorLoad, steps: dict[Any, Any]) -> list[tirx.Stmt]:
         """Brings what is read some lines of a cache after a row of ``stream``, into L1."""
         *places, first = (self._at(i, {**self.values, **steps}) for i in stream.indices)
@@ -438,11 +464,7 @@ class _Version:
         statements = []
         for start in range(0, self.columns, per_line):
             far = first + (start + _LINES_AHEAD * per_line)
-            place = tirx.address_of(tirx.BufferLoad(stream.source, [*places, far]))
-            # Read, to be used again, of data.
-            kinds = [tirx.const(n, "int32") for n in (0, 3, 1)]
-            call = tirx.call_llvm_intrin("void", "llvm.prefetch.p0", place, *kinds)
-            statements.append(tirx.Evaluate(call))
+            statements.append(_prefetch(stream.source, [*places, far]))
         return statements
 
     def _dot_products(

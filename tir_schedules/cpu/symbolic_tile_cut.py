@@ -8,6 +8,9 @@ from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis
 from tvm_ext.tir_schedules.cpu.dot_product import DotProduct
 from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
 
+# Of the columns, that part at most is computed twice by wide tiles.
+_MOST_REPEATED = 1 / 8
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -56,6 +59,43 @@ class CommonFactor:
 
 
 @dataclass(frozen=True)
+class FarRows:
+    """An operand of many columns that lies row by row, as the user gave it or a kernel wrote it.
+
+    A tile of few rows uses each element so seldom that the time is that of reading. It reads more
+    of each row before it goes on to the next one, which is in another page.
+
+    Attributes
+    ----------
+    load : TensorLoad
+        An element of it, as the product reads it.
+    sums : int
+        Of a tile, at most: as many as registers hold.
+    least_tiles : int
+        Along the columns.
+    """
+
+    load: tvm.ir.TensorLoad
+    sums: int
+    least_tiles: int
+
+    def column_sizes(self, columns: LoopAxis, rows: int, usual: int) -> tuple[int, ...]:
+        """Sums along the columns of a tile of ``rows``, where it is wider than ``usual``."""
+        # A power of two: LLVM leaves other long vectors in memory.
+        size = self.sums >> (rows - 1).bit_length()
+        while size > usual:
+            length = columns.length
+            if length is None:
+                return (size,)
+            tiles = -(-length // size)
+            repeated = tiles * size - length
+            if tiles >= self.least_tiles and repeated <= _MOST_REPEATED * length:
+                return (size,)
+            size //= 2
+        return ()
+
+
+@dataclass(frozen=True)
 class SymbolicTile:
     """How the loops are cut.
 
@@ -88,6 +128,8 @@ class SymbolicTile:
     common_factor : CommonFactor or None
         Of weights in blocks. The innermost loop of the sum, over the numbers in a word, is written
         out then: what takes a number out of its word is constant for each place.
+    far_rows : FarRows or None
+        What tiles of few rows read in wide pieces.
     """
 
     columns: LoopAxis
@@ -102,3 +144,4 @@ class SymbolicTile:
     dot_product: DotProduct | None = None
     stream: tvm.ir.TensorLoad | None = None
     common_factor: CommonFactor | None = None
+    far_rows: FarRows | None = None
