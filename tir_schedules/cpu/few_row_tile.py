@@ -21,14 +21,9 @@ from tvm_ext.tir_schedules.cpu.symbolic_tile import (
     with_rows,
 )
 from tvm_ext.tir_schedules.cpu.symbolic_tile_code import symbolic_tile_code
+from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import MOST_FAR_ROWS
 from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
-
-# Rows at most: more use what they read so often that the time is that of multiplying.
-_MOST_ROWS = 4
-
-# Vectors of the usual tile, which a wide one must exceed.
-_USUAL_VECTORS = 2
 
 
 class FewRowTile:
@@ -50,13 +45,13 @@ class FewRowTile:
         columns = vector_axis(found)
         if columns is None:
             raise NotApplicable("no loop walks the output and the operands without a stride")
-        usual = _USUAL_VECTORS * machine.vector_lanes(str(found.start.ty))
-        tile = with_rows(found, columns, (usual,), machine)
+        lanes = machine.vector_lanes(str(found.start.ty))
+        tile = with_rows(found, columns, (lanes,), machine)
         count = 1 if tile.rows is None else tile.rows.length or 0
-        if not 0 < count <= _MOST_ROWS:
-            raise NotApplicable(f"more than {_MOST_ROWS} rows")
+        if not 0 < count <= MOST_FAR_ROWS:
+            raise NotApplicable(f"more than {MOST_FAR_ROWS} rows")
         far = far_rows(found, tile, sch.mod["main"], machine)
-        sizes = () if far is None else far.column_sizes(columns, count, usual)
+        sizes = () if far is None else far.column_sizes(columns, count, lanes)
         if not sizes:
             raise NotApplicable("no large operand of the run lies along the columns")
         tile = replace(tile, column_sizes=sizes, row_sizes=(count,), far_rows=far)

@@ -63,6 +63,9 @@ _LEAST_PANEL = 64
 # Tiles along the columns whose columns are copied together, at most.
 _MOST_TILES = 8
 
+# Vectors of sums in L1 that are added to at a time: lines of an operand before its next row.
+_FAR_VECTORS = 4
+
 # Sums next to each other where a loop over them is shorter than a vector.
 _FEW_COLUMNS = 4
 
@@ -354,25 +357,27 @@ def far_rows(
     machine: CpuDescription,
 ) -> FarRows | None:
     """The operand that fills the vectors, where a run gives it and it is too large for L2."""
-    columns, depth = tile.columns, contraction.reduction[-1] if contraction.reduction else None
-    along = [load for load in contraction.operands() if contraction.step(load, columns) == 1]
-    if depth is None or len(along) != 1 or tile.padded:
+    columns, loads = tile.columns, contraction.operands()
+    along = [load for load in loads if contraction.step(load, columns) == 1]
+    stays = [load for load in loads if contraction.step(load, columns) == 0]
+    if len(along) != 1 or len(along) + len(stays) < len(loads) or tile.padded:
         return None
-    (load,) = along
-    dtype = str(contraction.start.ty)
-    if dtype != "float32" or str(load.source.dtype) != dtype or not depends(load, depth.var):
+    (load,), dtype = along, str(contraction.start.ty)
+    if dtype != "float32" or str(load.source.dtype) != dtype:
         return None
-    others = [one for one in contraction.operands() if not one.same_as(load)]
-    if any(contraction.step(other, columns) != 0 for other in others):
+    moves = contraction.reduction and depends(load, contraction.reduction[-1].var)
+    shared = tile.rows is None or contraction.step(load, tile.rows) == 0
+    is_large = buffer_bytes(load.source) > machine.l2_bytes // 2
+    if not (moves and shared and is_large) or constant_parameter(func, load.source) is not None:
         return None
-    if tile.rows is not None and contraction.step(load, tile.rows) != 0:
-        return None
-    if buffer_bytes(load.source) <= machine.l2_bytes // 2:
-        return None
-    if constant_parameter(func, load.source) is not None:
-        return None
-    sums = vector_registers(machine) // 2 * machine.vector_lanes(dtype)
-    return FarRows(load, sums, machine.cores)
+    lanes = machine.vector_lanes(dtype)
+    return FarRows(
+        load,
+        in_l1=machine.l1d_bytes // 4 // element_bytes(load.source),
+        in_registers=vector_registers(machine) // 2 * lanes,
+        lanes=_FAR_VECTORS * lanes,
+        least_tiles=machine.cores,
+    )
 
 
 def _row_axis(contraction: SymbolicContraction, columns: LoopAxis, most: int) -> LoopAxis | None:

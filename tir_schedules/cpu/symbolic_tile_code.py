@@ -30,13 +30,21 @@ from tvm_ext.tir_schedules.cpu.dot_product import DotProduct
 from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
 from tvm_ext.tir_schedules.cpu.nest_code import chunk_start
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import SymbolicContraction
-from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import CommonFactor, Panel, SymbolicTile
+from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import (
+    MOST_FAR_ROWS,
+    CommonFactor,
+    Panel,
+    SymbolicTile,
+)
 from tvm_ext.tir_schedules.statements import sequence, stack_array, where_long
 
 # A tile that is at most so many times as long as the next smaller one is used for loops of so many
 # tiles.
 _LONGER = 2
 _TILES_OF_WIDER = 4
+
+# Steps of a sum that are added to sums in memory at a time: rows of an operand that are read along.
+_STEPS = 4
 
 # How far ahead a stream is asked for: what memory delivers in the time that it takes to answer.
 # A processor itself looks no further than the end of a page.
@@ -51,12 +59,10 @@ def symbolic_tile_code(
     def by_columns(rows: int, panel: Panel | None) -> tirx.Stmt:
         # One row has no use for wide tiles: they are there to read each of many rows less often.
         sizes = tile.column_sizes[-3:] if rows == 1 else tile.column_sizes
-        if tile.far_rows is not None and panel is None:
+        if tile.far_rows is not None and panel is None and rows <= MOST_FAR_ROWS:
             sizes = (*tile.far_rows.column_sizes(tile.columns, rows, sizes[0]), *sizes)
         cut = replace(tile, panel=panel)
-        versions = [
-            (size, _Version(contraction, cut, rows, size).loops(threads)) for size in sizes
-        ]
+        versions = [(size, _Version(contraction, cut, rows, size).loops(threads)) for size in sizes]
         return _first_that_fits(tile.columns, versions)
 
     if tile.rows is None:
@@ -132,6 +138,10 @@ class _Version:
         arrays = [stack_array(columns, self.dtype, "sums") for _ in range(rows)]
         self.arrays = [array for array, _ in arrays]
         self.declarations = [declaration for _, declaration in arrays]
+        # Sums that one vector operation takes: of tiles longer than registers, a part.
+        self.lanes = columns
+        if tile.far_rows is not None and rows == 1:
+            self.lanes = min(columns, tile.far_rows.lanes)
         # Those that the instructions of a dot product add to, each of one or of several rows.
         self.added = self.arrays
         if tile.dot_product is not None and tile.dot_product.rows > 1:
@@ -362,6 +372,8 @@ class _Version:
             indices = [self._at(index, values) for index in store.indices]
             return tirx.BufferStore(store.buffer, self._at(store.value, values), indices)
 
+        if self.lanes < self.columns:
+            return [self._each(zero), *self._in_lines(products), self._each(finish)]
         dot = self.tile.dot_product
         common = self.tile.common_factor if self.panel is None else None
         if common is not None:
@@ -443,9 +455,32 @@ class _Version:
         """Whether each iteration of the innermost loop of the sum reads another row of it."""
         return any(depends(stream, axis.var) for axis in self.contraction.reduction[-1:])
 
-    def _row_prefetches(
-        self, load: tvm.ir.TensorLoad, steps: dict[Any, Any]
-    ) -> list[tirx.Stmt]:
+    def _in_lines(self, products: Sequence[tvm.ir.Expr]) -> list[tirx.Stmt]:
+        """The loops of a sum that add some of its steps to all sums of the tile, in memory."""
+        reduction, steps = self._reduction()
+        *outer, depth = reduction
+        old = self.contraction.reduction[-1].var
+
+        def added(first: tvm.ir.Expr, count: int) -> tirx.Stmt:
+            def add(row: int, place: tvm.ir.Expr, values: dict[Any, Any]) -> tirx.Stmt:
+                each = [{**values, **steps, old: first + step} for step in range(count)]
+                total = tirx.BufferLoad(self.arrays[row], [place])
+                value = sum((self._at(products[row], here) for here in each), start=total)
+                return tirx.BufferStore(self.arrays[row], value, [place])
+
+            return self._each(add)
+
+        blocks = Analyzer().simplify(tirx.truncdiv(depth.extent, self._number(_STEPS)))
+        block = tirx.Var("steps", self.index)
+        whole = self._loop(block, blocks, added(block * _STEPS, _STEPS))
+        left = Analyzer().simplify(depth.extent - blocks * _STEPS)
+        rest = self._loop(depth.var, left, added(blocks * _STEPS + depth.var, 1))
+        body = whole if static_extent(left) == 0 else sequence([whole, rest])
+        for axis in reversed(outer):
+            body = self._loop(axis.var, axis.extent, body)
+        return [body]
+
+    def _row_prefetches(self, load: tvm.ir.TensorLoad, steps: dict[Any, Any]) -> list[tirx.Stmt]:
         """Brings the columns of the tile some rows after that of ``load`` into L1."""
         per_line = _LINE_BYTES // element_bytes(load.source)
         ahead = max(1, _LINES_AHEAD * per_line // self.columns)
@@ -568,12 +603,18 @@ class _Version:
         columns = self.tile.columns
         lane: Any = tirx.Var("lane", self.index)
         place = lane if self.columns > 1 else tirx.const(0, self.index)
+        piece = tirx.Var("piece", self.index)
+        if self.lanes < self.columns:
+            place, lanes = piece * self.lanes + lane, self.lanes
         values = {**self.values, **self.places[row], self.column: place}
         values[columns.var] = values[columns.var] + place
         body = statement(row, place, values)
         if self.columns == 1:
             return body
-        return self._loop(lane, lanes, body, tirx.ForKind.VECTORIZED)
+        body = self._loop(lane, lanes, body, tirx.ForKind.VECTORIZED)
+        if self.lanes < self.columns:
+            body = self._loop(piece, self.columns // self.lanes, body)
+        return body
 
     def _at(self, expr: tvm.ir.Expr, values: dict[Any, Any]) -> tvm.ir.Expr:
         analyzer = Analyzer()
