@@ -22,13 +22,13 @@ from tvm.sym import Analyzer
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     depends,
-    element_bytes,
     static_extent,
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.dot_product import DotProduct
 from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
 from tvm_ext.tir_schedules.cpu.nest_code import chunk_start
+from tvm_ext.tir_schedules.cpu.prefetch import prefetches_along, prefetches_of, rows_ahead
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import SymbolicContraction
 from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import (
     MOST_FAR_ROWS,
@@ -46,10 +46,6 @@ _TILES_OF_WIDER = 4
 # Steps of a sum that are added to sums in memory at a time: rows of an operand that are read along.
 _STEPS = 4
 
-# How far ahead a stream is asked for: what memory delivers in the time that it takes to answer.
-# A processor itself looks no further than the end of a page.
-_LINE_BYTES, _LINES_AHEAD = 64, 64
-
 
 def symbolic_tile_code(
     contraction: SymbolicContraction, tile: SymbolicTile, threads: bool
@@ -59,9 +55,10 @@ def symbolic_tile_code(
     def by_columns(rows: int, panel: Panel | None) -> tirx.Stmt:
         # One row has no use for wide tiles: they are there to read each of many rows less often.
         sizes = tile.column_sizes[-3:] if rows == 1 else tile.column_sizes
-        if tile.far_rows is not None and panel is None and rows <= MOST_FAR_ROWS:
-            sizes = (*tile.far_rows.column_sizes(tile.columns, rows, sizes[0]), *sizes)
-        cut = replace(tile, panel=panel)
+        far = tile.far_rows if panel is None and rows <= MOST_FAR_ROWS else None
+        if far is not None:
+            sizes = (*far.column_sizes(tile.columns, rows, sizes[0]), *sizes)
+        cut = replace(tile, panel=panel, far_rows=far)
         versions = [(size, _Version(contraction, cut, rows, size).loops(threads)) for size in sizes]
         return _first_that_fits(tile.columns, versions)
 
@@ -109,14 +106,6 @@ def _not_zero(divisor: tvm.ir.Expr) -> tvm.ir.Expr:
     """
     known = static_extent(divisor)
     return divisor if known else tirx.max(divisor, tirx.const(1, str(divisor.ty)))
-
-
-def _prefetch(source: Any, places: list[Any]) -> tirx.Stmt:
-    """Brings the line of an element into L1; it may be beyond the end, where that does nothing."""
-    place = tirx.address_of(tirx.BufferLoad(source, places))
-    # Read, to be used again, of data.
-    kinds = [tirx.const(n, "int32") for n in (0, 3, 1)]
-    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch.p0", place, *kinds))
 
 
 class _Version:
@@ -383,17 +372,11 @@ class _Version:
         else:
             reduction, body = self._dot_products(dot, reduction, steps)
             start, end = self._zeros(dot), self._in_rows(dot)
-        # What a panel holds was read when it was filled.
-        stream = self.tile.stream if self.panel is None else None
-        if self.panel is None and self.tile.far_rows is not None:
-            body = sequence([*self._row_prefetches(self.tile.far_rows.load, steps), body])
-        moves = stream is not None and self._moves_innermost(stream)
-        if stream is not None and moves:
-            body = sequence([*self._prefetches(stream, steps), body])
+        body = sequence([*self._prefetches(steps, innermost=True), body])
         for axis in reversed(reduction):
             body = self._loop(axis.var, axis.extent, body)
-            if stream is not None and not moves and axis is reduction[-1]:
-                body = sequence([*self._prefetches(stream, steps), body])
+            if axis is reduction[-1]:
+                body = sequence([*self._prefetches(steps, innermost=False), body])
             if self.tile.implicit_padding is not None and axis is reduction[-1]:
                 body = self._with_pixels(self.tile.implicit_padding, body, steps)
         declared = [tirx.AllocBuffer(self.pixels)] if self.pixels is not None else []
@@ -407,7 +390,7 @@ class _Version:
         product = common.product if self.blocks else self.contraction.product
         arrays = self.blocks or [[array] for array in self.arrays]
         stream = self.tile.stream
-        statements = [] if stream is None else self._prefetches(stream, steps)
+        statements = [] if stream is None else self._stream_prefetches(stream, steps)
         for number in range(place.length or 0):
             here = {**steps, axes[-1].var: self._number(number)}
             added = [row[number % len(row)] for row in arrays]
@@ -451,14 +434,32 @@ class _Version:
 
         return self._each(add)
 
-    def _moves_innermost(self, stream: tvm.ir.TensorLoad) -> bool:
-        """Whether each iteration of the innermost loop of the sum reads another row of it."""
-        return any(depends(stream, axis.var) for axis in self.contraction.reduction[-1:])
+    def _prefetches(self, steps: dict[Any, Any], innermost: bool) -> list[tirx.Stmt]:
+        """What each iteration of the innermost loop of the sum asks for ahead, or what it is asked
+        for before that loop. What a panel holds was read when it was filled.
+        """
+        if self.panel is not None or not self.contraction.reduction:
+            return []
+        depth, values = self.contraction.reduction[-1].var, {**self.values, **steps}
+        if self.tile.far_rows is not None and innermost:
+            load = self.tile.far_rows.load
+            values[depth] = values[depth] + rows_ahead(load.source, self.columns)
+            places = [self._at(index, values) for index in load.indices]
+            return prefetches_of(load.source, places, self.columns)
+        stream = self.tile.stream
+        if stream is None or depends(stream, depth) != innermost:
+            return []
+        return self._stream_prefetches(stream, steps)
+
+    def _stream_prefetches(
+        self, stream: tvm.ir.TensorLoad, steps: dict[Any, Any]
+    ) -> list[tirx.Stmt]:
+        places = [self._at(index, {**self.values, **steps}) for index in stream.indices]
+        return prefetches_along(stream.source, places, self.columns)
 
     def _in_lines(self, products: Sequence[tvm.ir.Expr]) -> list[tirx.Stmt]:
         """The loops of a sum that add some of its steps to all sums of the tile, in memory."""
-        reduction, steps = self._reduction()
-        *outer, depth = reduction
+        (*outer, depth), steps = self._reduction()
         old = self.contraction.reduction[-1].var
 
         def added(first: tvm.ir.Expr, count: int) -> tirx.Stmt:
@@ -479,28 +480,6 @@ class _Version:
         for axis in reversed(outer):
             body = self._loop(axis.var, axis.extent, body)
         return [body]
-
-    def _row_prefetches(self, load: tvm.ir.TensorLoad, steps: dict[Any, Any]) -> list[tirx.Stmt]:
-        """Brings the columns of the tile some rows after that of ``load`` into L1."""
-        per_line = _LINE_BYTES // element_bytes(load.source)
-        ahead = max(1, _LINES_AHEAD * per_line // self.columns)
-        depth = self.contraction.reduction[-1].var
-        values = {**self.values, **steps, depth: steps[depth] + ahead}
-        *places, first = (self._at(index, values) for index in load.indices)
-        return [
-            _prefetch(load.source, [*places, first + start])
-            for start in range(0, self.columns, per_line)
-        ]
-
-    def _prefetches(self, stream: tvm.ir.TensorLoad, steps: dict[Any, Any]) -> list[tirx.Stmt]:
-        """Brings what is read some lines of a cache after a row of ``stream``, into L1."""
-        *places, first = (self._at(i, {**self.values, **steps}) for i in stream.indices)
-        per_line = _LINE_BYTES // element_bytes(stream.source)
-        statements = []
-        for start in range(0, self.columns, per_line):
-            far = first + (start + _LINES_AHEAD * per_line)
-            statements.append(_prefetch(stream.source, [*places, far]))
-        return statements
 
     def _dot_products(
         self, dot: DotProduct, reduction: Sequence[LoopAxis], steps: dict[Any, Any]

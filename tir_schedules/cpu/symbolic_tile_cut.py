@@ -9,8 +9,8 @@ from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis
 from tvm_ext.tir_schedules.cpu.dot_product import DotProduct
 from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
 
-# Rows of a tile, at most, that read an operand in long pieces: more use what they read so often that
-# the time is that of multiplying.
+# Rows of a tile, at most, that read an operand in long pieces: more use what they read so often
+# that the time is that of multiplying.
 MOST_FAR_ROWS = 4
 
 # Of the columns, that part at most is computed twice by wide tiles.

@@ -1,7 +1,5 @@
 """Products of few rows with a large matrix of the run, against NumPy."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from lowering import f32, kernel_of, statements
@@ -17,7 +15,7 @@ from tvm_ext.tir_schedules.cpu.few_row_tile import FewRowTile
 op = relax.op
 
 # A matrix of some columns is large for it.
-SMALL_L2 = replace(host_description(), l2_bytes=8192, cores=2)
+SMALL_L2 = host_description().model_copy(update={"l2_bytes": 8192, "cores": 2})
 
 
 def product(rows: int, depth: int, columns: int) -> tirx.PrimFunc:
@@ -64,15 +62,14 @@ def test_batches_have_matrices_of_their_own() -> None:
 def test_open_sizes(columns: int | None) -> None:
     width = size("columns") if columns is None else columns
     func = kernel_of(op.matmul, ((size("rows"), 2053), "float32"), ((2053, width), "float32"))
-    text = scheduled(func, SMALL_L2).func
-    sums = columns_of(text)
-    assert max(n for n in sums if n is not None) > 64
-    function = built(text)
+    found = scheduled(func, SMALL_L2).func
+    assert max(n for n in columns_of(found) if n is not None) > 64
+    function = built(found)
     for rows in (0, 1, 2, 3, 4, 7, 9):
         for count in (1, 16, 300, 4099) if columns is None else (columns,):
             x, w = random(rows, 2053), random(2053, count)
-            found, wanted = call(function, [x, w], (rows, count)), x @ w
-            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
+            result = call(function, [x, w], (rows, count))
+            np.testing.assert_allclose(result, x @ w, rtol=1e-4, atol=1e-3)
 
 
 def test_a_short_or_open_sum_in_one_row() -> None:
