@@ -13,6 +13,9 @@ from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
 # that the time is that of multiplying.
 MOST_FAR_ROWS = 4
 
+# Numbers of tiles that are tried.
+_TRIED_COUNTS = 4
+
 # Of the columns, that part at most is computed twice by wide tiles.
 _MOST_REPEATED = 1 / 8
 
@@ -99,8 +102,10 @@ class FarRows:
         length = columns.length
         if length is None:
             return (self.in_l1,)
-        tiles = max(self.least_tiles, -(-length // self.in_l1))
-        return (-(-length // (tiles * self.lanes)) * self.lanes,)
+        fewest = max(self.least_tiles, -(-length // self.in_l1))
+        # Of more tiles, the last one may repeat less, or the only one be no longer than the loop.
+        counts = range(fewest, fewest + _TRIED_COUNTS)
+        return [-(-length // (tiles * self.lanes)) * self.lanes for tiles in counts]
 
     def _registers(self, columns: LoopAxis, rows: int) -> Sequence[int]:
         # Powers of two: LLVM leaves other long vectors in memory.

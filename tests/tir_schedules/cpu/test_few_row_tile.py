@@ -8,6 +8,7 @@ from tvm import relax, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.polyhedral.check_schedules import check_schedule
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE, static_extent
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.cpu.few_row_tile import FewRowTile
@@ -50,6 +51,22 @@ def test_known_sizes(rows: int, columns: int) -> None:
 
 def test_sums_of_one_row_are_shared_by_the_cores() -> None:
     assert columns_of(tiled(product(1, 24, 1024))) == {512}
+
+
+def test_columns_that_are_no_whole_tile_of_one_core() -> None:
+    machine = SMALL_L2.with_cores(1)
+    found = apply_template(FewRowTile(), product(1, 24, 1100), machine)
+    assert isinstance(found, ScheduledKernel)
+    (size_of_tile,) = columns_of(found.func)
+    assert size_of_tile is not None and 550 <= size_of_tile < 600
+    x, w, bias = random(1, 24), random(24, 1100), random(1100)
+    result = call(built(found.func), [x, w, bias], (1, 1100))
+    close(result, np.maximum(x @ w + bias, 0))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_threads_do_not_race(rows: int) -> None:
+    assert not check_schedule(tiled(product(rows, 24, 1000))).races
 
 
 def test_batches_have_matrices_of_their_own() -> None:
