@@ -58,7 +58,7 @@ def test_columns_that_are_no_whole_tile_of_one_core() -> None:
     found = apply_template(FewRowTile(), product(1, 24, 1100), machine)
     assert isinstance(found, ScheduledKernel)
     (size_of_tile,) = columns_of(found.func)
-    assert size_of_tile is not None and 550 <= size_of_tile < 600
+    assert size_of_tile in range(550, 600)
     x, w, bias = random(1, 24), random(24, 1100), random(1100)
     result = call(built(found.func), [x, w, bias], (1, 1100))
     close(result, np.maximum(x @ w + bias, 0))
