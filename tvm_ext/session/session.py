@@ -73,6 +73,8 @@ class Session:
         self._specs = {spec.name: spec for spec in model.inputs}
         names = {pair.input for pair in self.state}
         self._given = tuple(spec for spec in model.inputs if spec.name not in names)
+        # Known ahead, since a decoder of thirty layers has sixty states, and runs in milliseconds.
+        self._state_names, self._batch_sizes = frozenset(names), self._names_of_batch()
         self._last = _checked_last(model.outputs, self.state, last_position)
         self._program = _session_program(model, self.state, self._last)
         # The sizes whose sum is how many rows a run appends in place.
@@ -299,12 +301,11 @@ class Session:
                 f"inputs are a {type(inputs).__name__}, expected a mapping of name to array: pass "
                 f"{{name: array}} with {listed([spec.name for spec in self._given])}"
             )
-        for pair in self.state:
-            if pair.input in inputs:
-                raise InputError(
-                    f"input '{pair.input}' is a state, which the session holds; expected only "
-                    f"{listed([spec.name for spec in self._given])}: leave it out, or restore() it"
-                )
+        for name in self._state_names.intersection(inputs):
+            raise InputError(
+                f"input '{name}' is a state, which the session holds; expected only "
+                f"{listed([spec.name for spec in self._given])}: leave it out, or restore() it"
+            )
 
     def _sizes_of(self, inputs: Mapping[str, Any]) -> dict[str, int]:
         """The sizes by name that the inputs of a run decide."""
@@ -322,17 +323,20 @@ class Session:
         given = [spec for spec in self._given if spec.shape and isinstance(spec.shape[0], str)]
         shapes = [getattr(inputs.get(spec.name), "shape", ()) for spec in given]
         batch = self._batch or next((shape[0] for shape in shapes if shape), 1)
-        for pair in self.state:
-            axis = self._batch_axis(pair)
-            if axis is not None:
-                name = str(self._specs[pair.input].shape[axis])
-                if self._batch is not None and sizes.get(name, self._batch) != self._batch:
-                    raise InputError(
-                        f"the inputs are of batch {sizes[name]}; expected {self._batch}, the "
-                        "session's: give such inputs, reset it, or make another session"
-                    )
-                sizes.setdefault(name, batch)
+        for name in self._batch_sizes:
+            if self._batch is not None and sizes.get(name, self._batch) != self._batch:
+                raise InputError(
+                    f"the inputs are of batch {sizes[name]}; expected {self._batch}, the "
+                    "session's: give such inputs, reset it, or make another session"
+                )
+            sizes.setdefault(name, batch)
         return sizes
+
+    def _names_of_batch(self) -> tuple[str, ...]:
+        """The names of the sizes that are the batch of a state, as a rule one for all."""
+        axes = [(pair, self._batch_axis(pair)) for pair in self.state]
+        names = [self._specs[pair.input].shape[axis] for pair, axis in axes if axis is not None]
+        return tuple(dict.fromkeys(map(str, names)))
 
     def _batch_axis(self, pair: StatePair) -> int | None:
         """The first axis of a state whose size runs decide, beside that which grows."""
