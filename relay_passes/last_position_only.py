@@ -4,11 +4,12 @@ import json
 from collections.abc import Sequence
 
 import tvm
-from tvm import relax, tirx
+import tvm_ffi
+from tvm import relax, te, tirx
 
 from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.relay_passes.expressions import is_symbolic
-from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
+from tvm_ext.relay_passes.graph_pass import INJECTIVE, graph_pass, record_applied, record_refusal
 from tvm_ext.relay_passes.layout_roles import BROADCASTING
 from tvm_ext.relay_passes.sink_reshapes import UNARY
 
@@ -29,8 +30,8 @@ class LastPositionOnly:
     """Computes of an output the last element along an axis only, in front of the last product.
 
     Before: ``logits = matmul(x, W) + b``; ``x`` is of ``(batch, n, 576)``
-    After:  ``last = strided_slice(x, axes=[1], begin=[n - 1], end=[n])``, then
-            ``logits = matmul(last, W) + b``, which is of ``(batch, 1, words)``
+    After:  ``logits = matmul(call_tir(last, x), W) + b``, which is of ``(batch, 1, words)``;
+            the kernel ``last`` copies ``x[:, n - 1]``
 
     The logits of 2,000 tokens and 150,000 words are 1.2 GB, and generation reads the last row.
     ``outputs`` has the position and the axis of each output; without any the pass does nothing.
@@ -182,9 +183,11 @@ class _Narrower:
         return found
 
     def _slice(self, expr: relax.Expr, axis: int) -> relax.Var:
-        extent = _extent(expr, axis)
-        begin, end = extent - 1, extent
-        return self._bound(relax.op.strided_slice(expr, [axis], [begin], [end]))
+        shape = list(expr.ty.shape.values)
+        kernel = self._builder.add_func(last_element(shape, str(expr.ty.dtype), axis), "last")
+        shape[axis] = tirx.IntImm("int64", 1)
+        result = relax.TensorType(shape, expr.ty.dtype)
+        return self._bound(relax.call_tir(kernel, relax.Tuple([expr]), result))
 
     def _bound(
         self, value: relax.Expr, kind: type = relax.DataflowVar, name: str = "last"
@@ -193,6 +196,31 @@ class _Narrower:
         var = kind(name, value.ty)
         self._made.append(relax.VarBinding(var, value))
         return var
+
+
+def last_element(shape: Sequence[tirx.Expr], dtype: str, axis: int) -> tirx.PrimFunc:
+    """The kernel that copies the last element along an axis; consumers take it in.
+
+    StridedSlice writes a begin that a run decides as a choice, which TVM cannot give a type where
+    it is in a size.
+    """
+    own: dict[tvm_ffi.StructuralKey, tirx.Var] = {}
+    sizes = [
+        extent
+        if isinstance(extent, tirx.IntImm)
+        else own.setdefault(tvm_ffi.StructuralKey(extent), tirx.Var(f"n{number}", "int64"))
+        for number, extent in enumerate(shape)
+    ]
+    x = te.placeholder(sizes, dtype, "x")
+    one = [*sizes[:axis], tirx.IntImm("int64", 1), *sizes[axis + 1 :]]
+    last = te.compute(
+        one,
+        lambda *place: x(*place[:axis], sizes[axis] - 1, *place[axis + 1 :]),
+        "last",
+        tag="injective",
+    )
+    func = te.create_prim_func([x, last]).without_attr("global_symbol")
+    return func.with_attr("op_pattern", INJECTIVE)
 
 
 def _rank(expr: relax.Expr) -> int:
