@@ -123,7 +123,7 @@ def measure(form: LlamaForm, length: int, past: int, threads: int, turns: int) -
     body = form.weights() - form.hidden * form.vocabulary
     # Scores and their products with values, of each row with the keys ahead of it.
     pairs = length * (past + (length + 1) / 2)
-    multiplied = body * length + form.hidden * form.vocabulary
+    multiplied: float = body * length + form.hidden * form.vocabulary
     multiplied += 2 * pairs * form.layers * form.heads * form.depth
     gflops = 2 * multiplied / own / 1e9
     print(

@@ -248,7 +248,7 @@ def build_pipeline(
         stage: tuple(_step(registry.get(one), options, disabled) for one in names)
         for stage, names in placed.items()
     }
-    return Pipeline(name, **steps)
+    return Pipeline(name, names_states=False, **steps)
 
 
 def with_fast_math(
