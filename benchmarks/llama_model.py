@@ -3,7 +3,8 @@
 Batch, length and past are open, and keys and values of earlier tokens are inputs and outputs under
 the names that exporters give them. Of the weights a form of storage is chosen: float32, int8 with
 activations that each run rounds to 8 bits (DynamicQuantizeLinear and MatMulInteger), or 4 bits in
-blocks (MatMulNBits).
+blocks (MatMulNBits). Attention is spelled out, or is GroupQueryAttention of com.microsoft, which is
+what ONNX Runtime has the best kernels for.
 """
 
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ class LlamaForm:
         Rows of the tables of rotary embeddings.
     storage : str
         Of the weights of matmuls.
+    is_grouped : bool
+        Whether attention is GroupQueryAttention, with its rotary embedding.
     """
 
     layers: int = 30
@@ -44,6 +47,7 @@ class LlamaForm:
     vocabulary: int = 49152
     positions: int = 8192
     storage: Storage = "float32"
+    is_grouped: bool = False
 
     def weights(self) -> int:
         """Numbers in the matrices that a run multiplies with."""
@@ -62,8 +66,7 @@ class LlamaForm:
         state = (batch, self.shared_heads, past, self.depth)
         made: dict[str, np.ndarray] = {
             "input_ids": random.integers(0, self.vocabulary, (batch, length)),
-            "attention_mask": np.ones((batch, past + length), np.int64),
-            "position_ids": np.tile(np.arange(past, past + length), (batch, 1)),
+            **self._places(batch, length, past),
         }
         for layer in range(self.layers):
             for name in ("key", "value"):
@@ -71,6 +74,17 @@ class LlamaForm:
                     state, dtype=np.float32
                 )
         return made
+
+    def _places(self, batch: int, length: int, past: int) -> dict[str, np.ndarray]:
+        """What says where the tokens are."""
+        total = past + length
+        if self.is_grouped:
+            last = np.full(batch, total - 1, np.int32)
+            return {"seqlens_k": last, "total_sequence_length": np.array(total, np.int32)}
+        return {
+            "attention_mask": np.ones((batch, total), np.int64),
+            "position_ids": np.tile(np.arange(past, total), (batch, 1)),
+        }
 
 
 def llama_model(form: LlamaForm, seed: int = 0) -> onnx.ModelProto:
@@ -92,7 +106,7 @@ class _Decoder:
         form = self.form
         table = self.stored("embed_tokens", self._numbers(form.vocabulary, form.hidden))
         x = self.add("Gather", table, "input_ids")
-        mask, turns = self._mask(), self._turns()
+        mask, turns = ("", self._tables()) if form.is_grouped else (self._mask(), self._turns())
         for layer in range(form.layers):
             x = self.add("Add", x, self._attention(self._normalized(x), layer, mask, turns))
             x = self.add("Add", x, self._feed_forward(self._normalized(x)))
@@ -112,8 +126,17 @@ class _Decoder:
         present = ["batch", form.shared_heads, "past + length", form.depth]
         inputs = [
             value("input_ids", ["batch", "length"], whole),
-            value("attention_mask", ["batch", "past + length"], whole),
-            value("position_ids", ["batch", "length"], whole),
+            *(
+                [
+                    value("seqlens_k", ["batch"], TensorProto.INT32),
+                    value("total_sequence_length", [], TensorProto.INT32),
+                ]
+                if form.is_grouped
+                else [
+                    value("attention_mask", ["batch", "past + length"], whole),
+                    value("position_ids", ["batch", "length"], whole),
+                ]
+            ),
             *(value(f"past_key_values.{name}", past) for name in names),
         ]
         outputs = [value("logits", ["batch", "length", form.vocabulary])]
@@ -194,15 +217,25 @@ class _Decoder:
 
     def _turns(self) -> tuple[str, str]:
         """Cosines and sines of the rotary embedding, of each position."""
-        form = self.form
-        steps = 1e4 ** (-np.arange(0, form.depth, 2) / form.depth)
-        angles = np.outer(np.arange(form.positions), np.concatenate([steps, steps]))
+        angles = np.tile(self._angles(), 2)
         found = []
         for name, function in (("cos", np.cos), ("sin", np.sin)):
             table = self.stored(f"{name}_table", function(angles).astype(np.float32))
             row = self.add("Gather", table, "position_ids")
             found.append(self.add("Unsqueeze", row, self.number(np.array([1]))))
         return found[0], found[1]
+
+    def _tables(self) -> tuple[str, str]:
+        """Cosines and sines of all positions, once for both halves of a head."""
+        angles = self._angles()
+        names = ("cos_cache", np.cos), ("sin_cache", np.sin)
+        cosines, sines = (self.stored(n, f(angles).astype(np.float32)) for n, f in names)
+        return cosines, sines
+
+    def _angles(self) -> np.ndarray:
+        """Of each position and each pair of a head's numbers."""
+        steps = 1e4 ** (-np.arange(0, self.form.depth, 2) / self.form.depth)
+        return np.outer(np.arange(self.form.positions), steps)
 
     def _heads(self, x: str, heads: int) -> str:
         flat = self.product(x, heads * self.form.depth)
@@ -229,6 +262,8 @@ class _Decoder:
         return self.add("Reshape", many, self.number(np.array([0, form.heads, -1, form.depth])))
 
     def _attention(self, x: str, layer: int, mask: str, turns: tuple[str, str]) -> str:
+        if self.form.is_grouped:
+            return self._grouped_attention(x, layer, turns)
         form = self.form
         query = self._turned(self._heads(x, form.heads), turns)
         key = self._turned(self._heads(x, form.shared_heads), turns)
@@ -245,6 +280,24 @@ class _Decoder:
         width = form.heads * form.depth
         joined = self.add("Reshape", taken, self.number(np.array([0, 0, width])))
         return self.product(joined, form.hidden, width)
+
+    def _grouped_attention(self, x: str, layer: int, tables: tuple[str, str]) -> str:
+        form, shared = self.form, self.form.shared_heads
+        flat = [self.product(x, heads * form.depth) for heads in (form.heads, shared, shared)]
+        past = [f"past_key_values.{layer}.{name}" for name in ("key", "value")]
+        present = [f"present.{layer}.{name}" for name in ("key", "value")]
+        places = ["seqlens_k", "total_sequence_length"]
+        taken = f"attended_{layer}"
+        attributes = {"num_heads": form.heads, "kv_num_heads": shared, "do_rotary": 1}
+        made = helper.make_node(
+            "GroupQueryAttention",
+            [*flat, *past, *places, *tables],
+            [taken, *present],
+            domain="com.microsoft",
+            **attributes,
+        )
+        self.nodes.append(made)
+        return self.product(taken, form.hidden, form.heads * form.depth)
 
     def _feed_forward(self, x: str) -> str:
         form = self.form

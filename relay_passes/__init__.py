@@ -28,6 +28,7 @@ from tvm_ext.relay_passes.fuse_dequantize_matmul import FuseDequantizeMatmul
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
+from tvm_ext.relay_passes.last_position_only import LastPositionOnly
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.min_max_fusion import MinMaxFusion
 from tvm_ext.relay_passes.mixed_precision import MixedPrecision
@@ -46,6 +47,7 @@ from tvm_ext.relay_passes.zero_point_compensation import ZeroPointCompensation
 
 # A class under @graph_pass is a factory of passes, which a type checker cannot see.
 BUILTIN_PASSES: tuple[Any, ...] = (
+    LastPositionOnly,
     FakeQuantizationToInteger,
     FuseDequantizeMatmul,
     FoldConstantCalls,

@@ -65,7 +65,7 @@ from tvm_ext.passes.pipeline import (
     build_pipeline,
     with_fast_math,
     with_memory_limit,
-    with_options,
+    with_states,
 )
 from tvm_ext.passes.results_to_out_params import out_params
 from tvm_ext.passes.runner import PassRunner
@@ -82,6 +82,7 @@ from tvm_ext.report.records import (
     PhaseRecord,
     SizesRecord,
 )
+from tvm_ext.session.decoder_model import DecoderModel, LastPositions, States
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 
@@ -213,10 +214,7 @@ def compile(
             f"'{AUTOMATIC_PRECISION}': leave them out, or use that precision"
         )
     begun = time.perf_counter() - tvm_ext.import_seconds.pop("compile", 0.0)
-    machine = program_target(target)
-    machine = machine.with_tf32() if tf32 else machine
-    machine = machine.with_precision(precision)
-    machine = machine if threads is None else machine.with_threads(threads)
+    machine = _machine(target, precision, threads, tf32)
     passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
     require_schedules(passes, machine)
     _check_specialize(specialize, specialize_limit, machine, passes)
@@ -245,6 +243,77 @@ def compile(
         _require_one_program(compiled.report.model, type(compiled) is CompiledModel)
         compiled.frequent_sizes = FrequentSizes(compiled, model, arguments, specialize_limit)
     return compiled
+
+
+@tvm_ext.without_garbage_collection()
+def compile_decoder(
+    model: ModelSource,
+    target: TargetSource = "cpu",
+    *,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
+    opt_level: int | str = "O3",
+    disabled_passes: Iterable[str] = (),
+    pass_config: Mapping[str, Mapping[str, Any]] | None = None,
+    records: RecordsSource = (),
+    precision: str = MODEL_PRECISION,
+    pipeline: PipelineSource | None = None,
+    threads: int | None = None,
+) -> CompiledModel | DecoderModel:
+    """Compiles a decoder for sessions that want the logits of the last position, as ``generate``.
+
+    That is one program, where ``compile`` and ``CompiledModel.session`` make two. The parameters
+    are those of ``compile``.
+
+    Returns
+    -------
+    DecoderModel or CompiledModel
+        A CompiledModel where a session runs the model's own program: on a GPU, with steps on the
+        host, and where no state can be kept in place.
+
+    Raises
+    ------
+    TvmExtError
+        As for ``compile``.
+    """
+    whole = partial(
+        compile,
+        model,
+        target,
+        input_shapes=input_shapes,
+        opt_level=opt_level,
+        disabled_passes=tuple(disabled_passes),
+        pass_config=pass_config,
+        records=records,
+        precision=precision,
+        pipeline=pipeline,
+        threads=threads,
+    )
+    begun = time.perf_counter() - tvm_ext.import_seconds.pop("compile", 0.0)
+    is_automatic = precision == AUTOMATIC_PRECISION
+    if is_automatic or programs_of(program_target(target)).device != "cpu":
+        return whole()
+    machine = _machine(target, precision, threads)
+    passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
+    require_schedules(passes, machine)
+    request = _Request(machine, replace(passes, names_states=True), None, records, False)
+    set_up = PhaseRecord(SET_UP, time.perf_counter() - begun)
+    compiled = _from_cache(model, request, input_shapes)
+    compiled.report.phases = [set_up, *compiled.report.phases]
+    if compiled.report.state is not None:
+        return DecoderModel(compiled, whole)
+    # A session of it has no program of its own.
+    compiled.compile_session = None
+    return compiled
+
+
+def _machine(
+    target: TargetSource, precision: str, threads: int | None, tf32: bool = False
+) -> MachineDescription:
+    """The target as these options of ``compile`` have it."""
+    machine = program_target(target)
+    machine = machine.with_tf32() if tf32 else machine
+    machine = machine.with_precision(precision)
+    return machine if threads is None else machine.with_threads(threads)
 
 
 def _check_specialize(
@@ -366,6 +435,8 @@ def _compiled_for(
     if partition is None:
         compiled = _compiled(ready, request, phases, model, input_shapes)
     else:
+        # No part is a decoder: what it takes and gives may have any names.
+        request = replace(request, pipeline=replace(request.pipeline, names_states=False))
         _require_one_program(ready.name, not request.specialize)
         _require_one_program(ready.name, request.pipeline.memory_limit is None, "memory_limit")
         parts = [_compiled(part_of(ready, part), request) for part in partition.parts]
@@ -404,11 +475,11 @@ def _for_session(
     model: ModelSource,
     request: _Request,
     input_shapes: Mapping[str, Sequence[int | str]] | None,
-    states: tuple[tuple[int, int, int], ...],
+    states: States,
+    last: LastPositions,
 ) -> CompiledModel:
-    """The program that keeps ``states`` in place; see ``KeepStateInPlace``."""
-    options = {"states": states}
-    pipeline = with_options(request.pipeline, "KeepStateInPlace", options)
+    """The program of a session; see ``with_states``."""
+    pipeline = with_states(request.pipeline, states, last)
     return _from_cache(model, replace(request, pipeline=pipeline), input_shapes)
 
 

@@ -86,8 +86,12 @@ class CompiledModel:
     # Compiles the model again for other shapes of inputs; None for a program from a file.
     compile_again: Callable[[dict[str, list[int | str]]], "CompiledModel"] | None = None
     # Compiles the model for a session: the program that keeps these states (positions of input and
-    # output, and the axis) in its inputs' own memory.
-    compile_session: Callable[[tuple[tuple[int, int, int], ...]], "CompiledModel"] | None = None
+    # output, and the axis) in its inputs' own memory, and computes of these outputs (position and
+    # axis) the last position only.
+    compile_session: (
+        Callable[[tuple[tuple[int, int, int], ...], tuple[tuple[int, int], ...]], "CompiledModel"]
+        | None
+    ) = None
     # Has programs built for sizes that come often (``specialize="auto"``).
     frequent_sizes: "FrequentSizes | None" = None
     specialized: "tuple[CompiledModel, ...]" = ()
@@ -426,6 +430,7 @@ class CompiledModel:
         *,
         batch: int | None = None,
         states: Mapping[str, str] | None = None,
+        last_position: Sequence[str] = (),
     ) -> "Session":
         """Makes a session, which keeps the model's state from run to run.
 
@@ -441,6 +446,10 @@ class CompiledModel:
             The size of the batch. Without it the first run decides.
         states : mapping of output name to input name, optional
             The pairs, for a model whose names say nothing.
+        last_position : sequence of output names
+            Outputs of shape (batch, length, ...) of which only the last position is wanted, such as
+            the logits behind a prompt. They have length 1, and are computed for that position alone
+            where the model allows it.
 
         Returns
         -------
@@ -450,12 +459,13 @@ class CompiledModel:
         Raises
         ------
         InputError
-            The model has no state, or a pair of ``states`` does not fit.
+            The model has no state, a pair of ``states`` does not fit, or ``last_position`` names
+            what is no such output.
         """
         # Most models have no state.
         from tvm_ext.session import Session
 
-        return Session(self, capacity, batch=batch, states=states)
+        return Session(self, capacity, batch=batch, states=states, last_position=last_position)
 
     def as_function(
         self, inputs: Sequence[str], outputs: Sequence[str]

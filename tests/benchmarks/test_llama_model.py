@@ -8,6 +8,7 @@ from llama_model import STORAGES, LlamaForm, Storage, llama_model
 from unoptimised import HOST
 
 import tvm_ext
+from tvm_ext.api import compile_decoder
 
 SMALL = {
     "layers": 2,
@@ -41,6 +42,42 @@ def test_numbers_at_open_sizes(storage: Storage) -> None:
             assert found[name].shape == expected.shape
             difference = np.abs(found[name] - expected).max() / np.abs(expected).max()
             assert difference < LARGEST.get(storage, 1e-5), (name, batch, length, past)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_session_of_the_last_position(storage: Storage) -> None:
+    """No pass fails on the program of a session: a warning of that would be an error here."""
+    form = LlamaForm(storage=storage, **SMALL)
+    proto = llama_model(form)
+    reference = onnxruntime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    model = compile_decoder(proto, HOST.with_cores(1))
+    for batch, length, past in [(1, 7, 0), (1, 1, 20), (2, 1, 5), (2, 3, 4), (1, 17, 1)]:
+        inputs = form.inputs(batch, length, past)
+        state = {name: array for name, array in inputs.items() if name.startswith("past")}
+        given = {name: array for name, array in inputs.items() if name not in state}
+        session = model.session(capacity=32, batch=batch, last_position=["logits"])
+        if past:
+            session.restore(state)
+        found = session.run(given)["logits"]
+        wanted = reference.run(["logits"], inputs)[0][:, -1:]
+        assert found.shape == wanted.shape
+        difference = np.abs(found - wanted).max() / np.abs(wanted).max()
+        assert difference < LARGEST.get(storage, 1e-5), (batch, length, past)
+
+
+def test_grouped_attention_computes_the_same() -> None:
+    forms = LlamaForm(**SMALL), LlamaForm(**SMALL, is_grouped=True)
+    found = []
+    for form in forms:
+        proto = llama_model(form)
+        onnx.checker.check_model(proto)
+        session = onnxruntime.InferenceSession(
+            proto.SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        found.append(session.run(["logits"], form.inputs(1, 3, 5))[0])
+    np.testing.assert_allclose(*found, rtol=1e-3, atol=1e-4)
 
 
 def test_size_is_that_of_the_published_model() -> None:

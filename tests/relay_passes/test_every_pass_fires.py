@@ -26,14 +26,16 @@ MACHINES = {
 }
 
 # Backends for which a pass has nothing to do; the passes' own words say why ("Leaves alone").
-# KeepStateInPlace does nothing unless a session has named the states of its model.
+# These two do nothing unless a session has named the states and logits of its model:
+# KeepStateInPlace and LastPositionOnly.
 NOT_FOR = {
-    "cpu": ("FreshOutputs", "FuseCastIntoSoftmax", "KeepStateInPlace"),
+    "cpu": ("FreshOutputs", "FuseCastIntoSoftmax", "KeepStateInPlace", "LastPositionOnly"),
     "cuda": (
         *("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
         *("FakeQuantizationToInteger", "FuseDequantizeMatmul", "ZeroPointCompensation"),
         *("ActivationLookupTables", "CompressWeights", "MinMaxFusion", "MixedPrecision"),
         *("MultiOutputFusion", "FuseHeadsIntoAttention", "KeepStateInPlace"),
+        "LastPositionOnly",
     ),
     "wafer": (
         *("AccumulateInFloat32", "AttentionFusion", "ConvTransposeToConv"),
@@ -43,6 +45,7 @@ NOT_FOR = {
         *("WinogradConvolution", "ZeroPointCompensation"),
         *("ActivationLookupTables", "CompressWeights", "MinMaxFusion", "MixedPrecision"),
         *("MultiOutputFusion", "FuseHeadsIntoAttention", "KeepStateInPlace"),
+        "LastPositionOnly",
     ),
 }
 

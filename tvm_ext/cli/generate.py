@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tvm_ext.compiled_model import CompiledModel
     from tvm_ext.generation.generate import GeneratedText, Generation, TextOptions
     from tvm_ext.generation.speed import GenerationSpeed
+    from tvm_ext.session.decoder_model import SessionModel
 
 EXAMPLE = (
     'Example: tvm-ext generate model.onnx --tokenizer tokenizer.json --prompt "Once upon a time"'
@@ -169,7 +170,7 @@ def generate_command(
         _end_tokens(end_token),
         capacity,
     )
-    compiled = chosen.open(model)
+    compiled = chosen.open_decoder(model)
     with progress_line():
         made = _started(compiled, model, text, prompts, _Encoder(encoder, audio, chosen))
     _Printed(compiled, made, text, json_output).run(model)
@@ -196,7 +197,7 @@ class _Encoder:
 
 
 def _started(
-    compiled: "CompiledModel",
+    compiled: "SessionModel",
     path: Path,
     text: "TextOptions",
     prompts: "Sequence[str | list[int]]",
@@ -263,7 +264,7 @@ def _end_tokens(given: Sequence[str] | None) -> list[int | str] | None:
 class _Printed:
     """The texts as they are printed, and what they took."""
 
-    compiled: "CompiledModel"
+    compiled: "SessionModel"
     made: "Generation"
     text: "TextOptions"
     as_json: bool

@@ -23,6 +23,7 @@ from tvm_ext.errors import InputError
 if TYPE_CHECKING:
     from tvm_ext.compiled_model import CompiledModel
     from tvm_ext.hardware.machine import MachineDescription
+    from tvm_ext.session.decoder_model import SessionModel
 
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX model.")]
@@ -407,6 +408,21 @@ class CompileOptions:
         from tvm_ext.runtime import load
 
         return load(model, threads=self.threads)
+
+    def open_decoder(self, model: Path) -> "SessionModel":
+        """Loads a saved model, or compiles an ONNX file for sessions that read logits.
+
+        Raises
+        ------
+        InputError, TvmExtError
+            As ``open``.
+        """
+        if is_saved_model(model):
+            return self.open(model)
+        from tvm_ext.api import compile_decoder
+
+        with progress_line():
+            return compile_decoder(model, self.machine(), records=self.records, **self.keywords())
 
     def require_none(self, model: Path) -> None:
         """Refuses options that a model compiled earlier cannot follow any more."""

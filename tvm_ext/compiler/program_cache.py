@@ -304,6 +304,7 @@ def program_key(
             "machine": [type(machine).__name__, machine.model_dump(mode="json")],
             "opt_level": pipeline.opt_level,
             "require_records": require_records,
+            "names_states": pipeline.names_states,
             "passes": [
                 [stage, step.entry.name, step.options, step.skipped]
                 for stage in STAGES

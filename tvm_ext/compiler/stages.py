@@ -26,11 +26,13 @@ from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import current_description, program_target
 from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
 from tvm_ext.passes.keep_state_in_place import CAPACITY, HELD, StateInPlace
-from tvm_ext.passes.pipeline import Pipeline, build_pipeline
+from tvm_ext.passes.pipeline import Pipeline, build_pipeline, with_states
 from tvm_ext.passes.runner import BUILDER_LOCK, PassRunner, freezing_advice
 from tvm_ext.relax_frontend import import_relax, normalized
 from tvm_ext.relay_passes.expressions import deciding_for, nominal_sizes
-from tvm_ext.report.records import PhaseRecord, StateRecord
+from tvm_ext.relay_passes.last_position_only import last_positions
+from tvm_ext.report.records import PhaseRecord, StateRecord, TensorRecord
+from tvm_ext.session.decoder_model import session_places
 from tvm_ext.tensor_spec import InputShapes, TensorSpec, shapes_of
 from tvm_ext.tir_schedules.backend import scheduling_of
 
@@ -135,14 +137,43 @@ def lower_model(
     phases.model, phases.inputs = imported.name, shapes_of(imported.inputs)
     runner.inputs = phases.inputs
     ranges = {name: allowed.ends for name, allowed in imported.ranges.items()}
+    if pipeline.names_states:
+        pipeline = with_states(pipeline, *session_places(imported.inputs, imported.outputs))
     with deciding_for(imported.mod, ranges):
         lowered = lower_module(imported.mod, pipeline, runner, phases)
-    state = StateInPlace.of(lowered.graph)
-    if state is None:
+    state, last = StateInPlace.of(lowered.graph), last_positions(lowered.graph)
+    if state is None and not last:
         return LoweredModel(**vars(lowered), imported=imported)
+    record = _state_record(imported, state, last)
+    narrow = _with_last_positions(imported, last)
+    own = narrow if state is None else _with_buffers(narrow, state)
+    return LoweredModel(**vars(lowered), imported=own, state=record)
+
+
+def _state_record(
+    imported: ImportedModel, state: StateInPlace | None, last: Sequence[tuple[int, int]]
+) -> StateRecord:
     names = [spec.name for spec in imported.inputs]
-    record = StateRecord([names[n] for n, _ in state.inputs], [names[n] for n in state.copied])
-    return LoweredModel(**vars(lowered), imported=_with_buffers(imported, state), state=record)
+    ends = [
+        [TensorRecord(spec.name, spec.dtype, list(spec.shape)) for spec in specs]
+        for specs in (imported.inputs, imported.outputs)
+    ]
+    return StateRecord(
+        [names[place] for place, _ in state.inputs] if state is not None else [],
+        [names[place] for place in state.copied] if state is not None else [],
+        [imported.outputs[output].name for output, _ in last],
+        *ends,
+    )
+
+
+def _with_last_positions(imported: ImportedModel, last: Sequence[tuple[int, int]]) -> ImportedModel:
+    """The model with one element along the axis of each output of which the last is computed."""
+    outputs = list(imported.outputs)
+    for output, axis in last:
+        shape = list(outputs[output].shape)
+        shape[axis] = 1
+        outputs[output] = replace(outputs[output], shape=tuple(shape), ranges=())
+    return replace(imported, outputs=tuple(outputs))
 
 
 def _with_buffers(imported: ImportedModel, state: StateInPlace) -> ImportedModel:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import InputError
+from tvm_ext.session.decoder_model import logits_of
 from tvm_ext.tensor_spec import TensorSpec
 
 # Names that exporters give, with the rank that goes with each. A name that begins with "decoder_"
@@ -104,17 +105,15 @@ class DecoderForm:
 
 
 def _logits(outputs: Sequence[TensorSpec], state: Collection[str]) -> TensorSpec:
-    left = [spec for spec in outputs if spec.name not in state and len(spec.shape) == 3]
-    named = [spec for spec in left if spec.name == "logits"]
-    found = named or [spec for spec in left if "float" in spec.dtype]
-    if len(found) != 1:
+    found = logits_of(outputs, state)
+    if found is None:
         names = ", ".join(spec.name for spec in outputs if spec.name not in state) or "none"
         raise InputError(
             f"the model gives no logits (its outputs beside the state: {names}); expected an "
             "output logits of shape (batch, length, vocabulary): export it with a language-model "
             "head"
         )
-    return found[0]
+    return found
 
 
 @dataclass

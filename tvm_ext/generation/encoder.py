@@ -10,11 +10,11 @@ from tvm_ext.generation.decoder import encoder_inputs
 from tvm_ext.tensor_spec import TensorSpec, listed
 
 if TYPE_CHECKING:
-    from tvm_ext.compiled_model import CompiledModel
+    from tvm_ext.session.decoder_model import SessionModel
 
 
 def encode_text(
-    encoder: "CompiledModel", decoder: "CompiledModel", prompts: Sequence[Sequence[int]]
+    encoder: "SessionModel", decoder: "SessionModel", prompts: Sequence[Sequence[int]]
 ) -> dict[str, np.ndarray]:
     """What an encoder makes of prompts, and which of it is padding, by the decoder's input.
 
@@ -49,14 +49,14 @@ def encode_text(
 
 
 def encode_array(
-    encoder: "CompiledModel", decoder: "CompiledModel", array: np.ndarray
+    encoder: "SessionModel", decoder: "SessionModel", array: np.ndarray
 ) -> dict[str, np.ndarray]:
     """What an encoder with one input makes of an array, by the decoder's input."""
     states, _ = encoder_inputs(decoder.inputs)
     return {states.name: _states(encoder, {audio_input(encoder).name: array})}
 
 
-def audio_input(encoder: "CompiledModel") -> TensorSpec:
+def audio_input(encoder: "SessionModel") -> TensorSpec:
     """The input of an encoder for sound; raises InputError if it has another one."""
     reads = [spec for spec in encoder.inputs if "float" in spec.dtype]
     if len(encoder.inputs) == 1 and reads and len(reads[0].shape) in (2, 3):
@@ -68,7 +68,7 @@ def audio_input(encoder: "CompiledModel") -> TensorSpec:
     )
 
 
-def _states(encoder: "CompiledModel", given: dict[str, np.ndarray]) -> np.ndarray:
+def _states(encoder: "SessionModel", given: dict[str, np.ndarray]) -> np.ndarray:
     """The output of rank 3 that comes first; others are attention maps."""
     outputs = encoder.run(given)
     name = next((s.name for s in encoder.outputs if np.ndim(outputs[s.name]) == 3), None)

@@ -19,12 +19,13 @@ from tvm_ext.report.units import format_count
 from tvm_ext.session.state_pairs import find_state, require_state
 
 if TYPE_CHECKING:
-    from tvm_ext.compiled_model import CompiledModel
+    from tvm_ext.session import Session
+    from tvm_ext.session.decoder_model import SessionModel
 
 Prompt: TypeAlias = "str | Sequence[int]"
 """A text, or its tokens."""
 
-ModelSource: TypeAlias = "CompiledModel | str | Path"
+ModelSource: TypeAlias = "SessionModel | str | Path"
 """A compiled model, or the path of an ONNX or a saved model."""
 
 FinishReason = Literal["end token", "stop string", "length", "context full", "interrupted"]
@@ -175,7 +176,7 @@ class Generation:
 
     def __init__(
         self,
-        model: "CompiledModel",
+        model: "SessionModel",
         prompts: Sequence[Sequence[int]],
         tokenizer: TextTokenizer | None,
         sampling: Sampling,
@@ -205,7 +206,7 @@ class Generation:
         ]
         self._speed = GenerationSpeed.of(model.report, StateSize.of(model.inputs, pairs))
         # It compiles a program of its own, which all of its kind share: not while a clock runs.
-        model.session(capacity=1)
+        self._session(capacity=1)
         self._pieces = self._made()
 
     def __iter__(self) -> Iterator[TextPiece]:
@@ -233,6 +234,11 @@ class Generation:
             for text in self._texts
         ]
 
+    def _session(self, capacity: int, batch: int | None = None) -> "Session":
+        """A session that computes the logits of the last position, which alone are read."""
+        last = (self._form.logits.name,)
+        return self._model.session(capacity, batch=batch, last_position=last)
+
     def _require_encoder(self) -> None:
         name = self._form.encoder_input
         if name is not None and name not in self._encoded:
@@ -259,7 +265,7 @@ class Generation:
     def _batch(self, texts: Sequence[_Text]) -> Iterator[TextPiece]:
         longest = max(len(text.prompt) for text in texts)
         room = self._limits.room(longest)
-        session = self._model.session(capacity=room, batch=len(texts))
+        session = self._session(capacity=room, batch=len(texts))
         rows = DecoderRows(self._form, len(texts), room, self._of_rows(texts))
         padding = [longest - len(text.prompt) for text in texts]
         tokens = np.array(
@@ -349,11 +355,11 @@ class TextOptions:
 
 
 def start_generation(
-    model: "CompiledModel",
+    model: "SessionModel",
     prompts: Sequence[Prompt],
     options: TextOptions,
     files: ModelFiles,
-    encoder: "CompiledModel | None" = None,
+    encoder: "SessionModel | None" = None,
 ) -> Generation:
     """Texts behind prompts, ahead of the first run; raises as ``generate``."""
     tokenizer = options.text_tokenizer()
@@ -439,7 +445,7 @@ def generate(
     sampling = Sampling(repetition_penalty, temperature, top_k, top_p, seed)
     options = TextOptions(tokenizer, max_new_tokens, sampling, stop, end_tokens, capacity)
     made = start_generation(
-        opened(model),
+        opened(model, is_decoder=True),
         prompts,
         options,
         ModelFiles.beside(paths_of(tokenizer, model)),
@@ -458,17 +464,20 @@ def finished(made: Generation, stream: "OnPiece | Literal[True] | None", is_one:
     return made.results[0] if is_one else made.results
 
 
-def opened(model: ModelSource) -> "CompiledModel":
-    """The model itself, or the one of a path, compiled or loaded with the defaults."""
+def opened(model: ModelSource, is_decoder: bool = False) -> "SessionModel":
+    """The model itself, or the one of a path, compiled or loaded with the defaults.
+
+    Of a decoder the program is compiled that its sessions run.
+    """
     if not isinstance(model, str | Path):
         return model
     if Path(model).suffix == ".tvmx":
         from tvm_ext.runtime import load
 
         return load(model)
-    from tvm_ext.api import compile
+    from tvm_ext.api import compile, compile_decoder
 
-    return compile(model)
+    return compile_decoder(model) if is_decoder else compile(model)
 
 
 def _prompts(prompt: "Prompt | Sequence[Prompt]") -> tuple[list[Prompt], bool]:

@@ -104,22 +104,25 @@ class Sampler:
             logits = logits.copy()
             logits[[token for token in self._now if token < logits.size]] = -np.inf
             self._now = self._suppressed
-        largest = logits.max()
+        # NaN counts as the largest: one pass finds the token and what is wrong.
+        best = int(logits.argmax())
+        largest = logits[best]
         if not np.isfinite(largest):
             raise InputError(
                 f"the largest logit is {largest}; expected a finite number: see with 'tvm-ext "
                 "check' whether the model gives the same elsewhere"
             )
-        token = self._chosen(logits)
+        token = self._chosen(logits, best)
         self._seen.add(token)
         return token
 
-    def _chosen(self, logits: np.ndarray) -> int:
+    def _chosen(self, logits: np.ndarray, best: int) -> int:
         chosen = self._sampling
         if chosen.repetition_penalty != 1:
             logits = penalised(logits, self._seen, chosen.repetition_penalty)
+            best = int(logits.argmax())
         if chosen.temperature == 0:
-            return int(logits.argmax())
+            return best
         places, probabilities = candidates(
             logits.astype(np.float64) / chosen.temperature, chosen.top_k, chosen.top_p
         )

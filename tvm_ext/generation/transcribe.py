@@ -24,7 +24,7 @@ from tvm_ext.generation.sampling import Sampling
 from tvm_ext.generation.tokenizer import TextTokenizer, TokenizerSource
 
 if TYPE_CHECKING:
-    from tvm_ext.compiled_model import CompiledModel
+    from tvm_ext.session.decoder_model import SessionModel
 
 
 def transcribe(
@@ -82,7 +82,7 @@ def transcribe(
     sampling = Sampling(repetition_penalty, temperature, top_k, top_p, seed)
     options = TextOptions(tokenizer, max_new_tokens, sampling, stop, end_tokens)
     made = start_transcription(
-        opened(model),
+        opened(model, is_decoder=True),
         opened(encoder),
         waveform(audio, samples_per_second),
         options,
@@ -93,8 +93,8 @@ def transcribe(
 
 
 def start_transcription(
-    model: "CompiledModel",
-    encoder: "CompiledModel",
+    model: "SessionModel",
+    encoder: "SessionModel",
     samples: np.ndarray,
     options: TextOptions,
     files: ModelFiles,
@@ -131,7 +131,7 @@ def _start(
 
 
 def encoded_audio(
-    encoder: "CompiledModel", decoder: "CompiledModel", samples: np.ndarray
+    encoder: "SessionModel", decoder: "SessionModel", samples: np.ndarray
 ) -> dict[str, np.ndarray]:
     """What an encoder makes of a waveform, by the decoder's input; raises as ``transcribe``."""
     spec = audio_input(encoder)

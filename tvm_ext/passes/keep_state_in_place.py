@@ -353,14 +353,19 @@ def append_rows(shape: Sequence[tirx.Expr], rows: Any, axis: int) -> tirx.PrimFu
 
 
 def first_rows(shape: Sequence[tirx.Expr], rows: Any) -> tirx.PrimFunc:
-    """The kernel that copies as many rows of a buffer as ``rows`` have; consumers take it in."""
+    """The kernel that copies as many rows of a buffer as ``rows`` have.
+
+    Consumers take it in where the number of rows is one size of the run. A sum of sizes that only a
+    result has fails in FuseTIR, and the whole program would be left without fusion.
+    """
     sizes = _Sizes()
     buffer = te.placeholder(sizes.of(shape), str(rows.dtype), "buffer")
     copied = te.compute(
         sizes.of(rows.shape.values), lambda *place: buffer(*place), "first_rows", tag="injective"
     )
     func = te.create_prim_func([buffer, copied]).without_attr("global_symbol")
-    return func.with_attr("op_pattern", INJECTIVE)
+    is_plain = all(isinstance(n, tirx.Var | tirx.IntImm) for n in rows.shape.values)
+    return func.with_attr("op_pattern", INJECTIVE if is_plain else OPAQUE)
 
 
 class _Sizes:

@@ -149,6 +149,8 @@ class Pipeline:
     tile: tuple[PassStep, ...]
     memory: tuple[PassStep, ...]
     target: tuple[PassStep, ...]
+    # Whether the model's states and logits are looked for, as ``with_states`` states them.
+    names_states: bool = False
 
     @property
     def ahead_of_schedules(self) -> tuple[PassStep, ...]:
@@ -246,7 +248,7 @@ def build_pipeline(
         stage: tuple(_step(registry.get(one), options, disabled) for one in names)
         for stage, names in placed.items()
     }
-    return Pipeline(name, **steps)
+    return Pipeline(name, names_states=False, **steps)
 
 
 def with_fast_math(
@@ -271,6 +273,20 @@ def with_options(pipeline: Pipeline, name: str, options: Mapping[str, Any]) -> P
         for stage in STAGES
     }
     return replace(pipeline, **stages)
+
+
+def with_states(
+    pipeline: Pipeline,
+    states: tuple[tuple[int, int, int], ...],
+    last: tuple[tuple[int, int], ...],
+) -> Pipeline:
+    """``pipeline`` for the program of a session.
+
+    ``states`` are for ``KeepStateInPlace``, and ``last`` are outputs for ``LastPositionOnly``.
+    """
+    keeping = with_options(pipeline, "KeepStateInPlace", {"states": states})
+    narrow = with_options(keeping, "LastPositionOnly", {"outputs": last})
+    return replace(narrow, names_states=False)
 
 
 def with_memory_limit(

@@ -510,19 +510,35 @@ class NodePrecision:
 
 
 @dataclass(frozen=True)
+class TensorRecord:
+    """An input or output of the model of a session's program: name, dtype and shape."""
+
+    name: str
+    dtype: str
+    shape: list[int | str]
+
+
+@dataclass(frozen=True)
 class StateRecord:
-    """The state that a session's program keeps in its inputs' own memory.
+    """What a session's program does otherwise than the model's own.
 
     Attributes
     ----------
     inputs : list[str]
-        The names of these inputs.
+        The names of the inputs whose memory keeps the state.
     copied : list[str]
         The names of those whose rows each run copies, as something else than attention reads them.
+    last_position : list[str]
+        The names of the outputs that are computed for the last position only.
+    model_inputs, model_outputs : list[TensorRecord]
+        What the model itself has.
     """
 
     inputs: list[str]
     copied: list[str]
+    last_position: list[str]
+    model_inputs: list[TensorRecord]
+    model_outputs: list[TensorRecord]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import numpy as np
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError
 from tvm_ext.model_inputs import ContradictingSizesError, describe, numpy_type
+from tvm_ext.session.decoder_model import SessionModel, last_places
 from tvm_ext.session.state_buffers import StateBuffers
-from tvm_ext.session.state_pairs import StatePair, find_state, new_rows, require_state
+from tvm_ext.session.state_pairs import StatePair, find_state, new_rows, places_of, require_state
 from tvm_ext.tensor_spec import TensorSpec, listed
 
 if TYPE_CHECKING:
@@ -53,11 +54,12 @@ class Session:
 
     def __init__(
         self,
-        model: "CompiledModel",
+        model: SessionModel,
         capacity: int,
         *,
         batch: int | None = None,
         states: Mapping[str, str] | None = None,
+        last_position: Sequence[str] = (),
     ) -> None:
         if capacity < 1:
             raise InputError(f"the capacity is {capacity}; expected 1 or more: give a larger one")
@@ -71,7 +73,10 @@ class Session:
         self._specs = {spec.name: spec for spec in model.inputs}
         names = {pair.input for pair in self.state}
         self._given = tuple(spec for spec in model.inputs if spec.name not in names)
-        self._program = _program_in_place(model, self.state)
+        # Known ahead, since a decoder of thirty layers has sixty states, and runs in milliseconds.
+        self._state_names, self._batch_sizes = frozenset(names), self._names_of_batch()
+        self._last = _checked_last(model.outputs, self.state, last_position)
+        self._program = _session_program(model, self.state, self._last)
         # The sizes whose sum is how many rows a run appends in place.
         self._terms: tuple[int | str, ...] = ()
         for pair in self.state:
@@ -138,9 +143,11 @@ class Session:
                 self._leave_buffers()
         on_device = True if self._model.report.target.get("kind") == "cuda" else None
         given = {**inputs, **self._arrays}
-        results = self._model.run(given, threads=threads, on_device=on_device)
+        running = self._model if self._program is None else self._program
+        results = running.run(given, threads=threads, on_device=on_device)
         self._keep(results)
-        return results if on_device is None else {n: _on_host(v) for n, v in results.items()}
+        found = results if on_device is None else {n: _on_host(v) for n, v in results.items()}
+        return self._narrowed(found)
 
     def reset(self) -> None:
         """Forgets the state. The next run starts anew, and may have another batch."""
@@ -175,7 +182,13 @@ class Session:
     def branch(self) -> "Session":
         """Returns a second session that starts from the state of this one."""
         states = {pair.output: pair.input for pair in self.state}
-        other = Session(self._model, self.capacity, batch=self._batch, states=states)
+        other = Session(
+            self._model,
+            self.capacity,
+            batch=self._batch,
+            states=states,
+            last_position=self._last,
+        )
         if self._has_state():
             other.restore(self._views())
         return other
@@ -271,7 +284,11 @@ class Session:
         copied = sum(buffers.row_bytes(name) for name in program.report.state.copied)
         self.statistics.bytes_copied += copied * (self._length + new)
         self._keep(results, self._length + new)
-        return results
+        return self._narrowed(results)
+
+    def _narrowed(self, results: dict[str, Any]) -> dict[str, Any]:
+        """The results with the last position of what is wanted of that alone."""
+        return results | {name: results[name][:, -1:] for name in self._last}
 
     def _new_rows(self, inputs: Mapping[str, Any]) -> int:
         """How many rows a run of these inputs appends."""
@@ -284,12 +301,11 @@ class Session:
                 f"inputs are a {type(inputs).__name__}, expected a mapping of name to array: pass "
                 f"{{name: array}} with {listed([spec.name for spec in self._given])}"
             )
-        for pair in self.state:
-            if pair.input in inputs:
-                raise InputError(
-                    f"input '{pair.input}' is a state, which the session holds; expected only "
-                    f"{listed([spec.name for spec in self._given])}: leave it out, or restore() it"
-                )
+        for name in self._state_names.intersection(inputs):
+            raise InputError(
+                f"input '{name}' is a state, which the session holds; expected only "
+                f"{listed([spec.name for spec in self._given])}: leave it out, or restore() it"
+            )
 
     def _sizes_of(self, inputs: Mapping[str, Any]) -> dict[str, int]:
         """The sizes by name that the inputs of a run decide."""
@@ -307,17 +323,20 @@ class Session:
         given = [spec for spec in self._given if spec.shape and isinstance(spec.shape[0], str)]
         shapes = [getattr(inputs.get(spec.name), "shape", ()) for spec in given]
         batch = self._batch or next((shape[0] for shape in shapes if shape), 1)
-        for pair in self.state:
-            axis = self._batch_axis(pair)
-            if axis is not None:
-                name = str(self._specs[pair.input].shape[axis])
-                if self._batch is not None and sizes.get(name, self._batch) != self._batch:
-                    raise InputError(
-                        f"the inputs are of batch {sizes[name]}; expected {self._batch}, the "
-                        "session's: give such inputs, reset it, or make another session"
-                    )
-                sizes.setdefault(name, batch)
+        for name in self._batch_sizes:
+            if self._batch is not None and sizes.get(name, self._batch) != self._batch:
+                raise InputError(
+                    f"the inputs are of batch {sizes[name]}; expected {self._batch}, the "
+                    "session's: give such inputs, reset it, or make another session"
+                )
+            sizes.setdefault(name, batch)
         return sizes
+
+    def _names_of_batch(self) -> tuple[str, ...]:
+        """The names of the sizes that are the batch of a state, as a rule one for all."""
+        axes = [(pair, self._batch_axis(pair)) for pair in self.state]
+        names = [self._specs[pair.input].shape[axis] for pair, axis in axes if axis is not None]
+        return tuple(dict.fromkeys(map(str, names)))
 
     def _batch_axis(self, pair: StatePair) -> int | None:
         """The first axis of a state whose size runs decide, beside that which grows."""
@@ -381,25 +400,42 @@ class Session:
         return array
 
 
-def _program_in_place(model: "CompiledModel", state: Sequence[StatePair]) -> "CompiledModel | None":
+def _checked_last(
+    outputs: Sequence[TensorSpec], state: Sequence[StatePair], names: Sequence[str]
+) -> tuple[str, ...]:
+    """The outputs of which the last position is wanted; raises InputError for what is none."""
+    states = {pair.output for pair in state}
+    # The number of dimensions of some is known in a run only.
+    known = [
+        spec.name
+        for spec in outputs
+        if spec.name not in states and (len(spec.shape) > 1 or spec.shape == ("...",))
+    ]
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"last_position names '{name}'; expected an output of shape (batch, length, ...) "
+                f"that is no state ({listed(known) or 'there is none'}): name such a one"
+            )
+    return tuple(dict.fromkeys(names))
+
+
+def _session_program(
+    model: SessionModel, state: Sequence[StatePair], last: Sequence[str]
+) -> "CompiledModel | None":
     """The program that appends to states in place; None where there is no such program.
 
     There is none for GPUs, models with steps on the host, and models from a file.
     """
     if model.compile_session is None:
         return None
-    inputs = [spec.name for spec in model.inputs]
-    outputs = [spec.name for spec in model.outputs]
-    places = tuple(
-        (inputs.index(pair.input), outputs.index(pair.output), pair.axis)
-        for pair in state
-        if pair.axis is not None and _new_rows(model, pair) is not None
-    )
-    program = model.compile_session(places) if places else None
+    places = places_of(model.inputs, model.outputs, state)
+    narrow = last_places(model.outputs, last)
+    program = model.compile_session(places, narrow) if places or narrow else None
     return None if program is None or program.report.state is None else program
 
 
-def _new_rows(model: "CompiledModel", pair: StatePair) -> tuple[int | str, ...] | None:
+def _new_rows(model: SessionModel, pair: StatePair) -> tuple[int | str, ...] | None:
     """The sizes whose sum is how many rows a run appends; None where that is not known."""
     source = next(spec for spec in model.inputs if spec.name == pair.input)
     result = next(spec for spec in model.outputs if spec.name == pair.output)

@@ -89,6 +89,20 @@ def _stated(
     return tuple(pairs[spec.name] for spec in inputs if spec.name in pairs)
 
 
+def places_of(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], pairs: Sequence[StatePair]
+) -> tuple[tuple[int, int, int], ...]:
+    """Positions of input and output, and the axis, of each state that runs append rows to."""
+    into = {spec.name: place for place, spec in enumerate(inputs)}
+    out = {spec.name: place for place, spec in enumerate(outputs)}
+    return tuple(
+        (into[pair.input], out[pair.output], pair.axis)
+        for pair in pairs
+        if pair.axis is not None
+        and new_rows(inputs[into[pair.input]], outputs[out[pair.output]], pair.axis) is not None
+    )
+
+
 def require_state(pairs: Sequence[StatePair], outputs: Sequence[TensorSpec], model: str) -> None:
     """Refuses a model without a state; raises InputError."""
     if not pairs:

@@ -302,3 +302,44 @@ def test_a_model_without_state() -> None:
     proto = model([node("Relu", ["x"], ["y"])], [value("x", ["n", 4])], [value("y", ["n", 4])])
     with pytest.raises(InputError, match=r"has no state: no output .y. is named as an input"):
         tvm_ext.compile(proto, HOST).session()
+
+
+# The last position alone.
+
+
+def check_last_position(session: Session, proto: onnx.ModelProto) -> None:
+    reference = Reference(proto, STATE)
+    for length in STEPS:
+        inputs = tokens(length, session.length)
+        wanted = reference.run(inputs)
+        assert_equal(session.run(inputs), wanted | {"logits": wanted["logits"][:, -1:]})
+
+
+def test_logits_of_the_last_position(compiled: tvm_ext.CompiledModel) -> None:
+    session = compiled.session(capacity=20, last_position=["logits"])
+    check_last_position(session, decoder())
+    assert session.in_place == tuple(STATE)
+    program = session._program
+    assert program is not None
+    assert program.outputs[0].shape == ("batch", 1, 11)
+    state = program.report.state
+    assert state is not None
+    assert state.last_position == ["logits"]
+    assert [one.name for one in state.model_outputs] == ["logits", *STATE.values()]
+    branch = session.branch()
+    branch.roll_back(3)
+    assert branch.run(tokens(4, 3))["logits"].shape == (1, 1, 11)
+
+
+def test_they_are_sliced_where_the_program_computes_all() -> None:
+    proto = merged_decoder()
+    session = tvm_ext.compile(proto, HOST).session(capacity=20, last_position=["logits"])
+    inputs = tokens(3, 0) | {"use_cache_branch": np.array(False)}
+    wanted = Reference(proto, STATE).run(inputs)["logits"][:, -1:]
+    np.testing.assert_allclose(session.run(inputs)["logits"], wanted, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["logit", "present.0.key"])
+def test_what_has_no_positions(compiled: tvm_ext.CompiledModel, name: str) -> None:
+    with pytest.raises(InputError, match=f"last_position names '{name}'; expected an output"):
+        compiled.session(last_position=[name])
