@@ -25,6 +25,7 @@ from tvm import tirx
 
 import tvm_ext
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.errors import ModelError
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.passes import share_storage
 from tvm_ext.polyhedral.check_schedules import check_schedule
@@ -97,11 +98,22 @@ def _models(paths: Sequence[Path], usual_sizes: bool) -> Counts:
     counts: Counter[str] = Counter()
     wrong: list[str] = []
     for path in paths:
-        shapes = _usual_shapes(path) if usual_sizes else None
-        for name, func in _compiled_kernels(path, shapes):
+        for name, func in _model_kernels(path, usual_sizes):
             note(f"{path.stem}, {name}", func, counts, wrong)
         print(f"{path.stem}: {dict(counts)}", flush=True)
     return counts, wrong
+
+
+def _model_kernels(path: Path, usual_sizes: bool) -> list[tuple[str, tirx.PrimFunc]]:
+    """The kernels of a model; those of its dynamic dimensions where usual sizes do not fit it."""
+    shapes = _usual_shapes(path) if usual_sizes else None
+    try:
+        return _compiled_kernels(path, shapes)
+    except ModelError as error:
+        if shapes is None:
+            raise
+        print(f"{path.stem} keeps its dynamic dimensions: {str(error)[:200]}")
+        return _compiled_kernels(path, None)
 
 
 def _usual_shapes(path: Path) -> dict[str, list[int | str]] | None:
