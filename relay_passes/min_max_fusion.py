@@ -1,6 +1,6 @@
 """MinMaxFusion: minimum and maximum of a tensor in one read, with what is computed from both."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,8 +77,9 @@ class _MinMaxFuser(BindingRewriter):
     def start_function(self, func: relax.Function) -> None:
         super().start_function(func)
         self._pair_of: dict[int, _Pair] = {}
+        readers = _readers(self.view)
         for pair in _pairs(self.view):
-            _complete(self.view, pair)
+            _complete(self.view, pair, readers)
             self._pair_of.update((hash(result), pair) for result in pair.results)
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
@@ -136,14 +137,24 @@ def _is_possible(call: relax.Call) -> bool:
     return isinstance(x, relax.Var) and x.ty.shape is not None and str(x.ty.dtype) in _TYPES
 
 
-def _complete(view: GraphView, pair: _Pair) -> None:
+def _readers(view: GraphView) -> dict[int, dict[relax.Var, None]]:
+    """By the hash of a variable: those of the operators that read it, in order."""
+    found: dict[int, dict[relax.Var, None]] = {}
+    for var, value in view.bindings().items():
+        for arg in _tensors(value) if isinstance(value, relax.Call) else ():
+            found.setdefault(hash(arg), {})[var] = None
+    return found
+
+
+def _complete(view: GraphView, pair: _Pair, readers: Mapping[int, Iterable[relax.Var]]) -> None:
     """Finds what is computed from the pair alone, and which of it others use."""
     waiting = True
     while waiting:
+        reading = dict.fromkeys(r for var in pair.inside for r in readers.get(hash(var), ()))
         more = [
             var
-            for var, value in view.bindings().items()
-            if _position(var, pair.inside) < 0 and _is_inside(view, pair, value)
+            for var in reading
+            if _position(var, pair.inside) < 0 and _is_inside(view, pair, view.bindings()[var])
         ]
         waiting = bool(more) and len(pair.inside) + len(more) <= _LONGEST_CHAIN
         pair.inside += more if waiting else []
