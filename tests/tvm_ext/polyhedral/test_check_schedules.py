@@ -205,6 +205,19 @@ def test_views_of_items_are_followed():
         assert found.proved
 
 
+def test_a_statement_that_never_runs_is_no_error():
+    @T.prim_func(private=True)
+    def never(y: T.Buffer((8,), "float32")):
+        for element in T.parallel(8):
+            y[element] = T.float32(0)
+            if element >= 8:
+                y[0] = T.float32(1)
+
+    found = check_schedule(never)
+    assert (found.races, found.not_proved) == ([], [])
+    assert found.proved == ["a parallel loop element"]
+
+
 @pytest.mark.parametrize("size_of_view", [4, 5])
 def test_views_that_overlap_are_a_race(size_of_view):
     @T.prim_func(private=True)
