@@ -40,12 +40,16 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Storage:
-    """How weights are stored: ``bits`` each, and a scale for ``block`` of them, 0 for none."""
+    """How weights are stored: ``bits`` each, and a scale for ``block`` of them, 0 for none.
+
+    ``is_dynamic``: the other operand is rounded in the run. ``is_given``: the run gives them.
+    """
 
     name: str
     bits: int
     block: int = 0
     is_dynamic: bool = False
+    is_given: bool = False
 
     def nbytes(self, depth: int, columns: int) -> float:
         """Of the weights of a product, with their scales."""
@@ -57,6 +61,7 @@ STORAGES = {
     storage.name: storage
     for storage in (
         Storage("float32", 32),
+        Storage("given", 32, is_given=True),
         Storage("float16", 16),
         # Activations are rounded to 8 bits in the run.
         Storage("int8", 8, is_dynamic=True),
@@ -92,6 +97,7 @@ class ProductModel:
         self._random = np.random.default_rng(0)
         self._nodes: list[onnx.NodeProto] = []
         self._arrays: list[onnx.TensorProto] = []
+        self._given: Arrays = {}
         for number in range(count):
             self._add(number)
         kind = TensorProto.FLOAT16 if storage.bits == 16 else TensorProto.FLOAT
@@ -100,6 +106,9 @@ class ProductModel:
             [helper.make_tensor_value_info(f"{name}{n}", kind, [rows, size]) for n in range(count)]
             for name, size in (("x", depth), ("y", columns))
         ]
+        if storage.is_given:
+            given = (f"w{number}" for number in range(count))
+            ends[0] += [helper.make_tensor_value_info(w, kind, self.sizes) for w in given]
         graph = helper.make_graph(self._nodes, "products", *ends, self._arrays)
         opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
         self.proto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
@@ -108,7 +117,8 @@ class ProductModel:
         """Random numbers for all inputs."""
         shape = rows, self.sizes[0]
         numbers = (self._random.standard_normal(shape) for _ in range(self.count))
-        return {f"x{n}": each.astype(self._dtype) for n, each in enumerate(numbers)}
+        made = {f"x{n}": each.astype(self._dtype) for n, each in enumerate(numbers)}
+        return made | self._given
 
     def _stored(self, name: str, array: np.ndarray) -> str:
         self._arrays.append(numpy_helper.from_array(np.asarray(array), name))
@@ -123,7 +133,11 @@ class ProductModel:
         if storage.bits > 8:
             weights = self._random.standard_normal((depth, columns), np.float32) / 16
             weights = weights.astype(f"float{storage.bits}")
-            self._node("MatMul", [x, self._stored(f"w{n}", weights)], [y])
+            if storage.is_given:
+                self._given[f"w{n}"] = weights
+            else:
+                self._stored(f"w{n}", weights)
+            self._node("MatMul", [x, f"w{n}"], [y])
         elif storage.block:
             blocks = math.ceil(depth / storage.block)
             packed = (columns, blocks, storage.block * storage.bits // 8)

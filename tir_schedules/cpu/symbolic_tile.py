@@ -33,6 +33,7 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     LEAST_USES,
     row_limit,
     swapped_copy,
+    vector_registers,
 )
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     SymbolicContraction,
@@ -43,7 +44,7 @@ from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     with_code,
 )
 from tvm_ext.tir_schedules.cpu.symbolic_tile_code import symbolic_tile_code
-from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import Panel, SymbolicTile
+from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import FarRows, Panel, SymbolicTile
 from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -61,6 +62,9 @@ _LEAST_PANEL = 64
 
 # Tiles along the columns whose columns are copied together, at most.
 _MOST_TILES = 8
+
+# Vectors of sums in L1 that are added to at a time: lines of an operand before its next row.
+_FAR_VECTORS = 4
 
 # Sums next to each other where a loop over them is shorter than a vector.
 _FEW_COLUMNS = 4
@@ -80,10 +84,10 @@ class SymbolicTiles:
         anchor = _anchor(sch)
         epilogue = epilogue_block(sch, anchor)
         found = symbolic_contraction(sch, anchor, epilogue)
-        columns = _vector_axis(found)
+        columns = vector_axis(found)
         if columns is None and _transpose_operand(sch, anchor, found):
             found = symbolic_contraction(sch, anchor, epilogue)
-            columns = _vector_axis(found)
+            columns = vector_axis(found)
         if columns is None:
             raise NotApplicable("no loop walks the output and the operands without a stride")
         computed = static_extent(sch.get(anchor).iter_vars[columns.position].dom.extent)
@@ -99,6 +103,8 @@ class SymbolicTiles:
             lanes = machine.vector_lanes(str(found.start.ty))
             padding = implicit_padding(sch, anchor, found, tile.rows, tile.columns, lanes)
             tile = replace(tile, implicit_padding=padding)
+        if tile.implicit_padding is None:
+            tile = replace(tile, far_rows=far_rows(found, tile, func, machine))
         code = symbolic_tile_code(found, tile, machine.cores > 1)
         pad = tile.implicit_padding.block if tile.implicit_padding is not None else None
         done = [block for block in (pad, anchor, epilogue) if block is not None]
@@ -139,7 +145,7 @@ def epilogue_block(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
     return block if may_repeat(sch, anchor, block) else None
 
 
-def _vector_axis(contraction: SymbolicContraction) -> LoopAxis | None:
+def vector_axis(contraction: SymbolicContraction) -> LoopAxis | None:
     """The loop that steps through the result, and through operands or not along them."""
     for axis in contraction.spatial:
         steps = [contraction.step(load, axis) for load in contraction.operands()]
@@ -342,6 +348,36 @@ def _panel(
             least = 1 if rows.length else LEAST_TILES * tile.row_sizes[0]
             return Panel(load, rows, min(tiles, _MOST_TILES), least)
     return None
+
+
+def far_rows(
+    contraction: SymbolicContraction,
+    tile: SymbolicTile,
+    func: tirx.PrimFunc,
+    machine: CpuDescription,
+) -> FarRows | None:
+    """The operand that fills the vectors, where a run gives it and it is too large for L2."""
+    columns, loads = tile.columns, contraction.operands()
+    along = [load for load in loads if contraction.step(load, columns) == 1]
+    stays = [load for load in loads if contraction.step(load, columns) == 0]
+    if len(along) != 1 or len(along) + len(stays) < len(loads) or tile.padded:
+        return None
+    (load,), dtype = along, str(contraction.start.ty)
+    if dtype != "float32" or str(load.source.dtype) != dtype:
+        return None
+    moves = contraction.reduction and depends(load, contraction.reduction[-1].var)
+    shared = tile.rows is None or contraction.step(load, tile.rows) == 0
+    is_large = buffer_bytes(load.source) > machine.l2_bytes // 2
+    if not (moves and shared and is_large) or constant_parameter(func, load.source) is not None:
+        return None
+    lanes = machine.vector_lanes(dtype)
+    return FarRows(
+        load,
+        in_l1=machine.l1d_bytes // 4 // element_bytes(load.source),
+        in_registers=vector_registers(machine) // 2 * lanes,
+        lanes=_FAR_VECTORS * lanes,
+        least_tiles=machine.cores,
+    )
 
 
 def _row_axis(contraction: SymbolicContraction, columns: LoopAxis, most: int) -> LoopAxis | None:

@@ -22,15 +22,20 @@ from tvm.sym import Analyzer
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     depends,
-    element_bytes,
     static_extent,
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.dot_product import DotProduct
 from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
 from tvm_ext.tir_schedules.cpu.nest_code import chunk_start
+from tvm_ext.tir_schedules.cpu.prefetch import prefetches_along, prefetches_of, rows_ahead
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import SymbolicContraction
-from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import CommonFactor, Panel, SymbolicTile
+from tvm_ext.tir_schedules.cpu.symbolic_tile_cut import (
+    MOST_FAR_ROWS,
+    CommonFactor,
+    Panel,
+    SymbolicTile,
+)
 from tvm_ext.tir_schedules.statements import sequence, stack_array, where_long
 
 # A tile that is at most so many times as long as the next smaller one is used for loops of so many
@@ -38,9 +43,8 @@ from tvm_ext.tir_schedules.statements import sequence, stack_array, where_long
 _LONGER = 2
 _TILES_OF_WIDER = 4
 
-# How far ahead a stream is asked for: what memory delivers in the time that it takes to answer.
-# A processor itself looks no further than the end of a page.
-_LINE_BYTES, _LINES_AHEAD = 64, 64
+# Steps of a sum that are added to sums in memory at a time: rows of an operand that are read along.
+_STEPS = 4
 
 
 def symbolic_tile_code(
@@ -50,11 +54,12 @@ def symbolic_tile_code(
 
     def by_columns(rows: int, panel: Panel | None) -> tirx.Stmt:
         # One row has no use for wide tiles: they are there to read each of many rows less often.
-        narrow = tile.column_sizes[-3:] if rows == 1 else tile.column_sizes
-        cut = replace(tile, panel=panel)
-        versions = [
-            (size, _Version(contraction, cut, rows, size).loops(threads)) for size in narrow
-        ]
+        sizes = tile.column_sizes[-3:] if rows == 1 else tile.column_sizes
+        far = tile.far_rows if panel is None and rows <= MOST_FAR_ROWS else None
+        if far is not None:
+            sizes = (*far.column_sizes(tile.columns, rows, sizes[0]), *sizes)
+        cut = replace(tile, panel=panel, far_rows=far)
+        versions = [(size, _Version(contraction, cut, rows, size).loops(threads)) for size in sizes]
         return _first_that_fits(tile.columns, versions)
 
     if tile.rows is None:
@@ -122,6 +127,10 @@ class _Version:
         arrays = [stack_array(columns, self.dtype, "sums") for _ in range(rows)]
         self.arrays = [array for array, _ in arrays]
         self.declarations = [declaration for _, declaration in arrays]
+        # Sums that one vector operation takes: of tiles longer than registers, a part.
+        self.lanes = columns
+        if tile.far_rows is not None and rows == 1:
+            self.lanes = min(columns, tile.far_rows.lanes)
         # Those that the instructions of a dot product add to, each of one or of several rows.
         self.added = self.arrays
         if tile.dot_product is not None and tile.dot_product.rows > 1:
@@ -352,6 +361,8 @@ class _Version:
             indices = [self._at(index, values) for index in store.indices]
             return tirx.BufferStore(store.buffer, self._at(store.value, values), indices)
 
+        if self.lanes < self.columns:
+            return [self._each(zero), *self._in_lines(products), self._each(finish)]
         dot = self.tile.dot_product
         common = self.tile.common_factor if self.panel is None else None
         if common is not None:
@@ -361,15 +372,11 @@ class _Version:
         else:
             reduction, body = self._dot_products(dot, reduction, steps)
             start, end = self._zeros(dot), self._in_rows(dot)
-        # What a panel holds was read when it was filled.
-        stream = self.tile.stream if self.panel is None else None
-        moves = stream is not None and self._moves_innermost(stream)
-        if stream is not None and moves:
-            body = sequence([*self._prefetches(stream, steps), body])
+        body = sequence([*self._prefetches(steps, innermost=True), body])
         for axis in reversed(reduction):
             body = self._loop(axis.var, axis.extent, body)
-            if stream is not None and not moves and axis is reduction[-1]:
-                body = sequence([*self._prefetches(stream, steps), body])
+            if axis is reduction[-1]:
+                body = sequence([*self._prefetches(steps, innermost=False), body])
             if self.tile.implicit_padding is not None and axis is reduction[-1]:
                 body = self._with_pixels(self.tile.implicit_padding, body, steps)
         declared = [tirx.AllocBuffer(self.pixels)] if self.pixels is not None else []
@@ -383,7 +390,7 @@ class _Version:
         product = common.product if self.blocks else self.contraction.product
         arrays = self.blocks or [[array] for array in self.arrays]
         stream = self.tile.stream
-        statements = [] if stream is None else self._prefetches(stream, steps)
+        statements = [] if stream is None else self._stream_prefetches(stream, steps)
         for number in range(place.length or 0):
             here = {**steps, axes[-1].var: self._number(number)}
             added = [row[number % len(row)] for row in arrays]
@@ -427,23 +434,52 @@ class _Version:
 
         return self._each(add)
 
-    def _moves_innermost(self, stream: tvm.ir.TensorLoad) -> bool:
-        """Whether each iteration of the innermost loop of the sum reads another row of it."""
-        return any(depends(stream, axis.var) for axis in self.contraction.reduction[-1:])
+    def _prefetches(self, steps: dict[Any, Any], innermost: bool) -> list[tirx.Stmt]:
+        """What each iteration of the innermost loop of the sum asks for ahead, or what it is asked
+        for before that loop. What a panel holds was read when it was filled.
+        """
+        if self.panel is not None or not self.contraction.reduction:
+            return []
+        depth, values = self.contraction.reduction[-1].var, {**self.values, **steps}
+        if self.tile.far_rows is not None and innermost:
+            load = self.tile.far_rows.load
+            values[depth] = values[depth] + rows_ahead(load.source, self.columns)
+            places = [self._at(index, values) for index in load.indices]
+            return prefetches_of(load.source, places, self.columns)
+        stream = self.tile.stream
+        if stream is None or depends(stream, depth) != innermost:
+            return []
+        return self._stream_prefetches(stream, steps)
 
-    def _prefetches(self, stream: tvm.ir.TensorLoad, steps: dict[Any, Any]) -> list[tirx.Stmt]:
-        """Brings what is read some lines of a cache after a row of ``stream``, into L1."""
-        *places, first = (self._at(i, {**self.values, **steps}) for i in stream.indices)
-        per_line = _LINE_BYTES // element_bytes(stream.source)
-        statements = []
-        for start in range(0, self.columns, per_line):
-            far = first + (start + _LINES_AHEAD * per_line)
-            place = tirx.address_of(tirx.BufferLoad(stream.source, [*places, far]))
-            # Read, to be used again, of data.
-            kinds = [tirx.const(n, "int32") for n in (0, 3, 1)]
-            call = tirx.call_llvm_intrin("void", "llvm.prefetch.p0", place, *kinds)
-            statements.append(tirx.Evaluate(call))
-        return statements
+    def _stream_prefetches(
+        self, stream: tvm.ir.TensorLoad, steps: dict[Any, Any]
+    ) -> list[tirx.Stmt]:
+        places = [self._at(index, {**self.values, **steps}) for index in stream.indices]
+        return prefetches_along(stream.source, places, self.columns)
+
+    def _in_lines(self, products: Sequence[tvm.ir.Expr]) -> list[tirx.Stmt]:
+        """The loops of a sum that add some of its steps to all sums of the tile, in memory."""
+        (*outer, depth), steps = self._reduction()
+        old = self.contraction.reduction[-1].var
+
+        def added(first: tvm.ir.Expr, count: int) -> tirx.Stmt:
+            def add(row: int, place: tvm.ir.Expr, values: dict[Any, Any]) -> tirx.Stmt:
+                each = [{**values, **steps, old: first + step} for step in range(count)]
+                total = tirx.BufferLoad(self.arrays[row], [place])
+                value = sum((self._at(products[row], here) for here in each), start=total)
+                return tirx.BufferStore(self.arrays[row], value, [place])
+
+            return self._each(add)
+
+        blocks = Analyzer().simplify(tirx.truncdiv(depth.extent, self._number(_STEPS)))
+        block = tirx.Var("steps", self.index)
+        whole = self._loop(block, blocks, added(block * _STEPS, _STEPS))
+        left = Analyzer().simplify(depth.extent - blocks * _STEPS)
+        rest = self._loop(depth.var, left, added(blocks * _STEPS + depth.var, 1))
+        body = whole if static_extent(left) == 0 else sequence([whole, rest])
+        for axis in reversed(outer):
+            body = self._loop(axis.var, axis.extent, body)
+        return [body]
 
     def _dot_products(
         self, dot: DotProduct, reduction: Sequence[LoopAxis], steps: dict[Any, Any]
@@ -546,12 +582,18 @@ class _Version:
         columns = self.tile.columns
         lane: Any = tirx.Var("lane", self.index)
         place = lane if self.columns > 1 else tirx.const(0, self.index)
+        piece = tirx.Var("piece", self.index)
+        if self.lanes < self.columns:
+            place, lanes = piece * self.lanes + lane, self.lanes
         values = {**self.values, **self.places[row], self.column: place}
         values[columns.var] = values[columns.var] + place
         body = statement(row, place, values)
         if self.columns == 1:
             return body
-        return self._loop(lane, lanes, body, tirx.ForKind.VECTORIZED)
+        body = self._loop(lane, lanes, body, tirx.ForKind.VECTORIZED)
+        if self.lanes < self.columns:
+            body = self._loop(piece, self.columns // self.lanes, body)
+        return body
 
     def _at(self, expr: tvm.ir.Expr, values: dict[Any, Any]) -> tvm.ir.Expr:
         analyzer = Analyzer()

@@ -1,5 +1,6 @@
 """How templates cut the loops of contractions with symbolic extents into tiles."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -7,6 +8,16 @@ import tvm
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis
 from tvm_ext.tir_schedules.cpu.dot_product import DotProduct
 from tvm_ext.tir_schedules.cpu.implicit_padding import ImplicitPadding
+
+# Rows of a tile, at most, that read an operand in long pieces: more use what they read so often
+# that the time is that of multiplying.
+MOST_FAR_ROWS = 4
+
+# Numbers of tiles that are tried.
+_TRIED_COUNTS = 4
+
+# Of the columns, that part at most is computed twice by wide tiles.
+_MOST_REPEATED = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,61 @@ class CommonFactor:
 
 
 @dataclass(frozen=True)
+class FarRows:
+    """An operand of many columns that lies row by row, as the user gave it or a kernel wrote it.
+
+    A tile of few rows uses each element so seldom that the time is that of reading, which is least
+    where the next line is the next in memory. The sums of one row are so many that they lie in L1,
+    and some rows of the operand at a time are read along it. Those of two to four rows fill the
+    registers, as to load and store them takes longer than reading.
+
+    Attributes
+    ----------
+    load : TensorLoad
+        An element of it, as the product reads it.
+    in_l1, in_registers : int
+        Sums of a tile, at most.
+    lanes : int
+        Of the sums in L1, those that are added to at a time.
+    least_tiles : int
+        Along the columns.
+    """
+
+    load: tvm.ir.TensorLoad
+    in_l1: int
+    in_registers: int
+    lanes: int
+    least_tiles: int
+
+    def column_sizes(self, columns: LoopAxis, rows: int, usual: int) -> tuple[int, ...]:
+        """Sums along the columns of a tile of ``rows``, where they are more than ``usual``."""
+        sizes = self._lines(columns) if rows == 1 else self._registers(columns, rows)
+        return next(((size,) for size in sizes if size > usual and self._fits(columns, size)), ())
+
+    def _lines(self, columns: LoopAxis) -> Sequence[int]:
+        length = columns.length
+        if length is None:
+            return (self.in_l1,)
+        fewest = max(self.least_tiles, -(-length // self.in_l1))
+        # Of more tiles, the last one may repeat less, or the only one be no longer than the loop.
+        counts = range(fewest, fewest + _TRIED_COUNTS)
+        return [-(-length // (tiles * self.lanes)) * self.lanes for tiles in counts]
+
+    def _registers(self, columns: LoopAxis, rows: int) -> Sequence[int]:
+        # Powers of two: LLVM leaves other long vectors in memory.
+        most = self.in_registers >> (rows - 1).bit_length()
+        return [most >> n for n in range(most.bit_length())]
+
+    def _fits(self, columns: LoopAxis, size: int) -> bool:
+        length = columns.length
+        if length is None:
+            return True
+        tiles = -(-length // size)
+        repeated = tiles * size - length
+        return size <= length and repeated <= _MOST_REPEATED * length
+
+
+@dataclass(frozen=True)
 class SymbolicTile:
     """How the loops are cut.
 
@@ -88,6 +154,8 @@ class SymbolicTile:
     common_factor : CommonFactor or None
         Of weights in blocks. The innermost loop of the sum, over the numbers in a word, is written
         out then: what takes a number out of its word is constant for each place.
+    far_rows : FarRows or None
+        What tiles of few rows read in wide pieces.
     """
 
     columns: LoopAxis
@@ -102,3 +170,4 @@ class SymbolicTile:
     dot_product: DotProduct | None = None
     stream: tvm.ir.TensorLoad | None = None
     common_factor: CommonFactor | None = None
+    far_rows: FarRows | None = None

@@ -21,6 +21,7 @@ from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolut
 from tvm_ext.tir_schedules.cpu.dequantize_matmul import DequantizeMatmul
 from tvm_ext.tir_schedules.cpu.dot_product_tile import DotProductTile
 from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise, CpuTranspose
+from tvm_ext.tir_schedules.cpu.few_row_tile import FewRowTile
 from tvm_ext.tir_schedules.cpu.masked_tails import has_masked_memory, with_masked_tails
 from tvm_ext.tir_schedules.cpu.memory_access import memory_accesses
 from tvm_ext.tir_schedules.cpu.overlapping_tiles import with_overlapping_tiles
@@ -80,6 +81,7 @@ CPU = Backend(
                 # Weights of 36 positions go through L2 for each item of few tiles.
                 BatchLoop(Winograd(), least_uses=24),
                 BatchLoop(CpuDepthwiseConvolution()),
+                FewRowTile(),
                 BatchLoop(RegisterTile(), least_uses=16),
                 CpuReduction(products=True, name="matrix times vector"),
                 SymbolicTiles(),
