@@ -5,7 +5,7 @@ same element, one of them writing it, and no lane of a vector needs what another
 
 Where tiles do not divide an array, templates move the last tile back to where it ends with the
 array. It then computes some elements of the tile before once more, which is no race: nothing reads
-them in the kernel, and both write the value that the element has.
+them in the parallel loop, and both write the value that the element has.
 """
 
 from collections.abc import Iterator, Sequence
@@ -108,7 +108,9 @@ class _MovedBackTiles:
 
     def explain(self, one: Dependence, broken: isl.Map, loop: tirx.For) -> bool:
         """Whether these pairs of a dependence, which a parallel loop carries, are harmless."""
-        accesses = [a for s in self._kernel.statements for a in s.accesses]
+        # What is behind the loop waits until all iterations have written.
+        inside = [s for s in self._kernel.statements if any(loop.same_as(x) for x in s.loops)]
+        accesses = [a for statement in inside for a in statement.accesses]
         is_read = any(a.buffer == one.buffer and not a.is_write for a in accesses)
         if one.kind != "output" or is_read or not self._read_alike(one, broken):
             return False

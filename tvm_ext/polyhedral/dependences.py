@@ -11,7 +11,7 @@ from typing import Literal
 
 import islpy as isl
 
-from tvm_ext.polyhedral.kernel_domain import Access, KernelDomain, Statement
+from tvm_ext.polyhedral.kernel_domain import Access, KernelDomain, Statement, place_of
 
 Kind = Literal["flow", "anti", "output"]
 
@@ -162,11 +162,8 @@ def same_element(first: Access, second: Access) -> isl.Map:
 
 def kernel_order(kernel: KernelDomain, source: Statement, sink: Statement) -> isl.Map:
     """From runs of ``source`` to the runs of ``sink`` behind them."""
-    times = [
-        kernel.schedule.intersect_domain(isl.UnionSet.from_set(one.domain))
-        for one in (source, sink)
-    ]
-    first, second = (isl.Map.from_union_map(one) for one in times)
+    # A statement that never runs is in no union of maps, but has an empty map.
+    first, second = (kernel.placed(one, place_of(one)) for one in (source, sink))
     return first.lex_lt_map(second)
 
 

@@ -23,6 +23,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     is_compact,
     is_conditional,
     nodes,
+    static_extent,
 )
 from tvm_ext.tir_schedules.statements import buffer_data_operator
 
@@ -224,13 +225,11 @@ class _Reader:
         self._found = found
         self._arrays: dict[int, tuple[str, tuple[Any, ...]]] = {}
         self._regions: dict[int, Any] = {}
+        self._views = _views_in(found.func.body)
         # Arrays that are seen as flat ones somewhere are flat everywhere.
-        self._views = {
-            hash(view.buffer): view.data.args[0]
-            for view in nodes(found.func.body, tirx.DeclBuffer)
-            if _is_flat_view(view)
+        self._flat = {
+            hash(self._whole(view.base)) for view in self._views.values() if not view.is_part
         }
-        self._flat = {hash(base) for base in self._views.values()}
         self._counts: list[int] = [0]
         for param in found.func.params:
             if not isinstance(param.ty, tvm.ir.PrimType):
@@ -271,7 +270,7 @@ class _Reader:
     def _other(self, stmt: Any, around: _Around) -> None:
         """Notes a statement that declares a view or stores under a mask; any other is refused."""
         if isinstance(stmt, tirx.DeclBuffer) and hash(stmt.buffer) in self._views:
-            self._keep(f"{stmt.buffer.name} is seen as a flat array")
+            self._keep(f"{stmt.buffer.name} is a view of another array")
         elif _is_masked(stmt, "masked_store"):
             buffer, value, *indices, _mask = stmt.value.args
             self._keep(f"{buffer.name} is stored under a mask")
@@ -405,13 +404,29 @@ class _Reader:
             indices = [start + index for start, index in zip(starts, indices, strict=True)]
             buffer = region.source
             region = self._regions.get(hash(buffer))
-        if hash(buffer) in self._flat:
-            indices = [flat_address(buffer, [tirx.const(0, "int64") + one for one in indices])]
-        buffer = self._views.get(hash(buffer), buffer)
+        buffer, indices = self._in_whole(buffer, indices)
         if hash(buffer) not in self._arrays:
             raise NotAffine(f"which memory {buffer.name} lies in is not known")
         name, loops = self._arrays[hash(buffer)]
         return name, loops, indices
+
+    def _whole(self, buffer: Any) -> Any:
+        """The array that ``buffer`` is a view of, through views of views."""
+        while hash(buffer) in self._views:
+            buffer = self._views[hash(buffer)].base
+        return buffer
+
+    def _in_whole(self, buffer: Any, indices: list[Any]) -> tuple[Any, list[Any]]:
+        """The array behind views, and the indices there: one address if it is seen as flat."""
+        is_flat = hash(self._whole(buffer)) in self._flat
+        if is_flat:
+            indices = [_address(buffer, indices)]
+        while hash(buffer) in self._views:
+            view = self._views[hash(buffer)]
+            starts = [_address(view.base, view.start)] if is_flat else view.start
+            indices = [start + index for start, index in zip(starts, indices, strict=True)]
+            buffer = view.base
+        return buffer, indices
 
 
 class _Accesses:
@@ -548,13 +563,66 @@ def _is_element(expr: Any, store: Any) -> bool:
     return all(structural_equal(one, other) for one, other in pairs)
 
 
-def _is_flat_view(view: Any) -> bool:
-    """Whether a declared array is all of another one, as one row of the same elements."""
-    data = view.data
-    if not isinstance(data, tvm.ir.Call) or not data.op.same_as(buffer_data_operator()):
+@dataclass(frozen=True)
+class _View:
+    """A declared array that lies in another one.
+
+    Attributes
+    ----------
+    base : tirx.Buffer
+        The other array.
+    start : list
+        The indices of the view's first element there.
+    is_part : bool
+        Whether an element of the view has the sum of its own indices and ``start`` for indices; if
+        not, that holds of the addresses only.
+    """
+
+    base: Any
+    start: list[Any]
+    is_part: bool
+
+
+def _views_in(body: Any) -> dict[int, _View]:
+    """The views that a kernel declares of arrays without gaps, by the hash of the view."""
+    found: dict[int, _View] = {}
+    for declared in nodes(body, tirx.DeclBuffer):
+        place = _place_of_view(declared.data)
+        if place is None:
+            continue
+        (base, start), own = place, declared.buffer
+        is_known = is_compact(base, True) and is_compact(own, True)
+        if is_known and str(own.dtype) == str(base.dtype):
+            found[hash(own)] = _View(base, start, _is_part(own, base, start))
+    return found
+
+
+def _place_of_view(data: Any) -> tuple[Any, list[Any]] | None:
+    """The array and the indices in it where the memory of a view begins; None if not known."""
+    if not isinstance(data, tvm.ir.Call):
+        return None
+    if data.op.same_as(buffer_data_operator()):
+        base = data.args[0]
+        return base, [tirx.const(0, "int64")] * len(base.shape)
+    first = data.args[0] if str(getattr(data.op, "name", "")) == "tirx.address_of" else None
+    return (first.source, list(first.indices)) if isinstance(first, tvm.ir.TensorLoad) else None
+
+
+def _is_part(own: Any, base: Any, start: list[Any]) -> bool:
+    """Whether a view is whole rows of its base: one index of these, and all of what is inside."""
+    if len(own.shape) != len(base.shape):
         return False
-    same_type = str(view.buffer.dtype) == str(data.args[0].dtype)
-    return same_type and len(view.buffer.shape) == 1 and is_compact(data.args[0], True)
+    inside = 0
+    for size, whole, first in zip(own.shape[::-1], base.shape[::-1], start[::-1], strict=True):
+        if not structural_equal(size, whole) or static_extent(first) != 0:
+            break
+        inside += 1
+    return all(_is_one(size) for size in own.shape[: max(len(own.shape) - inside - 1, 0)])
+
+
+def _address(buffer: Any, indices: list[Any]) -> Any:
+    """The place of an element in memory, with indices that may be plain numbers."""
+    return flat_address(buffer, [tirx.const(0, "int64") + index for index in indices])
 
 
 def _is_masked(node: Any, name: str) -> bool:

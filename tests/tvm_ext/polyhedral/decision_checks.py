@@ -1,7 +1,7 @@
 """Checks schedules of random decisions for races, and those of whole models; prints the counts.
 
     python tests/tvm_ext/polyhedral/decision_checks.py --decisions 2000
-    python tests/tvm_ext/polyhedral/decision_checks.py --models a.onnx b.onnx
+    python tests/tvm_ext/polyhedral/decision_checks.py --models a.onnx b.onnx --usual-sizes
 
 The decisions are those that a tuner draws from, of every template that takes one of the kernels of
 ``kernel_cases``, whose sizes are not round. Exit code 1 when there is a race.
@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 # What several test folders use; they are no packages.
 sys.path.insert(1, str(Path(__file__).parents[2] / "shared"))
@@ -22,8 +23,11 @@ from kernel_cases import CASES
 from lowering import kernels_of
 from tvm import tirx
 
+import tvm_ext
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.errors import ModelError
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.passes import share_storage
 from tvm_ext.polyhedral.check_schedules import check_schedule
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.backend import scheduling_of
@@ -89,29 +93,61 @@ def _random_decisions(count: int, seed: int) -> Counts:
     return counts, wrong
 
 
-def _models(paths: Sequence[Path]) -> Counts:
+def _models(paths: Sequence[Path], usual_sizes: bool) -> Counts:
     """Every kernel of models as they are compiled, after the last pass that changes loops."""
-    import tvm_ext
-    from tvm_ext.passes import share_storage
-
     counts: Counter[str] = Counter()
     wrong: list[str] = []
+    for path in paths:
+        for name, func in _model_kernels(path, usual_sizes):
+            note(f"{path.stem}, {name}", func, counts, wrong)
+        print(f"{path.stem}: {dict(counts)}", flush=True)
+    return counts, wrong
+
+
+def _model_kernels(path: Path, usual_sizes: bool) -> list[tuple[str, tirx.PrimFunc]]:
+    """The kernels of a model; those of its dynamic dimensions where usual sizes do not fit it."""
+    shapes = _usual_shapes(path) if usual_sizes else None
+    try:
+        return _compiled_kernels(path, shapes)
+    except ModelError as error:
+        if shapes is None:
+            raise
+        print(f"{path.stem} keeps its dynamic dimensions: {str(error)[:200]}")
+        return _compiled_kernels(path, None)
+
+
+def _usual_shapes(path: Path) -> dict[str, list[int | str]] | None:
+    """The shapes of a model's inputs with a usual number for each dynamic dimension."""
+    model = tvm_ext.compile(path)
+    nominal = model.report.nominal
+    if nominal is None:
+        return None
+    return {
+        spec.name: [
+            nominal.sizes.get(size, 1) if isinstance(size, str) else size for size in spec.shape
+        ]
+        for spec in model.inputs
+    }
+
+
+def _compiled_kernels(path: Path, shapes: Any) -> list[tuple[str, tirx.PrimFunc]]:
+    """The kernels that reach the pass which plans memory."""
+    found: dict[str, tirx.PrimFunc] = {}
     plan = share_storage._share_storage
 
-    def checked(mod, *options):
+    def noted(mod, *options):
+        # A program may be planned more than once: the last kernels of a name count.
         for variable, func in mod.functions_items():
             if isinstance(func, tirx.PrimFunc):
-                note(f"{path.stem}, {variable.name_hint}", func, counts, wrong)
+                found[str(variable.name_hint)] = func
         return plan(mod, *options)
 
-    share_storage._share_storage = checked
+    share_storage._share_storage = noted
     try:
-        for path in paths:
-            tvm_ext.compile(path)
-            print(f"{path.stem}: {dict(counts)}", flush=True)
+        tvm_ext.compile(path, input_shapes=shapes)
     finally:
         share_storage._share_storage = plan
-    return counts, wrong
+    return list(found.items())
 
 
 def main() -> int:
@@ -122,9 +158,12 @@ def main() -> int:
     parser.add_argument("--decisions", type=int, default=2000, help="how many; %(default)s")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--models", nargs="*", type=Path, help="these in place of decisions")
+    parser.add_argument(
+        "--usual-sizes", action="store_true", help="models with numbers for dynamic dimensions"
+    )
     given = parser.parse_args()
     if given.models:
-        counts, wrong = _models(given.models)
+        counts, wrong = _models(given.models, given.usual_sizes)
     else:
         counts, wrong = _random_decisions(given.decisions, given.seed)
     print("\n".join([*wrong, *(f"{name}: {number}" for name, number in sorted(counts.items()))]))
