@@ -21,6 +21,7 @@ def run_main(monkeypatch, *arguments) -> None:
     generate.main()
 
 
+@pytest.mark.slow
 def test_tokens_and_speeds_of_a_small_model(monkeypatch, capsys, tmp_path):
     onnx.save(causal_lm(context=200), tmp_path / "model.onnx")
     tokenizer = byte_tokenizer(tmp_path)

@@ -39,7 +39,7 @@ class FewRowTile:
         sch = inlined_schedule(func)
         anchor = single_sum(sch)
         if None in [static_extent(v.dom.extent) for v in sch.get(anchor).iter_vars]:
-            raise NotApplicable("an extent is not known")
+            raise NotApplicable("an extent is symbolic")
         epilogue = epilogue_block(sch, anchor)
         found = symbolic_contraction(sch, anchor, epilogue)
         columns = vector_axis(found)

@@ -189,6 +189,7 @@ def test_an_epilogue_behind_moved_tiles_is_applied_once():
             np.testing.assert_array_equal(result.numpy(), expected)
 
 
+@pytest.mark.slow
 def test_views_of_items_are_followed():
     batch = tirx.Var("batch", "int64")
     conv = partial(nn.conv2d, padding=(1, 1), data_layout="NHWC", kernel_layout="HWIO")
