@@ -158,13 +158,12 @@ class _Compensator(BindingRewriter):
         steps = (0, int(stored.ty.shape[0]) - len(weights))
         x = self._padded(x, [*[(0, 0)] * (x.ty.ndim - 1), steps], None, var)
         total: relax.Expr = relax.op.matmul(x, stored, out_dtype="int32")
-        rows = narrow.sum(axis=0, dtype=np.int32) + np.int32(weights.shape[0]) * shift
         if shift.any():
             wide = self.bind(relax.op.astype(x, "int32"), var)
             sums = self.bind(relax.op.sum(wide, axis=-1, keepdims=True), var)
             total = self.bind(total, var)
             total = relax.op.add(total, relax.op.multiply(sums, relax.const(shift, "int32")))
-        return self._corrected(total, zero_point, rows)
+        return self._corrected(total, zero_point, weights)
 
     def _conv(
         self, call: relax.Call, data: CentredIntegers, weights: np.ndarray, var: relax.Var
@@ -180,14 +179,12 @@ class _Compensator(BindingRewriter):
         x, zero_point = self._as_taken(data, var)
         convolve = self._of_one_channel if weights.shape[-2] == 1 else self._of_channels
         total = convolve(call, narrow, x, zero_point, var)
-        sums = narrow.sum(axis=tuple(range(weights.ndim - 1)), dtype=np.int32)
         if shift.any():
             taps = weights.shape[:-2]
             windows = self._window_sums(call, taps, x, zero_point, var)
             total = self.bind(total, var)
             total = relax.op.add(total, relax.op.multiply(windows, relax.const(shift, "int32")))
-            sums += np.int32(np.prod(weights.shape[:-1])) * shift
-        return self._corrected(total, zero_point, sums)
+        return self._corrected(total, zero_point, weights)
 
     def _window_sums(
         self,
@@ -319,10 +316,11 @@ class _Compensator(BindingRewriter):
         return x, relax.const(known, "int32") if known.any() else None
 
     def _corrected(
-        self, total: relax.Expr, zero_point: relax.Expr | None, sums: np.ndarray
+        self, total: relax.Expr, zero_point: relax.Expr | None, weights: np.ndarray
     ) -> relax.Expr:
         if zero_point is None:
             return total
+        sums = weights.sum(axis=tuple(range(weights.ndim - 1)), dtype=np.int32)
         by = relax.const(sums, "int32")
         return relax.op.subtract(total, relax.op.multiply(zero_point, by))
 

@@ -6,9 +6,7 @@ import typer
 
 from tvm_ext.cli import options
 from tvm_ext.cli.input_parsing import parse_input_ranges, parse_input_shapes
-from tvm_ext.cli.options import is_saved_model
 from tvm_ext.cli.stderr_lines import progress_line
-from tvm_ext.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,10 +45,7 @@ def analyze_command(
     Bounds of its numbers and of its rounding error, sizes, how long it is alive,
     and what may be left out. The model is analysed as it is after import.
     """
-    if is_saved_model(model):
-        raise InputError(
-            f"{model} is a compiled model; expected an ONNX model: give the one that it was made of"
-        )
+    options.require_onnx_model(model)
     names = [one.strip() for text in analysis or () for one in text.split(",")]
     shapes, ranges = parse_input_shapes(input_shape or ()), parse_input_ranges(input_range or ())
     from tvm_ext.cli import output as out

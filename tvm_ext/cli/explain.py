@@ -5,9 +5,8 @@ from typing import Annotated
 import typer
 
 from tvm_ext.cli import options
-from tvm_ext.cli.options import CompileOptions, is_saved_model
+from tvm_ext.cli.options import CompileOptions
 from tvm_ext.cli.stderr_lines import progress_line
-from tvm_ext.errors import InputError
 
 EXAMPLE = "Example: tvm-ext explain model.onnx Softmax_12 --target nvidia-h100"
 
@@ -45,10 +44,7 @@ def explain_command(
     Of each load and store: the stride of every loop, the cache lines or sectors that it
     takes, and where its bytes come from. All times are modelled. No code is generated.
     """
-    if is_saved_model(model):
-        raise InputError(
-            f"{model} is a compiled model; expected an ONNX model: give the one that it was made of"
-        )
+    options.require_onnx_model(model)
     chosen = CompileOptions.parsed(
         target,
         input_shape,

@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 from tvm_ext.cli import options
-from tvm_ext.cli.options import CompileOptions, is_saved_model
+from tvm_ext.cli.options import CompileOptions
 from tvm_ext.cli.stderr_lines import progress_line
-from tvm_ext.errors import InputError
 
 EXAMPLE = "Example: tvm-ext memory model.onnx -o plan.html --memory-limit 64MiB"
 
@@ -44,10 +43,7 @@ def memory_command(
     The arena and its lower bound, the values that are alive at the peak, and what
     TVM's planner makes of the same program. No code is generated.
     """
-    if is_saved_model(model):
-        raise InputError(
-            f"{model} is a compiled model; expected an ONNX model: give the one that it was made of"
-        )
+    options.require_onnx_model(model)
     chosen = CompileOptions.parsed(
         target,
         input_shape,

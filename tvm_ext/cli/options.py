@@ -451,6 +451,14 @@ class CompileOptions:
             )
 
 
+def require_onnx_model(path: Path) -> None:
+    """Raises InputError for a compiled model, where the ONNX model is looked into."""
+    if is_saved_model(path):
+        raise InputError(
+            f"{path} is a compiled model; expected an ONNX model: give the one that it was made of"
+        )
+
+
 def is_saved_model(path: Path) -> bool:
     """Whether the file is, or claims to be, one that ``tvm-ext compile --output`` wrote."""
     if path.suffix == ".tvmx":
