@@ -20,8 +20,9 @@ from tvm_ext.mlir.element_types import dtype_of, memref_of, tensor_of, value_typ
 from tvm_ext.mlir.expressions import ExpressionWriter
 from tvm_ext.mlir.linalg_generic import write_generic
 from tvm_ext.mlir.loops import LoopWriter
+from tvm_ext.mlir.scalar_operations import index_constant
 from tvm_ext.mlir.storage import MemrefStorage, TensorStorage
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ ON_TENSORS = "linalg on tensors"
 ON_MEMREFS = "loops on memrefs"
 
 
-def convert_kernel(kernel: tirx.PrimFunc, name: str) -> ConvertedKernel:
+def convert_kernel(
+    kernel: tirx.PrimFunc, name: str, context: ir.Context | None = None
+) -> ConvertedKernel:
     """Writes a kernel as MLIR.
 
     Parameters
@@ -59,14 +62,15 @@ def convert_kernel(kernel: tirx.PrimFunc, name: str) -> ConvertedKernel:
         As it is before it is scheduled, or scheduled for a CPU.
     name : str
         The name of the function.
+    context : ir.Context, optional
+        What the module lives in. Modules that are to be put together share one.
 
     Raises
     ------
     NotApplicable
         A statement or value has no operation in the dialects that are used.
     """
-    context = ir.Context()
-    with context, ir.Location.name(name):
+    with context or ir.Context(), ir.Location.name(name):
         try:
             return ConvertedKernel(name, _module(kernel, name, _write_on_tensors), ON_TENSORS)
         except NotApplicable as refused:
@@ -124,8 +128,6 @@ def _symbolic_sizes(
 
 
 def _dim(argument: ir.Value, axis: int) -> ir.Value:
-    from tvm_ext.mlir.scalar_operations import index_constant
-
     return memref.dim(argument, index_constant(axis))
 
 
@@ -191,9 +193,3 @@ def _write_on_memrefs(
             write_generic(block_nest(stmt), storage, loops.writer)
         except NotApplicable:
             loops.write(stmt)
-
-
-def known_sizes(kernel: tirx.PrimFunc) -> bool:
-    """Whether no parameter of a kernel has a symbolic size."""
-    buffers = [param for param in kernel.params if is_buffer(param)]
-    return all(static_extent(size) is not None for one in buffers for size in one.shape)

@@ -1,0 +1,306 @@
+"""Compares the code that TVM generates for each kernel of a model with MLIR's for the same kernel.
+
+TVM's is of the scheduled kernel, as the model's program has it; MLIR's is of the kernel before it
+was scheduled. So a schedule that computes something else shows as well.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from tvm_ext.check.tolerance import TOLERANCES, OutputDifference, compare, worst
+from tvm_ext.compiler.build import BUILD_ERRORS
+from tvm_ext.compiler.kernel_work import work_of_call
+from tvm_ext.compiler.stages import ModelSource
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.configs.progress import tell
+from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.mlir import MlirError
+from tvm_ext.mlir.execution import CompiledKernel
+from tvm_ext.mlir.from_tensorir import convert_kernel, is_buffer, written_parameters
+from tvm_ext.mlir.model_kernels import KernelsRequest, ModelKernel, ModelKernels, model_kernels
+from tvm_ext.mlir.random_arguments import random_arguments
+from tvm_ext.tensor_spec import narrowest_float
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.lowering_pipeline import lowering_pipeline, pass_options
+
+AGREES, DIFFERS, NOT_CONVERTED, NOT_COMPARED = (
+    "agrees",
+    "differs",
+    "not converted",
+    "not compared",
+)
+
+# The largest difference of one kernel's floating-point results, relative to their largest
+# magnitude. float32: sums of some thousand terms in another order, and functions of the C library
+# beside polynomials, differ by up to 1e-5. Narrower types as for a whole model.
+_OF_ONE_KERNEL = {**TOLERANCES, "float32": 1e-4, "float64": 1e-6}
+
+# Numbers that are rounded to integers: one that lies between two of them may go to either.
+_SHARE_OF_STEPS = 0.01
+
+
+@dataclass(frozen=True)
+class KernelComparison:
+    """One kernel by both generators.
+
+    Attributes
+    ----------
+    name : str
+        The kernel.
+    origins : tuple[str, ...]
+        The ONNX nodes that it computes.
+    outcome : str
+        "agrees", "differs", "not converted" or "not compared".
+    reason : str
+        Why it was not converted or not compared; what is at fault where it differs.
+    form : str
+        What it is in MLIR; empty where it was not converted.
+    difference : OutputDifference or None
+        Of the result that is furthest off.
+    """
+
+    name: str
+    origins: tuple[str, ...]
+    outcome: str
+    reason: str = ""
+    form: str = ""
+    difference: OutputDifference | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "name": self.name,
+            "origins": list(self.origins),
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "form": self.form,
+            "difference": self.difference and self.difference.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class MlirCheck:
+    """The kernels of a model by both generators, in the order of a run.
+
+    Attributes
+    ----------
+    model, target, opt_level : str
+        The name of the model, the target and the optimisation level.
+    kernels : tuple[KernelComparison, ...]
+        Each once.
+    """
+
+    model: str
+    target: str
+    opt_level: str
+    kernels: tuple[KernelComparison, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no kernel differs."""
+        return self.first is None
+
+    @property
+    def first(self) -> KernelComparison | None:
+        """The first kernel that differs."""
+        return next((one for one in self.kernels if one.outcome == DIFFERS), None)
+
+    def count(self, outcome: str) -> int:
+        """How many kernels have an outcome."""
+        return sum(one.outcome == outcome for one in self.kernels)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "model": self.model,
+            "target": self.target,
+            "opt_level": self.opt_level,
+            "against": "mlir",
+            "ok": self.ok,
+            "kernels": [one.to_dict() for one in self.kernels],
+        }
+
+
+def check_against_mlir(
+    model: ModelSource, request: KernelsRequest, seed: int = 0
+) -> MlirCheck:
+    """Runs each kernel of a model by TVM's code and by MLIR's, on the same random arguments.
+
+    Parameters
+    ----------
+    model : str, Path or onnx.ModelProto
+        The model.
+    request : KernelsRequest
+        How it is compiled, and the sizes of dynamic dimensions.
+    seed : int
+        Of the arguments.
+
+    Raises
+    ------
+    TvmExtError
+        As ``tvm_ext.compile``.
+    """
+    found = model_kernels(model, request, with_schedules=True)
+    library = _library(found)
+    compared = []
+    for number, kernel in enumerate(found.kernels, start=1):
+        tell(f"kernel {number} of {len(found.kernels)}")
+        compared.append(compare_kernel(kernel, library, found.machine, seed))
+    return MlirCheck(found.model, found.machine.name, found.opt_level, tuple(compared))
+
+
+def _library(found: ModelKernels) -> Any:
+    """TVM's code of all scheduled kernels."""
+    scheduled = {one.name: one.scheduled for one in found.kernels if one.scheduled is not None}
+    return tvm_code(scheduled, found.machine)
+
+
+def tvm_code(kernels: Mapping[str, tirx.PrimFunc], machine: MachineDescription) -> Any:
+    """Kernels by their names as TVM compiles them, to be called with its tensors."""
+    named = {name: func.with_attr("global_symbol", name) for name, func in kernels.items()}
+    target = machine.tvm_target()
+    with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
+        return tirx.build(tvm.IRModule(named), target, lowering_pipeline(target))
+
+
+def compare_kernel(
+    kernel: ModelKernel, library: Any, machine: MachineDescription, seed: int = 0
+) -> KernelComparison:
+    """One kernel by both generators; ``library`` has TVM's code for it."""
+    done = KernelComparison(kernel.name, kernel.origins, NOT_CONVERTED)
+    try:
+        converted = convert_kernel(kernel.func, "kernel")
+        done = replace(done, form=converted.form)
+        code = CompiledKernel(converted)
+    except NotApplicable as refused:
+        return replace(done, reason=refused.reason)
+    except MlirError as error:
+        return replace(done, reason=str(error))
+    done = replace(done, outcome=NOT_COMPARED)
+    if kernel.arguments is None:
+        return replace(done, reason="the data of a run decide its sizes")
+    if kernel.scheduled is None:
+        return replace(done, reason="its code is that of another kernel")
+    work = work_of_call(kernel.func, kernel.arguments)
+    if work is not None and work.flops > _MOST_OPERATIONS:
+        return replace(done, reason=f"{work.flops:.1e} operations take long in plain loops")
+    return _run_both(kernel, code, library, machine, seed, done)
+
+
+# Of one call, which plain loops compute in some seconds.
+_MOST_OPERATIONS = 5e9
+
+
+def _run_both(
+    kernel: ModelKernel,
+    code: CompiledKernel,
+    library: Any,
+    machine: MachineDescription,
+    seed: int,
+    done: KernelComparison,
+) -> KernelComparison:
+    arguments = kernel.arguments or ()
+    for positive in (False, True):
+        drawn = random_arguments(kernel.func, arguments, seed, positive=positive)
+        ours = _by_tvm(kernel, library[kernel.name], drawn, packed=True)
+        theirs = _by_mlir(kernel, code, drawn)
+        if not any(_has_nan(one) for one in ours.values()):
+            break
+    difference = _difference(kernel.func, ours, theirs)
+    if difference is None or difference.ok:
+        return replace(done, outcome=AGREES, difference=difference)
+    fault = _fault(kernel, machine, drawn, theirs)
+    return replace(done, outcome=DIFFERS, difference=difference, reason=fault)
+
+
+def _fault(
+    kernel: ModelKernel,
+    machine: MachineDescription,
+    drawn: list[Any],
+    theirs: Mapping[str, np.ndarray],
+) -> str:
+    """What is at fault: TVM's code for the kernel as it was before tells."""
+    try:
+        plain = tvm_code({kernel.name: kernel.func}, machine)
+    except BUILD_ERRORS:
+        return "TVM does not compile the kernel without its schedule"
+    unscheduled = _by_tvm(kernel, plain[kernel.name], drawn, packed=False)
+    difference = _difference(kernel.func, unscheduled, theirs)
+    if difference is None or difference.ok:
+        return "its schedule: TVM's code for the kernel before it was scheduled agrees with MLIR's"
+    return "a code generator: TVM's code for the kernel before it was scheduled differs as well"
+
+
+def _by_mlir(
+    kernel: ModelKernel, code: CompiledKernel, drawn: list[Any]
+) -> dict[str, np.ndarray]:
+    arguments = [one.copy() if isinstance(one, np.ndarray) else one for one in drawn]
+    code(arguments)
+    return _results(kernel.func, arguments)
+
+
+def _by_tvm(
+    kernel: ModelKernel, function: Any, drawn: list[Any], *, packed: bool
+) -> dict[str, np.ndarray]:
+    arguments: list[Any] = []
+    for place, one in enumerate(drawn):
+        if not isinstance(one, np.ndarray):
+            arguments.append(int(one))
+            continue
+        order = kernel.packed if packed else None
+        given = order.pack(one) if order is not None and order.parameter == place else one
+        arguments.append(tvm.runtime.tensor(given))
+    function(*arguments)
+    arrays = [one if isinstance(one, int) else one.numpy() for one in arguments]
+    return _results(kernel.func, arrays)
+
+
+def _results(kernel: tirx.PrimFunc, arguments: list[Any]) -> dict[str, np.ndarray]:
+    return {str(kernel.params[n].name): arguments[n] for n in written_parameters(kernel)}
+
+
+def _has_nan(array: np.ndarray) -> bool:
+    return array.dtype.kind not in "biu" and bool(np.isnan(array.astype(np.float64)).any())
+
+
+def _difference(
+    kernel: tirx.PrimFunc, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
+) -> OutputDifference | None:
+    narrowest = _narrowest(kernel)
+    rtol = _OF_ONE_KERNEL.get(narrowest)
+    found = compare(ours, theirs, rtol, dict.fromkeys(ours, narrowest))
+    if narrowest:
+        found = [_with_rounding(one, ours[one.name], theirs[one.name]) for one in found]
+    return worst(found) if found else None
+
+
+def _narrowest(kernel: tirx.PrimFunc) -> str:
+    """The narrowest floating-point type that a kernel reads or writes; empty without any."""
+    accessed = [load.source for load in nodes(kernel.body, tvm.ir.TensorLoad)]
+    accessed += [store.buffer for store in nodes(kernel.body, tirx.BufferStore)]
+    accessed += [param for param in kernel.params if is_buffer(param)]
+    floats = sorted({str(one.dtype) for one in accessed if "float" in str(one.dtype)})
+    result = ""
+    for one in floats:
+        result = narrowest_float(one, result) if result else one
+    return result
+
+
+def _with_rounding(
+    one: OutputDifference, ours: np.ndarray, theirs: np.ndarray
+) -> OutputDifference:
+    """Integers that a kernel rounds to may be one off, where few are."""
+    if one.ok or one.dtype not in _INTEGERS or ours.shape != theirs.shape:
+        return one
+    gap = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
+    if gap.max(initial=0) > 1 or np.count_nonzero(gap) > max(1, _SHARE_OF_STEPS * gap.size):
+        return one
+    return replace(one, ok=True, tolerance=1.0, reason="one step in few places, by rounding")
+
+
+_INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))

@@ -1,0 +1,144 @@
+"""The kernels of a model, as they are before they are scheduled and after, for MLIR."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import tirx
+
+from tvm_ext.api import TargetSource
+from tvm_ext.compiler.compile_context import compiling
+from tvm_ext.compiler.kernel_records import calls_at
+from tvm_ext.compiler.stages import (
+    ModelSource,
+    Phases,
+    lower_model,
+    schedule_module,
+    usual_sizes,
+)
+from tvm_ext.configs.errors import TargetError
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.targets import program_target
+from tvm_ext.passes.pipeline import PipelineSource, build_pipeline
+from tvm_ext.passes.runner import PassRunner
+from tvm_ext.tir_schedules.packing import Packed
+
+# It gives kernels one parameter more, for memory that they otherwise allocate themselves.
+_ADDS_PARAMETERS = "PlanWorkspaces"
+
+# What a call gives a kernel: shapes of tensors, those of the results as well, and numbers.
+Arguments = Sequence[tuple[int, ...] | int]
+
+
+@dataclass(frozen=True)
+class ModelKernel:
+    """One kernel of a model.
+
+    Attributes
+    ----------
+    name : str
+        Its name.
+    func : tirx.PrimFunc
+        As it is before it is scheduled.
+    origins : tuple[str, ...]
+        The ONNX nodes that it computes.
+    scheduled : tirx.PrimFunc or None
+        With its final loops; None where its code is that of another kernel, and where no
+        schedules were asked for.
+    packed : PackedOperand, PaddedOperand or None
+        The parameter that the scheduled kernel takes in another order.
+    arguments : sequence or None
+        What a call gives it at usual sizes; None where the data of a run decide that.
+    """
+
+    name: str
+    func: tirx.PrimFunc
+    origins: tuple[str, ...] = ()
+    scheduled: tirx.PrimFunc | None = None
+    packed: Packed | None = None
+    arguments: Arguments | None = None
+
+
+@dataclass(frozen=True)
+class ModelKernels:
+    """The kernels of a model.
+
+    Attributes
+    ----------
+    model, opt_level : str
+        Its name, and which passes ran.
+    machine : MachineDescription
+        What it was compiled for.
+    kernels : tuple[ModelKernel, ...]
+        Each once, in the order of a run.
+    """
+
+    model: str
+    opt_level: str
+    machine: MachineDescription
+    kernels: tuple[ModelKernel, ...]
+
+
+@dataclass(frozen=True)
+class KernelsRequest:
+    """How a model is compiled; the terms are those of ``tvm_ext.compile``."""
+
+    target: TargetSource = "cpu"
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None
+    opt_level: int | str = "O3"
+    disabled_passes: Iterable[str] = ()
+    pass_config: Mapping[str, Mapping[str, Any]] | None = None
+    pipeline: PipelineSource | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+def model_kernels(
+    model: ModelSource, request: KernelsRequest, *, with_schedules: bool
+) -> ModelKernels:
+    """Compiles a model up to its kernels.
+
+    Raises
+    ------
+    TargetError
+        The target is no CPU.
+    TvmExtError
+        As ``tvm_ext.compile``.
+    """
+    machine = program_target(request.target)
+    if not isinstance(machine, CpuDescription):
+        raise TargetError(
+            f"MLIR was asked for with target '{machine.name}'; expected a CPU: leave --target out"
+        )
+    disabled = {*request.disabled_passes, _ADDS_PARAMETERS}
+    passes = build_pipeline(
+        request.opt_level, disabled, request.pass_config, request.pipeline
+    )
+    runner, phases = PassRunner(), Phases()
+    with compiling(machine) as context:
+        lowered = lower_model(model, request.input_shapes, passes, runner, phases)
+        context.ranges = lowered.imported.ranges
+        scheduled: dict[str, tirx.PrimFunc] = {}
+        if with_schedules:
+            done = schedule_module(lowered, passes, runner, phases, context)
+            scheduled = {str(var.name_hint): func for var, func in done.functions_items()}
+        sizes = {**usual_sizes(lowered.imported), **request.sizes}
+    arguments: dict[str, Arguments | None] = {}
+    for name, given in calls_at(lowered.kernels, sizes):
+        arguments.setdefault(name, given)
+    origins = {call.kernel: tuple(call.origins) for call in reversed(lowered.calls)}
+    names = dict.fromkeys(call.kernel for call in lowered.calls)
+    kernels = []
+    for name in names:
+        choice = context.choices.get(name)
+        kernels.append(
+            ModelKernel(
+                name,
+                lowered.kernels[name],
+                origins.get(name, ()),
+                scheduled.get(name),
+                None if choice is None else choice.packed,
+                arguments.get(name),
+            )
+        )
+    return ModelKernels(lowered.imported.name, passes.opt_level, machine, tuple(kernels))

@@ -1,0 +1,114 @@
+"""Arrays and numbers to call a kernel with, drawn so that it computes what it would in a model."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tvm
+from tvm import tirx
+
+from tvm_ext.mlir.from_tensorir import is_buffer
+from tvm_ext.mlir.model_kernels import Arguments
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+
+# Integers without another limit go this far in both directions: sums of products of them fit.
+_WIDEST = 100
+
+
+def random_arguments(
+    kernel: tirx.PrimFunc, given: Arguments, seed: int, *, positive: bool
+) -> list[np.ndarray | np.generic]:
+    """One value for each parameter.
+
+    Floating-point numbers are between -1 and 1, or between 0.1 and 1: a kernel may take roots and
+    logarithms of them. Integers with which a kernel looks something up lie within the smallest axis
+    that it looks up in, and others reach ``_WIDEST``.
+
+    Parameters
+    ----------
+    kernel : tirx.PrimFunc
+        The kernel, before it is scheduled.
+    given : sequence
+        The shape or number of each parameter.
+    seed : int
+        Of the draws.
+    positive : bool
+        Whether floating-point numbers are at least 0.1.
+    """
+    generator = np.random.default_rng(seed)
+    limit = _lookup_limit(kernel, given)
+    least = 1 if positive or _divides(kernel) else None
+    values: list[np.ndarray | np.generic] = []
+    for param, one in zip(kernel.params, given, strict=True):
+        if not is_buffer(param):
+            values.append(np.dtype(str(param.ty)).type(one))
+            continue
+        shape = one if isinstance(one, tuple) else (one,)
+        values.append(_drawn(generator, shape, str(param.dtype), limit, least))
+    return values
+
+
+def _drawn(
+    generator: np.random.Generator,
+    shape: tuple[int, ...],
+    dtype: str,
+    limit: int | None,
+    least: int | None,
+) -> np.ndarray:
+    if dtype == "bool":
+        return generator.integers(0, 2, shape).astype(np.bool_)
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    if "float" in dtype:
+        low = -1.0 if least is None else 0.1
+        return generator.uniform(low, 1.0, shape).astype(kind)
+    info = np.iinfo(kind)
+    low, high = max(int(info.min), -_WIDEST), min(int(info.max), _WIDEST)
+    if kind.itemsize == 1:
+        low, high = int(info.min), int(info.max)
+    if limit is not None:
+        low, high = 0, min(int(info.max), limit - 1)
+    if least is not None:
+        low = min(max(low, least), high)
+    return generator.integers(low, high + 1, shape).astype(kind)
+
+
+def _lookup_limit(kernel: tirx.PrimFunc, given: Arguments) -> int | None:
+    """The size of the smallest axis of which the data say the place; None where there is none."""
+    sizes = _sizes(kernel, given)
+    found = []
+    for buffer, indices in _accesses(kernel):
+        for index, extent in zip(indices, buffer.shape, strict=True):
+            if nodes(index, tvm.ir.TensorLoad):
+                known = static_extent(extent)
+                found.append(sizes.get(hash(extent), 1) if known is None else known)
+    bounds = [loop.extent for loop in nodes(kernel.body, tirx.For)]
+    if any(nodes(bound, tvm.ir.TensorLoad) for bound in bounds):
+        found.append(2)
+    return max(min(found), 1) if found else None
+
+
+def _accesses(kernel: tirx.PrimFunc) -> Iterator[tuple[Any, Sequence[Any]]]:
+    for load in nodes(kernel.body, tvm.ir.TensorLoad):
+        yield load.source, load.indices
+    for store in nodes(kernel.body, tirx.BufferStore):
+        yield store.buffer, store.indices
+
+
+def _sizes(kernel: tirx.PrimFunc, given: Arguments) -> dict[int, int]:
+    """What symbolic sizes are in a call, by the hash of their variables."""
+    found: dict[int, int] = {}
+    for param, one in zip(kernel.params, given, strict=True):
+        if isinstance(one, tuple):
+            for size, number in zip(param.shape, one, strict=True):
+                found.setdefault(hash(size), number)
+    return found
+
+
+_DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+
+
+def _divides(kernel: tirx.PrimFunc) -> bool:
+    """Whether a kernel divides integers by what it loads: by 0 that ends the process."""
+    found = nodes(kernel.body, *_DIVISIONS)
+    return any("float" not in str(one.ty) and nodes(one.b, tvm.ir.TensorLoad) for one in found)
