@@ -1,8 +1,9 @@
 """The way of a module through MLIR's own passes, in stages: linalg, bufferized, llvm."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch_mlir import ir
+from torch_mlir.dialects.transform import interpreter
 from torch_mlir.passmanager import PassManager
 
 from tvm_ext.configs.errors import last_line
@@ -24,7 +25,12 @@ _BUFFERIZED = (
     "cse",
 )
 
+# What is no pass of MLIR, but a script of its transform dialect: see ``_order_loops``.
+_ORDER_LOOPS = "order-loops"
+
 _LLVM = (
+    "linalg-generalize-named-ops",
+    _ORDER_LOOPS,
     "convert-linalg-to-loops",
     "canonicalize",
     # LLVM has no such arithmetic for some types, and the C library no functions of them.
@@ -69,6 +75,9 @@ def run_passes(module: ir.Module, passes: Sequence[str]) -> None:
     """Runs passes of MLIR, by their names in its pipelines. Raises MlirError where one fails."""
     with module.context:
         for one in passes:
+            if one == _ORDER_LOOPS:
+                _order_loops(module)
+                continue
             try:
                 PassManager.parse(f"builtin.module({one})").run(module.operation)
             except (ir.MLIRError, ValueError, RuntimeError) as error:
@@ -76,3 +85,71 @@ def run_passes(module: ir.Module, passes: Sequence[str]) -> None:
                     f"MLIR's pass {one} fails: {last_line(error)}; expected a module that it "
                     "takes: leave the kernel to TVM's code generation"
                 ) from error
+
+
+# The order of loops.
+
+
+def _order_loops(module: ir.Module) -> None:
+    """Puts the last parallel loop of each operation that reduces inside of its reductions.
+
+    There the elements of a row of the result follow each other, which LLVM makes vectors of; within
+    the reduction, as operations are written, it would have to change the order of a sum.
+    """
+    patterns = {str(op.attributes["iterator_types"]) for op in _generics(module.operation)}
+    orders = {pattern: order for pattern in sorted(patterns) if (order := _order(pattern))}
+    if not orders:
+        return
+    steps = [
+        f"""
+        %m{n} = transform.structured.match ops{{["linalg.generic"]}}
+            attributes {{iterator_types = {pattern}}} in %root
+            : (!transform.any_op) -> !transform.any_op
+        %i{n} = transform.structured.interchange %m{n} iterator_interchange = {order}
+            : (!transform.any_op) -> !transform.any_op"""
+        for n, (pattern, order) in enumerate(orders.items())
+    ]
+    apply_transform("".join(steps), module)
+
+
+def _order(pattern: str) -> list[int]:
+    """The new order of loops of these kinds; empty where they stay as they are."""
+    kinds = [part.partition("<")[2].rstrip(">]") for part in pattern.split(",")]
+    parallel, reduces = kinds.count("parallel"), kinds.count("reduction")
+    if parallel < 2 or not reduces or kinds != ["parallel"] * parallel + ["reduction"] * reduces:
+        return []
+    return [*range(parallel - 1), *range(parallel, parallel + reduces), parallel - 1]
+
+
+def _generics(op: ir.Operation) -> Iterator[ir.Operation]:
+    for region in op.regions:
+        for block in region:
+            for each in block:
+                inner = each.operation
+                if inner.name == "linalg.generic":
+                    yield inner
+                yield from _generics(inner)
+
+
+def apply_transform(steps: str, module: ir.Module) -> None:
+    """Applies steps of the transform dialect to a module, which they know as ``%root``.
+
+    Raises MlirError where the steps cannot be read or do not apply.
+    """
+    script = f"""
+    module attributes {{transform.with_named_sequence}} {{
+      transform.named_sequence @__transform_main(%root: !transform.any_op) {{
+        {steps}
+        transform.yield
+      }}
+    }}"""
+    with module.context:
+        try:
+            parsed = ir.Module.parse(script)
+            sequence = parsed.body.operations[0]
+            interpreter.apply_named_sequence(module.operation, sequence, parsed)
+        except (ir.MLIRError, ValueError, RuntimeError) as error:
+            raise MlirError(
+                f"the script of the transform dialect fails: {last_line(error)}; expected steps "
+                "that apply to the module: correct the script"
+            ) from error
