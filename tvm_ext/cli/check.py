@@ -15,10 +15,14 @@ from tvm_ext.errors import InputError, TvmExtError
 if TYPE_CHECKING:
     from tvm_ext.check.reduce import Reduction
     from tvm_ext.check.result import CheckResult
+    from tvm_ext.mlir.compare_kernels import MlirCheck
 
 EXAMPLE = "Example: tvm-ext check model.onnx --bisect"
 
 DIFFERS = 1
+
+# What ``--against`` says for MLIR's code generator; a file of that name is given as ./mlir.
+_MLIR = "mlir"
 
 
 def check_command(
@@ -27,8 +31,9 @@ def check_command(
         Path | None,
         typer.Option(
             "--against",
-            metavar="MODEL.onnx",
-            help="The ONNX model that the compiled model (.tvmx) was made from.",
+            metavar="MODEL.onnx|mlir",
+            help="The ONNX model that the compiled model (.tvmx) was made from. mlir: compare the "
+            "code of each kernel of an ONNX model with what MLIR generates for it.",
         ),
     ] = None,
     inputs: options.InputFile = None,
@@ -87,7 +92,10 @@ def check_command(
     memory_limit: options.MemoryLimit = None,
     json_output: options.Json = False,
 ) -> None:
-    """Compare a model's outputs with ONNX Runtime's. The exit code is 1 when they differ."""
+    """Compare a model's outputs with ONNX Runtime's. The exit code is 1 when they differ.
+
+    With --against mlir each kernel is compared with MLIR's code for it, on random arguments.
+    """
     source = InputSource.parsed(inputs, seed=seed, size=size)
     chosen = CompileOptions.parsed(
         target,
@@ -108,6 +116,12 @@ def check_command(
     if is_saved_model(model):
         _print(_check_saved(model, chosen, source, against, rtol, asked), json_output)
         return
+    if against is not None and str(against) == _MLIR:
+        automatic = "precision" in chosen.keywords()
+        refused = {"--rtol": rtol is not None, "--precision auto": automatic, **more}
+        _require_plain_check(source, refused)
+        _print(_check_against_mlir(model, chosen, source), json_output)
+        return
     _require_fitting(model, against, time_limit, asked)
     keywords = {
         "target": chosen.machine(),
@@ -122,6 +136,29 @@ def check_command(
         _print(found, json_output)
     else:
         _print_reduction(_reduce(model, reduce, time_limit, keywords), json_output)
+
+
+def _require_plain_check(source: InputSource, more: Mapping[str, bool]) -> None:
+    """Refuses what says something of a run of the whole model: kernels are run one by one."""
+    given = {"--inputs": source.file is not None, **more}
+    asked = [option for option, present in given.items() if present]
+    if asked:
+        raise InputError(
+            f"{asked[0]} was given with --against mlir; expected it for a comparison of the whole "
+            "model with ONNX Runtime: leave one of them out"
+        )
+
+
+def _check_against_mlir(model: Path, chosen: CompileOptions, source: InputSource) -> "MlirCheck":
+    from tvm_ext.mlir import require_mlir
+
+    require_mlir()
+    from tvm_ext.mlir.compare_kernels import check_against_mlir
+    from tvm_ext.mlir.model_kernels import KernelsRequest
+
+    with progress_line():
+        request = KernelsRequest(chosen.machine(), sizes=source.sizes, **chosen.keywords())
+        return check_against_mlir(model, request, source.seed)
 
 
 def _require_fitting(
@@ -165,7 +202,7 @@ def _reduce(
         return reduce_model(model, path, time_limit=time_limit or TIME_LIMIT, **keywords)
 
 
-def _print(result: "CheckResult", as_json: bool) -> None:
+def _print(result: "CheckResult | MlirCheck", as_json: bool) -> None:
     from tvm_ext.cli import output as out
 
     if as_json:

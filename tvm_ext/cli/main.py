@@ -36,6 +36,7 @@ from tvm_ext.cli import (
     generate,
     logs,
     memory,
+    mlir,
     passes,
     profile,
     report_bug,
@@ -268,6 +269,7 @@ app.command("check", epilog=check.EXAMPLE)(check.check_command)
 app.command("analyze", epilog=analyze.EXAMPLE)(analyze.analyze_command)
 app.command("explain", epilog=explain.EXAMPLE)(explain.explain_command)
 app.command("memory", epilog=memory.EXAMPLE)(memory.memory_command)
+app.command("mlir", epilog=mlir.EXAMPLE)(mlir.mlir_command)
 app.command("bench", epilog=bench.EXAMPLE)(bench.bench_command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.profile_command)
 app.command("tune", epilog=tune.EXAMPLE)(tune.tune_command)

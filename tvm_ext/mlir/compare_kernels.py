@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import tvm
+from rich.console import Group, RenderableType
+from rich.text import Text
 from tvm import tirx
 
 from tvm_ext.check.tolerance import TOLERANCES, OutputDifference, compare, worst
@@ -24,7 +26,9 @@ from tvm_ext.mlir.execution import CompiledKernel
 from tvm_ext.mlir.from_tensorir import convert_kernel, is_buffer, written_parameters
 from tvm_ext.mlir.model_kernels import KernelsRequest, ModelKernel, ModelKernels, model_kernels
 from tvm_ext.mlir.random_arguments import random_arguments
-from tvm_ext.tensor_spec import narrowest_float
+from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, plain_text
+from tvm_ext.report.units import ABSENT, plain
+from tvm_ext.tensor_spec import listed, narrowest_float
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.lowering_pipeline import lowering_pipeline, pass_options
 
@@ -34,6 +38,8 @@ AGREES, DIFFERS, NOT_CONVERTED, NOT_COMPARED = (
     "not converted",
     "not compared",
 )
+
+OUTCOMES = (AGREES, DIFFERS, NOT_CONVERTED, NOT_COMPARED)
 
 # The largest difference of one kernel's floating-point results, relative to their largest
 # magnitude. float32: sums of some thousand terms in another order, and functions of the C library
@@ -124,6 +130,47 @@ class MlirCheck:
             "ok": self.ok,
             "kernels": [one.to_dict() for one in self.kernels],
         }
+
+    def renderable(self) -> RenderableType:
+        """The outcome as one rich renderable."""
+        title = Text(plain(self.model), style="bold")
+        title.append(f"  optimisation {self.opt_level}, target {plain(self.target)}: ", "dim")
+        verdict = "agrees with" if self.ok else "differs from"
+        title.append(f"TVM's code {verdict} MLIR's", style="green" if self.ok else "red")
+        table = FlexibleTable("", "Kernels", ">Count", ">Differ by at most")
+        for outcome in OUTCOMES:
+            of_it = [one for one in self.kernels if one.outcome == outcome]
+            if of_it:
+                differences = [one.difference.max_rel for one in of_it if one.difference]
+                largest = f"{max(differences):.1e}" if differences else ABSENT
+                table.add_row(outcome, f"{len(of_it):,}", largest)
+        return Group(title, Text(), table, *self._details())
+
+    def __str__(self) -> str:
+        """What ``to_text`` returns."""
+        return self.to_text()
+
+    def to_text(self, width: int = 100) -> str:
+        """The outcome as plain text, at most ``width`` characters wide."""
+        return plain_text(self.renderable(), width)
+
+    def _details(self) -> list[RenderableType]:
+        """The kernels that do not agree, the first that differs ahead."""
+        parts: list[RenderableType] = []
+        first = self.first
+        if first is not None:
+            found = first.difference
+            where = "" if found is None else f", result '{found.name}': {found.reason}"
+            nodes_of_it = f" ({listed(first.origins)})" if first.origins else ""
+            sentence = f"The first that differs is {first.name}{nodes_of_it}{where}."
+            parts += [Text(), Text(plain(f"{sentence} At fault is {first.reason}."))]
+        rows = [one for one in self.kernels if one.outcome in (NOT_CONVERTED, NOT_COMPARED)]
+        if rows:
+            table = FlexibleTable("What was not compared", "~Kernel", "Outcome", "Reason")
+            for one in rows:
+                table.add_row(ShortName(one.name), one.outcome, plain(one.reason))
+            parts += [Text(), table]
+        return parts
 
 
 def check_against_mlir(

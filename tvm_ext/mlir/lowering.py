@@ -10,10 +10,13 @@ from tvm_ext.configs.errors import last_line
 from tvm_ext.mlir import MlirError
 
 # Named operations where a generic one is a matmul, a fill, a transpose.
-_LINALG = ("linalg-specialize-generic-ops", "canonicalize", "cse")
+_NAMES = "linalg-specialize-generic-ops"
+_LINALG = (_NAMES, "canonicalize", "cse")
 
 _BUFFERIZED = (
-    # Of two elementwise operations, one after the other, one; the tensor between them goes.
+    # Of two elementwise operations, one after the other, one; the tensor between them goes. Only
+    # operations without names are fused.
+    "linalg-generalize-named-ops",
     "linalg-fuse-elementwise-ops",
     "canonicalize",
     "cse",
@@ -21,8 +24,7 @@ _BUFFERIZED = (
     "eliminate-empty-tensors",
     "one-shot-bufferize",
     "buffer-deallocation-pipeline",
-    "canonicalize",
-    "cse",
+    *_LINALG,
 )
 
 # What is no pass of MLIR, but a script of its transform dialect: see ``_order_loops``.
@@ -77,14 +79,33 @@ def run_passes(module: ir.Module, passes: Sequence[str]) -> None:
         for one in passes:
             if one == _ORDER_LOOPS:
                 _order_loops(module)
-                continue
-            try:
-                PassManager.parse(f"builtin.module({one})").run(module.operation)
-            except (ir.MLIRError, ValueError, RuntimeError) as error:
-                raise MlirError(
-                    f"MLIR's pass {one} fails: {last_line(error)}; expected a module that it "
-                    "takes: leave the kernel to TVM's code generation"
-                ) from error
+            elif one != _NAMES or _takes_names(module):
+                _run_pass(one, module.operation)
+
+
+def _run_pass(name: str, op: ir.Operation) -> None:
+    try:
+        PassManager.parse(f"builtin.module({name})").run(op)
+    except (ir.MLIRError, ValueError, RuntimeError) as error:
+        raise MlirError(
+            f"MLIR's pass {name} fails: {_cause(error)}; expected a module that it takes: leave "
+            "the kernel to TVM's code generation"
+        ) from error
+
+
+def _cause(error: Exception) -> str:
+    """What MLIR says is wrong, without the operations that it shows with it."""
+    diagnostics = getattr(error, "error_diagnostics", None)
+    return str(diagnostics[0].message) if diagnostics else last_line(error)
+
+
+def _takes_names(module: ir.Module) -> bool:
+    """Whether the operations get names: MLIR makes invalid ones of matmuls with two batch axes."""
+    try:
+        _run_pass(_NAMES, module.operation.clone())
+    except MlirError:
+        return False
+    return True
 
 
 # The order of loops.
@@ -150,6 +171,6 @@ def apply_transform(steps: str, module: ir.Module) -> None:
             interpreter.apply_named_sequence(module.operation, sequence, parsed)
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             raise MlirError(
-                f"the script of the transform dialect fails: {last_line(error)}; expected steps "
+                f"the script of the transform dialect fails: {_cause(error)}; expected steps "
                 "that apply to the module: correct the script"
             ) from error

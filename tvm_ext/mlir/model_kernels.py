@@ -1,7 +1,7 @@
 """The kernels of a model, as they are before they are scheduled and after, for MLIR."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tvm import tirx
@@ -16,7 +16,7 @@ from tvm_ext.compiler.stages import (
     schedule_module,
     usual_sizes,
 )
-from tvm_ext.configs.errors import TargetError
+from tvm_ext.errors import InputError, TargetError
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import program_target
@@ -78,6 +78,23 @@ class ModelKernels:
     opt_level: str
     machine: MachineDescription
     kernels: tuple[ModelKernel, ...]
+
+    def matching(self, wanted: str) -> "ModelKernels":
+        """Only the kernels with this in their name, or in that of an ONNX node.
+
+        Raises InputError where there is none.
+        """
+        found = [
+            one
+            for one in self.kernels
+            if any(wanted in name for name in (one.name, *one.origins))
+        ]
+        if not found:
+            raise InputError(
+                f"no kernel or ONNX node of {self.model} has '{wanted}' in its name; expected a "
+                "part of one: leave --kernel out to see the kernels"
+            )
+        return replace(self, kernels=tuple(found))
 
 
 @dataclass(frozen=True)
