@@ -48,6 +48,12 @@ def checked_bounds(func: tirx.PrimFunc, tables: Tables = lambda _: None) -> tirx
     return _noted(func, bounds.conditions)
 
 
+def condition_of_sizes(func: tirx.PrimFunc) -> tvm.ir.Expr | None:
+    """What has to hold for the sizes of a call of a kernel of ``checked_bounds``; None: nothing."""
+    noted = func.attrs is not None and _BOUNDS_ATTRIBUTE in func.attrs
+    return func.attrs[_BOUNDS_ATTRIBUTE][0] if noted else None
+
+
 def _kept_inside(body: tirx.Stmt, stray: Sequence[StrayAccess], kept: set[Any]) -> tirx.Stmt:
     """``body`` with every one of ``stray`` inside its buffer; puts what they became into ``kept``.
 

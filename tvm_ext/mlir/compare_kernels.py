@@ -173,9 +173,7 @@ class MlirCheck:
         return parts
 
 
-def check_against_mlir(
-    model: ModelSource, request: KernelsRequest, seed: int = 0
-) -> MlirCheck:
+def check_against_mlir(model: ModelSource, request: KernelsRequest, seed: int = 0) -> MlirCheck:
     """Runs each kernel of a model by TVM's code and by MLIR's, on the same random arguments.
 
     Parameters
@@ -230,7 +228,7 @@ def compare_kernel(
         return replace(done, reason=str(error))
     done = replace(done, outcome=NOT_COMPARED)
     if kernel.arguments is None:
-        return replace(done, reason="the data of a run decide its sizes")
+        return replace(done, reason="no sizes were found that fit together")
     if kernel.scheduled is None:
         return replace(done, reason="its code is that of another kernel")
     work = work_of_call(kernel.func, kernel.arguments)
@@ -283,9 +281,7 @@ def _fault(
     return "a code generator: TVM's code for the kernel before it was scheduled differs as well"
 
 
-def _by_mlir(
-    kernel: ModelKernel, code: CompiledKernel, drawn: list[Any]
-) -> dict[str, np.ndarray]:
+def _by_mlir(kernel: ModelKernel, code: CompiledKernel, drawn: list[Any]) -> dict[str, np.ndarray]:
     arguments = [one.copy() if isinstance(one, np.ndarray) else one for one in drawn]
     code(arguments)
     return _results(kernel.func, arguments)
@@ -338,9 +334,7 @@ def _narrowest(kernel: tirx.PrimFunc) -> str:
     return result
 
 
-def _with_rounding(
-    one: OutputDifference, ours: np.ndarray, theirs: np.ndarray
-) -> OutputDifference:
+def _with_rounding(one: OutputDifference, ours: np.ndarray, theirs: np.ndarray) -> OutputDifference:
     """Integers that a kernel rounds to may be one off, where few are."""
     if one.ok or one.dtype not in _INTEGERS or ours.shape != theirs.shape:
         return one

@@ -110,9 +110,7 @@ def _parameter_type(param: Any) -> ir.Type:
     return memref_of(param) if is_buffer(param) else value_type(dtype_of(param))
 
 
-def _symbolic_sizes(
-    kernel: tirx.PrimFunc, arguments: Sequence[ir.Value]
-) -> dict[int, ir.Value]:
+def _symbolic_sizes(kernel: tirx.PrimFunc, arguments: Sequence[ir.Value]) -> dict[int, ir.Value]:
     """What variables stand for that are parameters, or the size of an axis of one."""
     values: dict[int, ir.Value] = {}
     for param, argument in zip(kernel.params, arguments, strict=True):

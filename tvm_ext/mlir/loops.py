@@ -60,7 +60,7 @@ class LoopWriter:
 
     def allocate(self, buffer: Any) -> None:
         """Writes the allocation of a buffer; MLIR's own pass finds where it may be freed."""
-        static, dynamic = split_sizes(buffer.shape, self.writer)
+        _, dynamic = split_sizes(buffer.shape, self.writer)
         kind = memref_of(buffer)
         # The largest type has 8 bytes; 64 are a cache line, and as much as vectors ask for.
         alignment = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 64)

@@ -20,15 +20,13 @@ from tvm_ext.errors import InputError, TargetError
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import program_target
+from tvm_ext.mlir.random_arguments import Arguments, assumed_arguments
 from tvm_ext.passes.pipeline import PipelineSource, build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.tir_schedules.packing import Packed
 
 # It gives kernels one parameter more, for memory that they otherwise allocate themselves.
 _ADDS_PARAMETERS = "PlanWorkspaces"
-
-# What a call gives a kernel: shapes of tensors, those of the results as well, and numbers.
-Arguments = Sequence[tuple[int, ...] | int]
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,8 @@ class ModelKernel:
     packed : PackedOperand, PaddedOperand or None
         The parameter that the scheduled kernel takes in another order.
     arguments : sequence or None
-        What a call gives it at usual sizes; None where the data of a run decide that.
+        What a call gives it at usual sizes. For a kernel that branches or loops call, and where
+        the data of a run decide the sizes, they are some that fit together; None: none were found.
     """
 
     name: str
@@ -85,9 +84,7 @@ class ModelKernels:
         Raises InputError where there is none.
         """
         found = [
-            one
-            for one in self.kernels
-            if any(wanted in name for name in (one.name, *one.origins))
+            one for one in self.kernels if any(wanted in name for name in (one.name, *one.origins))
         ]
         if not found:
             raise InputError(
@@ -128,9 +125,7 @@ def model_kernels(
             f"MLIR was asked for with target '{machine.name}'; expected a CPU: leave --target out"
         )
     disabled = {*request.disabled_passes, _ADDS_PARAMETERS}
-    passes = build_pipeline(
-        request.opt_level, disabled, request.pass_config, request.pipeline
-    )
+    passes = build_pipeline(request.opt_level, disabled, request.pass_config, request.pipeline)
     runner, phases = PassRunner(), Phases()
     with compiling(machine) as context:
         lowered = lower_model(model, request.input_shapes, passes, runner, phases)
@@ -155,7 +150,7 @@ def model_kernels(
                 origins.get(name, ()),
                 scheduled.get(name),
                 None if choice is None else choice.packed,
-                arguments.get(name),
+                arguments.get(name) or assumed_arguments(lowered.kernels[name], sizes),
             )
         )
     return ModelKernels(lowered.imported.name, passes.opt_level, machine, tuple(kernels))

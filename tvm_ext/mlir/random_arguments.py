@@ -1,7 +1,8 @@
 """Arrays and numbers to call a kernel with, drawn so that it computes what it would in a model."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -9,11 +10,51 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.mlir.from_tensorir import is_buffer
-from tvm_ext.mlir.model_kernels import Arguments
+from tvm_ext.relay_passes.expressions import value_for
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.check_bounds import condition_of_sizes
+
+# What a call gives a kernel: shapes of tensors, those of the results as well, and numbers.
+Arguments: TypeAlias = Sequence["tuple[int, ...] | int"]
 
 # Integers without another limit go this far in both directions: sums of products of them fit.
 _WIDEST = 100
+
+
+# Sizes that are tried for a kernel of which the data of a run decide the sizes.
+_SIZES = (1, 2, 5, 8, 17, 64, 300)
+_TRIES = 300
+# Of all arrays of a kernel together.
+_MOST_ELEMENTS = 4_000_000
+
+
+def assumed_arguments(kernel: tirx.PrimFunc, sizes: Mapping[str, int]) -> Arguments | None:
+    """Shapes and numbers for a call that fit together; None where none were found.
+
+    Parameters
+    ----------
+    kernel : tirx.PrimFunc
+        A kernel that branches or loops of a model call, or whose sizes the data of a run decide.
+    sizes : mapping of str to int
+        What is known of symbolic sizes, by name: other sizes are tried only where these do not fit.
+    """
+    generator = np.random.default_rng(0)
+    shapes = [param.shape if is_buffer(param) else [param] for param in kernel.params]
+    variables = {str(v.name) for shape in shapes for one in shape for v in nodes(one, tvm.ir.Var)}
+    condition = condition_of_sizes(kernel)
+    for attempt in range(_TRIES):
+        drawn = {name: int(generator.choice(_SIZES)) for name in sorted(variables)}
+        given = drawn | (dict(sizes) if attempt < _TRIES // 3 else {})
+        found = [[value_for(one, given) for one in shape] for shape in shapes]
+        known = [one for shape in found for one in shape]
+        if any(one is None or one < 1 for one in known):
+            continue
+        total = sum(math.prod(one or 0 for one in shape) for shape in found)
+        fits = condition is None or value_for(condition, given) == 1
+        if fits and total <= _MOST_ELEMENTS:
+            pairs = zip(kernel.params, found, strict=True)
+            return [tuple(n or 0 for n in s) if is_buffer(p) else s[0] or 0 for p, s in pairs]
+    return None
 
 
 def random_arguments(

@@ -7,7 +7,8 @@ from unoptimised import HOST, built
 
 from tvm_ext.mlir.compare_kernels import KernelComparison, compare_kernel
 from tvm_ext.mlir.from_tensorir import is_buffer
-from tvm_ext.mlir.model_kernels import Arguments, ModelKernel
+from tvm_ext.mlir.model_kernels import ModelKernel
+from tvm_ext.mlir.random_arguments import Arguments
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 
 

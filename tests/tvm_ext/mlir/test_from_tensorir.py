@@ -152,7 +152,7 @@ def elsewhere(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
 
 
 def test_what_no_dialect_says_is_refused_by_its_name():
-    with pytest.raises(NotApplicable, match="call_pure_extern on|call of call_pure_extern"):
+    with pytest.raises(NotApplicable, match="the call of call_pure_extern"):
         convert_kernel(elsewhere, "elsewhere")
 
 
