@@ -23,7 +23,12 @@ from tvm_ext.configs.progress import tell
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.mlir import MlirError
 from tvm_ext.mlir.execution import CompiledKernel
-from tvm_ext.mlir.from_tensorir import convert_kernel, is_buffer, written_parameters
+from tvm_ext.mlir.from_tensorir import (
+    convert_kernel,
+    convert_scheduled,
+    is_buffer,
+    written_parameters,
+)
 from tvm_ext.mlir.model_kernels import KernelsRequest, ModelKernel, ModelKernels, model_kernels
 from tvm_ext.mlir.random_arguments import random_arguments
 from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, plain_text
@@ -214,12 +219,35 @@ def tvm_code(kernels: Mapping[str, tirx.PrimFunc], machine: MachineDescription) 
 
 
 def compare_kernel(
-    kernel: ModelKernel, library: Any, machine: MachineDescription, seed: int = 0
+    kernel: ModelKernel,
+    library: Any,
+    machine: MachineDescription,
+    seed: int = 0,
+    *,
+    scheduled: bool = False,
 ) -> KernelComparison:
-    """One kernel by both generators; ``library`` has TVM's code for it."""
+    """One kernel by both generators.
+
+    Parameters
+    ----------
+    kernel : ModelKernel
+        The kernel.
+    library
+        Has TVM's code for it.
+    machine : MachineDescription
+        What it is compiled for.
+    seed : int
+        Of the arguments.
+    scheduled : bool
+        Whether MLIR's code is of the scheduled kernel as well: what differs then is the fault of a
+        code generator.
+    """
     done = KernelComparison(kernel.name, kernel.origins, NOT_CONVERTED)
     try:
-        converted = convert_kernel(kernel.func, "kernel")
+        if scheduled and kernel.scheduled is not None:
+            converted = convert_scheduled(kernel.scheduled, "kernel", machine)
+        else:
+            converted = convert_kernel(kernel.func, "kernel")
         done = replace(done, form=converted.form)
         code = CompiledKernel(converted)
     except NotApplicable as refused:
@@ -234,26 +262,41 @@ def compare_kernel(
     work = work_of_call(kernel.func, kernel.arguments)
     if work is not None and work.flops > _MOST_OPERATIONS:
         return replace(done, reason=f"{work.flops:.1e} operations take long in plain loops")
-    return _run_both(kernel, code, library, machine, seed, done)
+    runs = _Runs(kernel, code, library[kernel.name], packed=scheduled)
+    return _run_both(runs, machine, seed, done)
 
 
 # Of one call, which plain loops compute in some seconds.
 _MOST_OPERATIONS = 5e9
 
 
+@dataclass(frozen=True)
+class _Runs:
+    """Calls of both codes of a kernel; ``packed`` says whether MLIR's takes packed weights."""
+
+    kernel: ModelKernel
+    code: CompiledKernel
+    function: Any
+    packed: bool
+
+    def by_tvm(self, drawn: list[Any]) -> dict[str, np.ndarray]:
+        return _by_tvm(self.kernel, self.function, _packed(self.kernel, drawn))
+
+    def by_mlir(self, drawn: list[Any]) -> dict[str, np.ndarray]:
+        given = _packed(self.kernel, drawn) if self.packed else drawn
+        arguments = [one.copy() if isinstance(one, np.ndarray) else one for one in given]
+        self.code(arguments)
+        return _results(self.kernel.func, arguments)
+
+
 def _run_both(
-    kernel: ModelKernel,
-    code: CompiledKernel,
-    library: Any,
-    machine: MachineDescription,
-    seed: int,
-    done: KernelComparison,
+    runs: _Runs, machine: MachineDescription, seed: int, done: KernelComparison
 ) -> KernelComparison:
-    arguments = kernel.arguments or ()
+    kernel = runs.kernel
     for positive in (False, True):
-        drawn = random_arguments(kernel.func, arguments, seed, positive=positive)
-        ours = _by_tvm(kernel, library[kernel.name], drawn, packed=True)
-        theirs = _by_mlir(kernel, code, drawn)
+        drawn = random_arguments(kernel.func, kernel.arguments or (), seed, positive=positive)
+        ours = runs.by_tvm(drawn)
+        theirs = runs.by_mlir(drawn)
         if not any(_has_nan(one) for one in ours.values()):
             break
     difference = _difference(kernel.func, ours, theirs)
@@ -273,31 +316,26 @@ def _fault(
     try:
         plain = tvm_code({kernel.name: kernel.func}, machine)
     except BUILD_ERRORS:
-        return "TVM does not compile the kernel without its schedule"
-    unscheduled = _by_tvm(kernel, plain[kernel.name], drawn, packed=False)
+        return "not known: TVM does not compile the kernel without its schedule"
+    unscheduled = _by_tvm(kernel, plain[kernel.name], drawn)
     difference = _difference(kernel.func, unscheduled, theirs)
     if difference is None or difference.ok:
         return "its schedule: TVM's code for the kernel before it was scheduled agrees with MLIR's"
     return "a code generator: TVM's code for the kernel before it was scheduled differs as well"
 
 
-def _by_mlir(kernel: ModelKernel, code: CompiledKernel, drawn: list[Any]) -> dict[str, np.ndarray]:
-    arguments = [one.copy() if isinstance(one, np.ndarray) else one for one in drawn]
-    code(arguments)
-    return _results(kernel.func, arguments)
+def _packed(kernel: ModelKernel, drawn: list[Any]) -> list[Any]:
+    """The arguments as the scheduled kernel takes them."""
+    order = kernel.packed
+    if order is None:
+        return drawn
+    return [order.pack(one) if n == order.parameter else one for n, one in enumerate(drawn)]
 
 
-def _by_tvm(
-    kernel: ModelKernel, function: Any, drawn: list[Any], *, packed: bool
-) -> dict[str, np.ndarray]:
-    arguments: list[Any] = []
-    for place, one in enumerate(drawn):
-        if not isinstance(one, np.ndarray):
-            arguments.append(int(one))
-            continue
-        order = kernel.packed if packed else None
-        given = order.pack(one) if order is not None and order.parameter == place else one
-        arguments.append(tvm.runtime.tensor(given))
+def _by_tvm(kernel: ModelKernel, function: Any, drawn: list[Any]) -> dict[str, np.ndarray]:
+    arguments = [
+        tvm.runtime.tensor(one) if isinstance(one, np.ndarray) else int(one) for one in drawn
+    ]
     function(*arguments)
     arrays = [one if isinstance(one, int) else one.numpy() for one in arguments]
     return _results(kernel.func, arrays)

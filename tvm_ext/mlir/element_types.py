@@ -1,7 +1,7 @@
 """Types of TensorIR's values as types of MLIR, as values and in memory.
 
 A truth value is an ``i1`` and lies in memory as a byte. Integers carry no sign in MLIR: the
-operations on them do.
+operations on them do. The name of a vector's type is TVM's: ``float32x16``.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from tvm_ext.tir_schedules.analysis.buffer_access import is_compact, static_exte
 
 
 def dtype_of(expr: Any) -> str:
-    """The element type of an expression or buffer, as TVM names it.
+    """The type of an expression, or of a buffer's elements, as TVM names it.
 
-    Raises NotApplicable for a vector and for what is no number.
+    Raises NotApplicable for what is no number and no vector of numbers.
     """
     name = str(expr.ty) if isinstance(getattr(expr, "ty", None), tvm.ir.PrimType) else ""
     name = name or str(getattr(expr, "dtype", ""))
-    if name not in _WIDTHS:
+    if scalar_of(name) not in _WIDTHS:
         raise NotApplicable(f"values of type {name or 'handle'} have no type in MLIR here")
     return name
 
@@ -37,9 +37,29 @@ _WIDTHS = {
 }
 
 
+def scalar_of(dtype: str) -> str:
+    """The type of one element of a vector; the type itself if it is none."""
+    return dtype.partition("x")[0]
+
+
+def lanes_of(dtype: str) -> int:
+    """How many elements a vector has; 1 for a scalar."""
+    return int(dtype.partition("x")[2] or 1)
+
+
+def with_lanes(scalar: str, dtype: str) -> str:
+    """The type with elements of type ``scalar`` and as many of them as ``dtype`` has."""
+    return f"{scalar}x{lanes_of(dtype)}" if lanes_of(dtype) > 1 else scalar
+
+
+def is_bool(dtype: str) -> bool:
+    """Whether the type is one of truth values."""
+    return scalar_of(dtype) == "bool"
+
+
 def bits_of(dtype: str) -> int:
-    """Bits of a value of this type."""
-    return _WIDTHS[dtype]
+    """Bits of an element of this type."""
+    return _WIDTHS[scalar_of(dtype)]
 
 
 def is_float(dtype: str) -> bool:
@@ -54,6 +74,8 @@ def is_signed(dtype: str) -> bool:
 
 def value_type(dtype: str) -> ir.Type:
     """The type of a value in an expression."""
+    if lanes_of(dtype) > 1:
+        return ir.VectorType.get([lanes_of(dtype)], value_type(scalar_of(dtype)))
     if dtype == "bfloat16":
         return ir.BF16Type.get()
     if is_float(dtype):
@@ -63,7 +85,7 @@ def value_type(dtype: str) -> ir.Type:
 
 def stored_type(dtype: str) -> ir.Type:
     """The type of an element in memory."""
-    return value_type("int8" if dtype == "bool" else dtype)
+    return value_type(with_lanes("int8", dtype) if is_bool(dtype) else dtype)
 
 
 def shape_of(buffer: Any) -> list[int]:

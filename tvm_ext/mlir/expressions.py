@@ -6,12 +6,12 @@ from typing import Any
 
 import tvm
 from torch_mlir import ir
-from torch_mlir.dialects import arith, scf
+from torch_mlir.dialects import arith, scf, vector
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.mlir import scalar_operations as ops
-from tvm_ext.mlir.element_types import dtype_of, is_float, value_type
+from tvm_ext.mlir import operations as ops
+from tvm_ext.mlir.element_types import dtype_of, is_float, lanes_of, value_type
 from tvm_ext.tir_schedules.analysis.buffer_access import is_conditional, nodes, static_extent
 
 Load = Callable[[Any], ir.Value]
@@ -69,7 +69,8 @@ class ExpressionWriter:
     def bind(self, var: Any, expr: Any) -> None:
         """Makes a variable stand for an expression."""
         with suppress(NotApplicable):
-            if "int" in dtype_of(var) and not nodes(expr, tvm.ir.TensorLoad):
+            is_size = "int" in dtype_of(var) and lanes_of(dtype_of(var)) == 1
+            if is_size and not nodes(expr, tvm.ir.TensorLoad):
                 self.values[hash(var)] = self.index(expr)
                 return
         self.values[hash(var)] = self.value(expr)
@@ -97,16 +98,42 @@ class ExpressionWriter:
             parts = (expr.condition, expr.true_value, expr.false_value)
             return arith.select(*(self.value(part) for part in parts))
         if isinstance(expr, tirx.Not):
-            return ops.negated(self.value(expr.a))
+            return ops.negated(self.value(expr.a), dtype)
+        if isinstance(expr, tirx.Broadcast):
+            return vector.broadcast(value_type(dtype), self.value(expr.value))
+        if isinstance(expr, tirx.Ramp):
+            return self._ramp(expr, dtype)
+        if isinstance(expr, tirx.Shuffle):
+            return self._shuffle(expr, dtype)
         if isinstance(expr, tirx.Let):
             self.bind(expr.var, expr.value)
             return self.value(expr.body)
         raise NotApplicable(f"{type(expr).__name__} has no operation in MLIR here")
 
+    def _ramp(self, ramp: Any, dtype: str) -> ir.Value:
+        kind = value_type(dtype)
+        steps = [ir.IntegerAttr.get(kind.element_type, n) for n in range(lanes_of(dtype))]
+        places = arith.constant(kind, ir.DenseElementsAttr.get(steps, kind))
+        stride = vector.broadcast(kind, self.value(ramp.stride))
+        begin = vector.broadcast(kind, self.value(ramp.base))
+        return arith.addi(begin, arith.muli(places, stride))
+
+    def _shuffle(self, shuffle: Any, dtype: str) -> ir.Value:
+        places = [static_extent(one) for one in shuffle.indices]
+        given = [self.value(one) for one in shuffle.vectors]
+        if any(place is None for place in places) or len(given) > 2:
+            raise NotApplicable("a shuffle of more than two vectors has no operation in MLIR here")
+        first, last = given[0], given[-1]
+        if not isinstance(first.type, ir.VectorType) or lanes_of(dtype) == 1:
+            raise NotApplicable("a vector of single values has no operation in MLIR here")
+        return vector.shuffle(first, last, places)
+
     def _call(self, call: Any, dtype: str) -> ir.Value:
         if is_conditional(call):
             return self._if_then_else(call, dtype)
-        name = str(getattr(call.op, "name", "a function")).rpartition(".")[2]
+        name = _name(call)
+        if name in _LOADS:
+            return self.load(call)
         if name == "likely":
             return self.value(call.args[0])
         if name == "reinterpret":
@@ -125,6 +152,14 @@ class ExpressionWriter:
             with ir.InsertionPoint(block):
                 scf.yield_([self.value(expr)])
         return chosen.results[0]
+
+
+# Calls that load from memory.
+_LOADS = ("masked_load",)
+
+
+def _name(call: Any) -> str:
+    return str(getattr(call.op, "name", "a function")).rpartition(".")[2]
 
 
 def _is_index(value: ir.Value) -> bool:

@@ -15,14 +15,16 @@ from torch_mlir.dialects import bufferization, func, memref
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.mlir.block_nest import block_nest
 from tvm_ext.mlir.element_types import dtype_of, memref_of, tensor_of, value_type
 from tvm_ext.mlir.expressions import ExpressionWriter
 from tvm_ext.mlir.linalg_generic import write_generic
 from tvm_ext.mlir.loops import LoopWriter
-from tvm_ext.mlir.scalar_operations import index_constant
+from tvm_ext.mlir.operations import index_constant
 from tvm_ext.mlir.storage import MemrefStorage, TensorStorage
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.lowered_kernel import lowered
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,22 @@ def convert_kernel(
         except NotApplicable as refused:
             module = _module(kernel, name, _write_on_memrefs)
             return ConvertedKernel(name, module, ON_MEMREFS, refused.reason)
+
+
+def convert_scheduled(
+    kernel: tirx.PrimFunc,
+    name: str,
+    machine: MachineDescription,
+    context: ir.Context | None = None,
+) -> ConvertedKernel:
+    """Writes a scheduled kernel with the loops, vectors and local arrays that it has.
+
+    Raises NotApplicable as ``convert_kernel``, and where TVM does not lower the kernel by itself.
+    """
+    mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
+    plain = lowered(mod, machine)
+    with context or ir.Context(), ir.Location.name(name):
+        return ConvertedKernel(name, _module(plain, name, _write_on_memrefs), ON_MEMREFS)
 
 
 def _module(kernel: tirx.PrimFunc, name: str, write: Any) -> ir.Module:

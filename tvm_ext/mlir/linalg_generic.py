@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.mlir import scalar_operations as ops
+from tvm_ext.mlir import operations as ops
 from tvm_ext.mlir.block_nest import BlockNest
 from tvm_ext.mlir.element_types import dtype_of, stored_type
 from tvm_ext.mlir.expressions import ExpressionWriter

@@ -23,6 +23,10 @@ _BUFFERIZED = (
     # What is put into a buffer in the end is computed there.
     "eliminate-empty-tensors",
     "one-shot-bufferize",
+    # Code is for one thread. Arrays of a loop's own are allocated once, small ones on the stack.
+    "func.func(scf-parallel-for-to-nested-fors)",
+    "func.func(buffer-loop-hoisting)",
+    "func.func(promote-buffers-to-stack{max-alloc-size-in-bytes=65536})",
     "buffer-deallocation-pipeline",
     *_LINALG,
 )
@@ -38,11 +42,13 @@ _LLVM = (
     # LLVM has no such arithmetic for some types, and the C library no functions of them.
     "func.func(math-extend-to-supported-types)",
     "func.func(arith-expand{include-bf16=true})",
+    "convert-vector-to-scf",
     "expand-strided-metadata",
     "lower-affine",
     "canonicalize",
     "cse",
     "convert-scf-to-cf",
+    "convert-vector-to-llvm",
     "convert-math-to-llvm",
     "convert-math-to-libm",
     "convert-arith-to-llvm",

@@ -8,7 +8,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import linalg, memref, tensor
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.mlir import scalar_operations as ops
+from tvm_ext.mlir import operations as ops
 from tvm_ext.mlir.element_types import dtype_of, stored_type, tensor_of
 from tvm_ext.mlir.expressions import ExpressionWriter
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent

@@ -1,4 +1,5 @@
-"""TensorIR's operators and calls on numbers as operations of the arith and math dialects.
+"""TensorIR's operators and calls on numbers, and on vectors of them, as operations of the arith and
+math dialects.
 
 Each function writes at the current insertion point and returns the value. The semantics are those
 of TVM's own code generation: ``max(a, b)`` is ``a`` where ``a > b`` and else ``b``, whatever is
@@ -13,21 +14,37 @@ from torch_mlir.dialects import arith, math
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.mlir.element_types import bits_of, is_float, is_signed, value_type
+from tvm_ext.mlir.element_types import (
+    bits_of,
+    is_bool,
+    is_float,
+    is_signed,
+    lanes_of,
+    scalar_of,
+    value_type,
+    with_lanes,
+)
 
 Binary = Callable[[ir.Value, ir.Value], ir.Value]
 
 
 def constant(value: float, dtype: str) -> ir.Value:
-    """A number."""
-    kind = value_type(dtype)
+    """A number, or a vector of it."""
+    kind = value_type(scalar_of(dtype))
     if is_float(dtype):
-        return arith.constant(kind, float(value))
+        return _splat(ir.FloatAttr.get(kind, float(value)), dtype)
     bits = bits_of(dtype)
     whole = int(value) % (1 << bits)
     # MLIR's Python interface takes signed numbers; the bits are those of the unsigned one.
     signed = whole - (1 << bits) if bits > 1 and whole >= 1 << (bits - 1) else whole
-    return arith.constant(kind, -signed if bits == 1 else signed)
+    return _splat(ir.IntegerAttr.get(kind, -signed if bits == 1 else signed), dtype)
+
+
+def _splat(number: ir.Attribute, dtype: str) -> ir.Value:
+    kind = value_type(dtype)
+    if lanes_of(dtype) > 1:
+        number = ir.DenseElementsAttr.get_splat(kind, number)
+    return arith.constant(kind, number)
 
 
 def index_constant(value: int) -> ir.Value:
@@ -51,7 +68,7 @@ def binary(kind: type, left: ir.Value, right: ir.Value, dtype: str) -> ir.Value:
 
 
 def _family(dtype: str) -> str:
-    if dtype == "bool":
+    if is_bool(dtype):
         return "bool"
     return "float" if is_float(dtype) else "signed" if is_signed(dtype) else "unsigned"
 
@@ -114,16 +131,16 @@ def _floor_mod(left: ir.Value, right: ir.Value, dtype: str) -> ir.Value:
     return arith.select(moved, arith.addi(rest, right), rest)
 
 
-def negated(value: ir.Value) -> ir.Value:
+def negated(value: ir.Value, dtype: str = "bool") -> ir.Value:
     """The opposite of a truth value."""
-    return arith.xori(value, constant(1, "bool"))
+    return arith.xori(value, constant(1, dtype))
 
 
 def cast(value: ir.Value, source: str, target: str) -> ir.Value:
     """A number as one of another type, as C converts it."""
     if source == target:
         return value
-    if target == "bool":
+    if is_bool(target):
         return compared("ne", value, constant(0, source), source)
     if is_float(source):
         return _cast_of_float(value, source, target)
@@ -143,18 +160,18 @@ def _cast_of_float(value: ir.Value, source: str, target: str) -> ir.Value:
     if not is_float(target):
         return (arith.fptosi if is_signed(target) else arith.fptoui)(kind, value)
     if bits_of(source) == bits_of(target):
-        return arith.truncf(kind, arith.extf(value_type("float32"), value))
+        return arith.truncf(kind, arith.extf(value_type(with_lanes("float32", target)), value))
     return (arith.extf if bits_of(source) < bits_of(target) else arith.truncf)(kind, value)
 
 
 def cast_to_memory(value: ir.Value, dtype: str) -> ir.Value:
     """A value as it lies in memory."""
-    return cast(value, "bool", "int8") if dtype == "bool" else value
+    return cast(value, dtype, with_lanes("int8", dtype)) if is_bool(dtype) else value
 
 
 def cast_from_memory(value: ir.Value, dtype: str) -> ir.Value:
     """A value that was loaded, in the type of expressions."""
-    return cast(value, "int8", "bool") if dtype == "bool" else value
+    return cast(value, with_lanes("int8", dtype), dtype) if is_bool(dtype) else value
 
 
 def reinterpreted(value: ir.Value, target: str) -> ir.Value:
@@ -236,7 +253,7 @@ def _of_class(kind: type) -> Callable[[list[ir.Value], str], ir.Value]:
 
 
 def _inverted(arguments: list[ir.Value], dtype: str) -> ir.Value:
-    return arith.xori(arguments[0], constant(1 if dtype == "bool" else -1, dtype))
+    return arith.xori(arguments[0], constant(1 if is_bool(dtype) else -1, dtype))
 
 
 _BIT_CALLS: Mapping[str, Callable[[list[ir.Value], str], Any]] = {
