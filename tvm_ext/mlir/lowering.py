@@ -106,12 +106,26 @@ def _cause(error: Exception) -> str:
 
 
 def _takes_names(module: ir.Module) -> bool:
-    """Whether the operations get names: MLIR makes invalid ones of matmuls with two batch axes."""
+    """Whether operations may get names.
+
+    MLIR makes invalid ones of matmuls with two batch axes. A convolution or matmul of unsigned
+    numbers it takes for one of signed numbers, and nobody says so.
+    """
+    if any(_extends_unsigned(op) for op in _generics(module.operation)):
+        return False
     try:
         _run_pass(_NAMES, module.operation.clone())
     except MlirError:
         return False
     return True
+
+
+def _extends_unsigned(op: ir.Operation) -> bool:
+    """Whether an operation that reduces makes numbers wider as unsigned ones."""
+    reduces = "reduction" in str(op.attributes["iterator_types"])
+    return reduces and any(
+        each.operation.name == "arith.extui" for block in op.regions[0] for each in block
+    )
 
 
 # The order of loops.

@@ -78,6 +78,25 @@ def test_the_llvm_stage_has_no_other_dialect():
         assert f" {dialect}" not in text
 
 
+def test_unsigned_numbers_stay_unsigned():
+    """MLIR's named operations would take the first operand for signed numbers."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def product(
+        a: T.Buffer((5, 7), "uint8"), b: T.Buffer((7, 9), "int8"), c: T.Buffer((5, 9), "int32")
+    ):
+        for i, j, k in T.grid(5, 9, 7):
+            with T.sblock("product"):
+                x, y, z = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    c[x, y] = 0
+                c[x, y] = c[x, y] + T.Cast("int32", a[x, z]) * T.Cast("int32", b[z, y])
+
+    found = compared({"product": product})
+    agree(found)
+    assert found["product"].form == ON_TENSORS
+
+
 @T.prim_func(s_tir=True)
 def running_sums(a: T.handle, b: T.handle, n: T.int64):
     """A recurrence, of a size that the call gives."""
