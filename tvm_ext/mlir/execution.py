@@ -36,6 +36,8 @@ class CompiledKernel:
         lower_to(converted.module, "llvm")
         try:
             self._engine = ExecutionEngine(converted.module, opt_level=2)
+            # The code is made here, and not in the first call.
+            self._engine.lookup(converted.name)
         except RuntimeError as error:
             raise MlirError(
                 f"LLVM does not compile kernel {converted.name} from MLIR; expected code: leave "

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from torch_mlir import ir
+from torch_mlir.dialects import linalg
 from torch_mlir.dialects.transform import interpreter
 from torch_mlir.passmanager import PassManager
 
@@ -31,10 +32,12 @@ _BUFFERIZED = (
     *_LINALG,
 )
 
-# What is no pass of MLIR, but a script of its transform dialect: see ``_order_loops``.
+# What are no passes of MLIR: see ``_order_loops`` and ``_copies_to_loops``.
 _ORDER_LOOPS = "order-loops"
+_COPIES = "copies-to-loops"
 
 _LLVM = (
+    _COPIES,
     "linalg-generalize-named-ops",
     _ORDER_LOOPS,
     "convert-linalg-to-loops",
@@ -85,6 +88,8 @@ def run_passes(module: ir.Module, passes: Sequence[str]) -> None:
         for one in passes:
             if one == _ORDER_LOOPS:
                 _order_loops(module)
+            elif one == _COPIES:
+                _copies_to_loops(module)
             elif one != _NAMES or _takes_names(module):
                 _run_pass(one, module.operation)
 
@@ -128,6 +133,16 @@ def _extends_unsigned(op: ir.Operation) -> bool:
     )
 
 
+def _copies_to_loops(module: ir.Module) -> None:
+    """Writes copies of memory as operations of linalg: MLIR itself calls a library for them."""
+    copies = [op for op in _operations(module.operation) if op.name == "memref.copy"]
+    for copy in copies:
+        source, target = copy.operands
+        with ir.InsertionPoint(copy), copy.location:
+            linalg.copy(source, outs=[target])
+        copy.erase()
+
+
 # The order of loops.
 
 
@@ -162,14 +177,17 @@ def _order(pattern: str) -> list[int]:
     return [*range(parallel - 1), *range(parallel, parallel + reduces), parallel - 1]
 
 
-def _generics(op: ir.Operation) -> Iterator[ir.Operation]:
+def _operations(op: ir.Operation) -> Iterator[ir.Operation]:
+    """All operations below one."""
     for region in op.regions:
         for block in region:
             for each in block:
-                inner = each.operation
-                if inner.name == "linalg.generic":
-                    yield inner
-                yield from _generics(inner)
+                yield each.operation
+                yield from _operations(each.operation)
+
+
+def _generics(op: ir.Operation) -> list[ir.Operation]:
+    return [each for each in _operations(op) if each.name == "linalg.generic"]
 
 
 def apply_transform(steps: str, module: ir.Module) -> None:

@@ -1,0 +1,99 @@
+"""Kernels whose code MLIR generates, in programs of TVM.
+
+Before: ``for i in T.parallel(n): ...``
+After:  ``import_llvm("define void @kernel_mlir(...) { ... }"): call kernel_mlir(A.data, n)``
+
+MLIR lowers the scheduled loops to LLVM's text. TVM's LLVM reads it and compiles it with the rest of
+the program, for the same machine: a saved program needs no MLIR.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import tvm
+from torch_mlir.dialects import llvm
+from tvm import tirx
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.mlir import MlirError
+from tvm_ext.mlir.from_tensorir import convert_scheduled, is_buffer
+from tvm_ext.mlir.lowering import lower_to
+
+# What TVM's code generator reads LLVM's text from.
+_IMPORT = "pragma_import_llvm"
+
+
+def with_mlir_code(kernel: tirx.PrimFunc, name: str, machine: MachineDescription) -> tirx.PrimFunc:
+    """A kernel with the same parameters that calls MLIR's code for it.
+
+    Parameters
+    ----------
+    kernel : tirx.PrimFunc
+        The scheduled kernel.
+    name : str
+        A name of the program's own, for the function that MLIR generates.
+    machine : MachineDescription
+        What it is scheduled for.
+
+    Raises
+    ------
+    NotApplicable
+        The kernel has no form in MLIR, or a pass of MLIR fails on it.
+    """
+    converted = convert_scheduled(kernel, name, machine)
+    try:
+        lower_to(converted.module, "llvm")
+    except MlirError as error:
+        raise NotApplicable(str(error)) from error
+    text = _as_tvm_reads(llvm.translate_module_to_llvmir(converted.module.operation))
+    arguments = [one for param in kernel.params for one in _arguments(param)]
+    call = tirx.Evaluate(tirx.call_extern("void", name, *arguments))
+    body = tirx.AttrStmt(tirx.const(0, "int32"), _IMPORT, tvm.ir.StringImm(text), call)
+    return kernel.with_body(body)
+
+
+# MLIR's LLVM is newer than TVM's, and writes floating-point numbers by their own bits: f0x3F800000.
+_BITS = re.compile(r"f0x([0-9A-F]+)")
+_NARROW = re.compile(r"\b(half|bfloat)\b")
+
+
+def _as_tvm_reads(text: str) -> str:
+    """LLVM's text with numbers as older releases read them.
+
+    These write a float by the bits of the double of its value, and mark the narrower types.
+    """
+    return "\n".join(_BITS.sub(_older, line) for line in text.splitlines())
+
+
+def _older(found: re.Match[str]) -> str:
+    digits = found[1]
+    if len(digits) == 4:
+        types = _NARROW.findall(found.string[: found.start()])
+        return ("0xR" if types and types[-1] == "bfloat" else "0xH") + digits
+    if len(digits) == 8:
+        value = struct.unpack(">f", bytes.fromhex(digits))[0]
+        return "0x" + struct.pack(">d", value).hex().upper()
+    return f"0x{digits}"
+
+
+def _arguments(param: Any) -> Iterator[Any]:
+    """What a parameter is for MLIR's code: of an array the parts of its descriptor.
+
+    These are where it was allocated, where it begins, an offset, and its sizes and strides.
+    """
+    if not is_buffer(param):
+        yield param
+        return
+    begin = tirx.address_of(tirx.BufferLoad(param, [tirx.const(0, "int64")] * len(param.shape)))
+    yield from (begin, begin, tirx.const(0, "int64"))
+    sizes = [size.astype("int64") for size in param.shape]
+    yield from sizes
+    strides: list[Any] = []
+    step: Any = tirx.const(1, "int64")
+    for size in reversed(sizes):
+        strides.insert(0, step)
+        step = step * size
+    yield from strides
