@@ -146,6 +146,17 @@ FastMath = Annotated[
         help="Allow rewrites that hold only without NaN, infinities and negative zeros.",
     ),
 ]
+CodeGenerator = Annotated[
+    str | None,
+    typer.Option(
+        "--codegen",
+        metavar="tvm|mlir",
+        show_default="tvm",
+        rich_help_panel=_COMPILE,
+        help="Who generates the code of kernels for a CPU. mlir: MLIR, for one thread, where "
+        "it has operations for all of a kernel; needs the extra 'mlir'.",
+    ),
+]
 MaxError = Annotated[
     float | None,
     typer.Option(
@@ -260,7 +271,8 @@ class CompileOptions:
         As for ``tvm_ext.compile``.
     threads : int, optional
         Threads to compile for and run with, instead of one for each core of the target.
-    records, require_records, tf32, pipeline, specialize, precision, fast_math, max_error, samples
+    records, require_records, tf32, pipeline, specialize, precision, fast_math, codegen, max_error,
+    samples
         As for ``tvm_ext.compile``.
     """
 
@@ -278,6 +290,7 @@ class CompileOptions:
     specialize: tuple[Mapping[str, int], ...] = ()
     precision: str | None = None
     fast_math: bool = False
+    codegen: str | None = None
     max_error: float | None = None
     samples: Path | None = None
     memory_limit: str | None = None
@@ -299,6 +312,7 @@ class CompileOptions:
         specialize: Sequence[str] | None = None,
         precision: str | None = None,
         fast_math: bool = False,
+        codegen: str | None = None,
         max_error: float | None = None,
         samples: Path | None = None,
         memory_limit: str | None = None,
@@ -324,6 +338,7 @@ class CompileOptions:
             specialize=parse_specializations(specialize or ()),
             precision=precision,
             fast_math=fast_math,
+            codegen=codegen,
             max_error=max_error,
             samples=samples,
             memory_limit=memory_limit,
@@ -357,10 +372,14 @@ class CompileOptions:
 
     def keywords(self) -> dict[str, Any]:
         """What ``compile``, ``check_model`` and ``tune`` take, besides the model and the target."""
-        from tvm_ext.passes.pipeline import with_fast_math, with_memory_limit
+        from tvm_ext.passes.pipeline import (
+            with_code_generator,
+            with_fast_math,
+            with_memory_limit,
+        )
 
         given = with_fast_math(self.pass_config) if self.fast_math else self.pass_config
-        own = with_memory_limit(given, self.memory_limit)
+        own = with_code_generator(with_memory_limit(given, self.memory_limit), self.codegen)
         return {
             "input_shapes": self.input_shapes or None,
             "opt_level": self.opt_level if self.opt_level is not None else "O3",
@@ -439,6 +458,7 @@ class CompileOptions:
             "--specialize": self.specialize,
             "--precision": self.precision is not None,
             "--fast-math": self.fast_math,
+            "--codegen": self.codegen is not None,
             "--max-error": self.max_error is not None,
             "--samples": self.samples is not None,
             "--memory-limit": self.memory_limit is not None,

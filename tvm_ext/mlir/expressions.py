@@ -6,10 +6,11 @@ from typing import Any
 
 import tvm
 from torch_mlir import ir
-from torch_mlir.dialects import arith, scf, vector
+from torch_mlir.dialects import arith, llvm, scf, vector
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.tvm_compat import llvm_codegen
 from tvm_ext.mlir import operations as ops
 from tvm_ext.mlir.element_types import dtype_of, is_float, lanes_of, value_type
 from tvm_ext.tir_schedules.analysis.buffer_access import is_conditional, nodes, static_extent
@@ -138,10 +139,23 @@ class ExpressionWriter:
             return self.value(call.args[0])
         if name == "reinterpret":
             return ops.reinterpreted(self.value(call.args[0]), dtype)
+        if name in _INTRINSICS:
+            return self._intrinsic(call, dtype)
         if not call.args or any(isinstance(one, tvm.ir.StringImm) for one in call.args):
             raise NotApplicable(f"the call of {name} has no operation in MLIR here")
         arguments = [self.value(one) for one in call.args]
         return ops.call(name, arguments, dtype_of(call.args[0]))
+
+    def _intrinsic(self, call: Any, dtype: str) -> ir.Value:
+        """One of LLVM's own functions, which TVM names by text or by LLVM's number for it."""
+        given, *rest = call.args
+        if isinstance(given, tvm.ir.StringImm):
+            name = str(given.value)
+        else:
+            name = str(llvm_codegen.llvm_get_intrinsic_name(int(given.value)))
+        arguments = [self.value(one) for one in rest]
+        called = llvm.CallIntrinsicOp(value_type(dtype), name, arguments, [], [])
+        return called.operation.results[0]
 
     def _if_then_else(self, call: Any, dtype: str) -> ir.Value:
         """Only the branch that holds is computed: the other may load what is not there."""
@@ -153,6 +167,8 @@ class ExpressionWriter:
                 scf.yield_([self.value(expr)])
         return chosen.results[0]
 
+
+_INTRINSICS = ("call_llvm_pure_intrin", "call_llvm_intrin")
 
 # Calls that load from memory.
 _LOADS = ("masked_load",)

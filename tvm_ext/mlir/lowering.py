@@ -14,6 +14,8 @@ from tvm_ext.mlir import MlirError
 _NAMES = "linalg-specialize-generic-ops"
 _LINALG = (_NAMES, "canonicalize", "cse")
 
+_FREES = "buffer-deallocation-pipeline"
+
 _BUFFERIZED = (
     # Of two elementwise operations, one after the other, one; the tensor between them goes. Only
     # operations without names are fused.
@@ -28,7 +30,7 @@ _BUFFERIZED = (
     "func.func(scf-parallel-for-to-nested-fors)",
     "func.func(buffer-loop-hoisting)",
     "func.func(promote-buffers-to-stack{max-alloc-size-in-bytes=65536})",
-    "buffer-deallocation-pipeline",
+    _FREES,
     *_LINALG,
 )
 
@@ -90,8 +92,15 @@ def run_passes(module: ir.Module, passes: Sequence[str]) -> None:
                 _order_loops(module)
             elif one == _COPIES:
                 _copies_to_loops(module)
-            elif one != _NAMES or _takes_names(module):
+            elif _is_needed(one, module):
                 _run_pass(one, module.operation)
+
+
+def _is_needed(name: str, module: ir.Module) -> bool:
+    if name == _FREES:
+        # The pass refuses calls of LLVM's own functions, whether anything is to be freed or not.
+        return any(op.name == "memref.alloc" for op in _operations(module.operation))
+    return name != _NAMES or _takes_names(module)
 
 
 def _run_pass(name: str, op: ir.Operation) -> None:

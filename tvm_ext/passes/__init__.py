@@ -14,6 +14,7 @@ from tvm_ext.passes.drop_result_checks import DropResultChecks
 from tvm_ext.passes.fuse_heads_into_attention import FuseHeadsIntoAttention
 from tvm_ext.passes.keep_state_in_place import KeepStateInPlace
 from tvm_ext.passes.limit_memory import LimitMemory
+from tvm_ext.passes.mlir_code_generation import MlirCodeGeneration
 from tvm_ext.passes.multi_output_fusion import MultiOutputFusion
 from tvm_ext.passes.pack_weights import MarkConstantParameters, PackWeights
 from tvm_ext.passes.plan_workspaces import PlanWorkspaces
@@ -72,6 +73,7 @@ _OURS: dict[Level, tuple[Any, ...]] = {
         *(LimitMemory, ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
         DropResultChecks,
     ),
+    "target": (MlirCodeGeneration,),
 }
 
 # Without these no program can be built; they can be moved around, not left out.

@@ -15,6 +15,7 @@ from tvm_ext.configs.byte_sizes import parse_bytes
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.configs.loader import ConfigModel, check_config, config_folder, load_toml
 from tvm_ext.errors import ConfigError, PassError
+from tvm_ext.mlir import require_mlir
 from tvm_ext.passes import registry
 from tvm_ext.passes.registry import load_plugins
 
@@ -261,6 +262,35 @@ def with_fast_math(
     options = _plain_options(pass_config or {})
     name = "AlgebraicSimplification"
     return {**options, name: {"fast_math": True, **options.get(name, {})}}
+
+
+# Who generates the code of a CPU's kernels.
+CODE_GENERATORS = ("tvm", "mlir")
+
+
+def with_code_generator(
+    pass_config: Mapping[str, Mapping[str, Any]] | None, name: str | None
+) -> Mapping[str, Mapping[str, Any]] | None:
+    """``pass_config`` with one of ``CODE_GENERATORS``; itself where none is named.
+
+    Raises
+    ------
+    ConfigError
+        There is no such generator, or ``pass_config`` has not the form of options by pass.
+    MlirError
+        The generator is not installed.
+    """
+    if name is None:
+        return pass_config
+    if name not in CODE_GENERATORS:
+        raise ConfigError(
+            f"the code generator is '{name}', which does not exist; "
+            f"{nearest_hint(name, CODE_GENERATORS)}"
+        )
+    if name == "mlir":
+        require_mlir()
+    options = _plain_options(pass_config or {})
+    return {**options, "MlirCodeGeneration": {"enabled": name == "mlir"}}
 
 
 def with_options(pipeline: Pipeline, name: str, options: Mapping[str, Any]) -> Pipeline:

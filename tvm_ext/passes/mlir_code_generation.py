@@ -1,0 +1,53 @@
+"""The pass that has MLIR generate the code of a CPU's kernels."""
+
+import tvm
+from tvm import tirx
+
+from tvm_ext.compiler.graph_analysis import kernel_calls
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.description import current_cpu
+from tvm_ext.mlir import require_mlir
+from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
+from tvm_ext.relay_passes.spans import with_functions
+
+
+@graph_pass
+class MlirCodeGeneration:
+    """Has MLIR generate the code of kernels, which TVM's LLVM compiles with the rest.
+
+    Before: ``for i in T.parallel(n): ...``
+    After:  a call of ``kernel_mlir``, and its code as text of LLVM
+
+    It does nothing unless ``enabled`` is true, which takes torch-mlir. MLIR's code runs on one
+    thread.
+
+    Leaves alone: kernels with a call or value that MLIR's dialects have no operation for; targets
+    other than CPUs.
+
+    Run after: the storage is planned, as nobody reads the loops of these kernels any more. Run
+    before: nothing in particular.
+    """
+
+    enabled: bool = False
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns ``mod`` itself where it is not enabled; raises MlirError without torch-mlir."""
+        machine = current_cpu()
+        if not self.enabled or machine is None:
+            return mod
+        require_mlir()
+        from tvm_ext.mlir.code_generation import with_mlir_code
+
+        origins = {call.kernel: call.where for call in kernel_calls(mod)}
+        changed: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
+        for global_var, func in mod.functions.items():
+            if not isinstance(func, tirx.PrimFunc):
+                continue
+            name = str(global_var.name_hint)
+            where = origins.get(name) or name
+            try:
+                changed[global_var] = with_mlir_code(func, f"{name}_mlir", machine)
+                record_applied("MlirCodeGeneration", where, "MLIR generates its code")
+            except NotApplicable as refused:
+                record_refusal("MlirCodeGeneration", where, refused.reason)
+        return with_functions(mod, changed)
