@@ -7,6 +7,7 @@ MLIR lowers the scheduled loops to LLVM's text. TVM's LLVM reads it and compiles
 the program, for the same machine: a saved program needs no MLIR.
 """
 
+import hashlib
 import re
 import struct
 from collections.abc import Iterator
@@ -25,6 +26,10 @@ from tvm_ext.mlir.lowering import lower_to
 # What TVM's code generator reads LLVM's text from.
 _IMPORT = "pragma_import_llvm"
 
+# The function's name in MLIR, until it is known what it computes.
+_FUNCTION = "kernel_of_mlir"
+_DIGITS = 16
+
 
 def with_mlir_code(kernel: tirx.PrimFunc, name: str, machine: MachineDescription) -> tirx.PrimFunc:
     """A kernel with the same parameters that calls MLIR's code for it.
@@ -34,7 +39,7 @@ def with_mlir_code(kernel: tirx.PrimFunc, name: str, machine: MachineDescription
     kernel : tirx.PrimFunc
         The scheduled kernel.
     name : str
-        A name of the program's own, for the function that MLIR generates.
+        Its name, which the name of the function that MLIR generates begins with.
     machine : MachineDescription
         What it is scheduled for.
 
@@ -43,14 +48,21 @@ def with_mlir_code(kernel: tirx.PrimFunc, name: str, machine: MachineDescription
     NotApplicable
         The kernel has no form in MLIR, or a pass of MLIR fails on it.
     """
-    converted = convert_scheduled(kernel, name, machine)
+    converted = convert_scheduled(kernel, _FUNCTION, machine)
+    # It is called by its plain parameters, and not as ExecutionEngine calls.
+    for op in converted.module.body.operations:
+        del op.attributes["llvm.emit_c_interface"]
     try:
         lower_to(converted.module, "llvm")
     except MlirError as error:
         raise NotApplicable(str(error)) from error
     text = _as_tvm_reads(llvm.translate_module_to_llvmir(converted.module.operation))
+    # Programs for several sizes are linked together, and may have kernels of the same name: what
+    # has the same name computes the same, and the linker takes one of them.
+    symbol = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
+    text = text.replace(f"define void @{_FUNCTION}(", f"define weak_odr void @{symbol}(")
     arguments = [one for param in kernel.params for one in _arguments(param)]
-    call = tirx.Evaluate(tirx.call_extern("void", name, *arguments))
+    call = tirx.Evaluate(tirx.call_extern("void", symbol, *arguments))
     body = tirx.AttrStmt(tirx.const(0, "int32"), _IMPORT, tvm.ir.StringImm(text), call)
     return kernel.with_body(body)
 

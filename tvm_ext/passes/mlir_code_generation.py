@@ -3,7 +3,6 @@
 import tvm
 from tvm import tirx
 
-from tvm_ext.compiler.graph_analysis import kernel_calls
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.mlir import require_mlir
@@ -38,16 +37,14 @@ class MlirCodeGeneration:
         require_mlir()
         from tvm_ext.mlir.code_generation import with_mlir_code
 
-        origins = {call.kernel: call.where for call in kernel_calls(mod)}
         changed: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
         for global_var, func in mod.functions.items():
             if not isinstance(func, tirx.PrimFunc):
                 continue
             name = str(global_var.name_hint)
-            where = origins.get(name) or name
             try:
-                changed[global_var] = with_mlir_code(func, f"{name}_mlir", machine)
-                record_applied("MlirCodeGeneration", where, "MLIR generates its code")
+                changed[global_var] = with_mlir_code(func, name, machine)
+                record_applied("MlirCodeGeneration", name, "MLIR generates its code")
             except NotApplicable as refused:
-                record_refusal("MlirCodeGeneration", where, refused.reason)
+                record_refusal("MlirCodeGeneration", name, refused.reason)
         return with_functions(mod, changed)
