@@ -108,8 +108,11 @@ def _module(kernel: tirx.PrimFunc, name: str, write: Any) -> ir.Module:
         values = _symbolic_sizes(kernel, block.arguments)
         write(kernel, list(block.arguments), values)
         func.return_([])
-    if not module.operation.verify():
-        raise NotApplicable("what was written of it is not valid in MLIR")
+    try:
+        module.operation.verify()
+    except ir.MLIRError as error:
+        cause = "; ".join(str(one.message) for one in error.error_diagnostics)
+        raise NotApplicable(f"what was written of it is not valid in MLIR: {cause}") from error
     return module
 
 
