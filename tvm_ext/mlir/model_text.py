@@ -141,13 +141,16 @@ def model_text(found: ModelKernels, stage: str) -> ModelText:
     return ModelText(found.model, found.opt_level, stage, tuple(done), f"{whole}\n")
 
 
+_ALLOCATIONS = ("memref.alloc", "memref.alloca", "tensor.empty")
+
+
 def counted_operations(module: ir.Module) -> dict[str, int]:
     """How many operations of linalg there are, by their names, and how many allocations."""
     found: Counter[str] = Counter()
 
     def count(op: ir.Operation) -> ir.WalkResult:
         name = str(op.name)
-        is_counted = name.startswith("linalg.") or name in ("memref.alloc", "tensor.empty")
+        is_counted = name.startswith("linalg.") or name in _ALLOCATIONS
         if is_counted and name not in ("linalg.yield", "linalg.index"):
             found[name] += 1
         return ir.WalkResult.ADVANCE
