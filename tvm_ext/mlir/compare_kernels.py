@@ -149,7 +149,7 @@ class MlirCheck:
                 differences = [one.difference.max_rel for one in of_it if one.difference]
                 largest = f"{max(differences):.1e}" if differences else ABSENT
                 table.add_row(outcome, f"{len(of_it):,}", largest)
-        return Group(title, Text(), table, *self._details())
+        return Group(title, table, *self._details())
 
     def __str__(self) -> str:
         """What ``to_text`` returns."""

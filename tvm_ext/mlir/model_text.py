@@ -96,7 +96,7 @@ class ModelText:
             table.add_row(name, f"{count:,}")
         parts: list[RenderableType] = [title]
         parts += [Text(f"{form}: {format_count(n, 'kernel')}") for form, n in forms.most_common()]
-        parts += [Text(), table] if self._operations() else []
+        parts += [table] if self._operations() else []
         return Group(*parts, *self._reasons())
 
     def _operations(self) -> Counter[str]:
