@@ -37,6 +37,7 @@ _CLOSING = {
     "schedule": "MarkConstantParameters",
     "tile": "PropagateNan",
     "memory": "LowerAllocTensor",
+    "target": "MlirCodeGeneration",
 }
 
 
