@@ -88,13 +88,12 @@ class ModelText:
         title = Text(plain(self.model), style="bold")
         share = len(self.converted) / len(self.kernels) if self.kernels else 1.0
         facts = f"{len(self.converted)} of {format_count(len(self.kernels), 'kernel')}"
-        title.append(f"  optimisation {self.opt_level}, stage {self.stage}: ", "not bold dim")
-        title.append(f"{facts} ({format_percent(share)}) in MLIR", "not bold")
+        title.append(f"  optimisation {self.opt_level}, stage {self.stage}", "not bold dim")
         forms = Counter(one.form for one in self.converted)
         table = FlexibleTable("", "Operations of linalg, and allocations", ">Count")
         for name, count in sorted(self._operations().items(), key=lambda pair: -pair[1]):
             table.add_row(name, f"{count:,}")
-        parts: list[RenderableType] = [title]
+        parts: list[RenderableType] = [title, Text(f"In MLIR: {facts} ({format_percent(share)})")]
         parts += [Text(f"{form}: {format_count(n, 'kernel')}") for form, n in forms.most_common()]
         parts += [table] if self._operations() else []
         return Group(*parts, *self._reasons())
