@@ -42,6 +42,7 @@ _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "GroupQueryAttention": group_query_attention,
     "Inverse": older_forms.inverse,
     "LayerNormalization": fused.layer_normalization,
+    "MRotaryEmbedding": attention.multimodal_rotary_embedding,
     "MatMulBnb4": checked(check_matmul_bnb4, quantized.matmul_bnb4),
     "MatMulInteger16": older_forms.matmul_integer16,
     "MatMulIntegerToFloat": quantized.matmul_integer_to_float,

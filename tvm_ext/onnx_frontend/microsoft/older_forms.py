@@ -107,6 +107,8 @@ def causal_conv_with_state(b: Builder) -> _Results:
     others = ("state_update_capacity", "state_window", "state_length", "input_channel_offset")
     others += ("channels_last", "input_channels")
     given = [name for name in others if b.attribute(name, 0)]
+    if b.opset < 11:
+        given.append(f"opset {b.opset}")
     if b.attribute("ndim", 1) != 1 or b.attribute("state_channels_last", -1) > 0 or b.used(2):
         given.append("ndim, state_channels_last or the third output")
     if given:
@@ -127,16 +129,12 @@ def causal_conv_with_state(b: Builder) -> _Results:
 def _padded(b: Builder, data: ir.Value, width: int) -> ir.Value:
     """With zeros before the last of three axes."""
     widths = [0, 0, width, 0, 0, 0]
-    if b.opset < 11:
-        return b.op("Pad", data, mode="constant", pads=widths)
     return b.op("Pad", data, b.constant(np.array(widths)))
 
 
 def _last(b: Builder, data: ir.Value, width: int) -> ir.Value:
     """The last elements of the third axis."""
     start, end = (-width, np.iinfo(np.int64).max) if width else (0, 0)
-    if b.opset < 10:
-        return b.op("Slice", data, starts=[start], ends=[end], axes=[2])
     bounds = (b.constant(np.array([bound], np.int64)) for bound in (start, end, 2))
     return b.op("Slice", data, *bounds)
 
