@@ -15,6 +15,12 @@ _Results = list[ir.Value | None]
 # Each step of the elimination is some fifteen nodes.
 _MOST_ROWS = 8
 
+# Attributes of CausalConvWithState that ask for other layouts or more states.
+_OTHER_LAYOUTS = (
+    *("channels_last", "input_channel_offset", "input_channels"),
+    *("state_length", "state_update_capacity", "state_window"),
+)
+
 
 def pad(b: Builder) -> _Results:
     """Pad, whose pads may be a matrix of one row."""
@@ -104,9 +110,7 @@ def causal_conv_with_state(b: Builder) -> _Results:
 
     The state is the end of what was convolved, as long as the window reaches back.
     """
-    others = ("state_update_capacity", "state_window", "state_length", "input_channel_offset")
-    others += ("channels_last", "input_channels")
-    given = [name for name in others if b.attribute(name, 0)]
+    given = [name for name in _OTHER_LAYOUTS if b.attribute(name, 0)]
     if b.opset < 11:
         given.append(f"opset {b.opset}")
     if b.attribute("ndim", 1) != 1 or b.attribute("state_channels_last", -1) > 0 or b.used(2):
@@ -146,8 +150,10 @@ def inverse(b: Builder) -> _Results:
     element, and subtracts multiples of it from the other rows.
     """
     data = b.input(0)
-    if data.shape is None or b.dtype is None or b.opset < 13:
-        raise NotApplicable(f"rank or type of its input are not known, or opset {b.opset}")
+    if data.shape is None or b.dtype is None:
+        raise NotApplicable("rank or type of its input is not known")
+    if b.opset < 11:
+        raise NotApplicable(f"it is in a model of opset {b.opset}, expected 11 or later")
     rows = data.shape[-1]
     if not isinstance(rows, int) or not 1 <= rows <= _MOST_ROWS:
         raise NotApplicable(f"matrices of {rows} rows, expected {_MOST_ROWS} or fewer")
