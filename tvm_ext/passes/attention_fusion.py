@@ -11,6 +11,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.hardware.cuda.description import CudaDescription, current_gpu
 from tvm_ext.passes.attention_pattern import NARROW, AttentionMatch, find_attention
+from tvm_ext.passes.sizes_of_scores import SizesOfScores
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.tir_schedules.cpu.attention import attention as cpu_attention
@@ -43,7 +44,7 @@ class AttentionFusion:
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
         machine = current_gpu() or current_cpu()
-        return mod if machine is None else _Fuser(machine).run(mod)
+        return mod if machine is None else _Fuser(machine).run(SizesOfScores().run(mod))
 
 
 class _Fuser(BindingRewriter):

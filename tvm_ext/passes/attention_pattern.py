@@ -9,6 +9,7 @@ import tvm_ffi
 from ml_dtypes import finfo
 from tvm import relax, tirx
 from tvm.ir import GenericConst
+from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.relay_passes.binding_rewriter import GraphView
@@ -348,7 +349,8 @@ def _group(query: AttentionOperand, key: AttentionOperand, value: AttentionOpera
     if counts[1] != counts[2] or counts[0] % counts[1]:
         raise NotApplicable(f"heads of query, key and value are {counts}")
     shapes = [(operand.axes, _extents(operand.value) or []) for operand in (query, key, value)]
-    if len({shape[axes.index("b")] for axes, shape in shapes}) > 1:
+    batches = [shape[axes.index("b")] for axes, shape in shapes]
+    if any(batch != batches[0] for batch in batches):
         raise NotApplicable("query, key and value are of different batches")
     group = counts[0] // counts[1]
     shared = {operand.repeats for operand in (key, value)}
@@ -450,12 +452,29 @@ def _read_scores(view: GraphView, scores: relax.Expr) -> _Scores | None:
 
 def _extents(expr: relax.Expr) -> list[Any] | None:
     """The extents of a tensor, each equal to others that are the same in every run: a number, or
-    the structure of an expression. None where they are not known.
+    an expression. None where they are not known.
     """
     shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
     if not isinstance(shape, relax.ShapeExpr):
         return None
     return [
-        int(extent) if isinstance(extent, tirx.IntImm) else tvm_ffi.StructuralKey(extent)
+        int(extent) if isinstance(extent, tirx.IntImm) else _Extent(extent)
         for extent in shape.values[:]
     ]
+
+
+class _Extent:
+    """An extent that a run decides; equal to others that are the same in every run."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, size: tirx.Expr) -> None:
+        self._size = size
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Extent):
+            return False
+        if tvm_ffi.structural_equal(self._size, other._size):
+            return True
+        # Exporters write past + length here and length + past there.
+        return bool(Analyzer().can_prove_equal(self._size, other._size))
