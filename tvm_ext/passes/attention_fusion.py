@@ -10,7 +10,8 @@ from tvm import relax, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.hardware.cuda.description import CudaDescription, current_gpu
-from tvm_ext.passes.attention_pattern import NARROW, AttentionMatch, find_attention
+from tvm_ext.passes.attention_operands import NARROW
+from tvm_ext.passes.attention_pattern import AttentionMatch, find_attention
 from tvm_ext.passes.sizes_of_scores import SizesOfScores
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.graph_pass import graph_pass
