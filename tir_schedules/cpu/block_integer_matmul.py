@@ -284,7 +284,7 @@ class _Tile:
             step = tirx.Broadcast(at(self.rounded.steps, blocks[row]), lanes)
             for column, product, scale in zip(columns, products[row], scales, strict=True):
                 here = ramp(number(column), lanes)
-                value = product.astype(f"{_FLOAT}x{lanes}") * (step * scale)
+                value = product.astype(floats) * (step * scale)
                 found.append(tirx.BufferStore(array, at(array, here) + value, [here]))
         return sequence(found)
 

@@ -11,6 +11,7 @@ from tvm_ext.passes.attention_operands import extents, uniform_value
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
 from tvm_ext.relay_passes.fuse_dequantize_matmul import NarrowWeights, narrow_weights
 from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.last_position_only import LAST
 from tvm_ext.tir_schedules.cpu.block_integer_matmul import dot_product_of_bytes, panel_of
 from tvm_ext.tir_schedules.operators.block_integers import LARGEST, SMALLEST, BlockIntegers
 
@@ -56,7 +57,7 @@ class _Rewriter(BindingRewriter):
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.matmul")
-        rounded = None if call is None else _rounded(self.view, call.args[0])
+        rounded = None if call is None else self._rounded(var, call.args[0])
         if call is None or rounded is None:
             return None
         plain = relax.op.matmul(rounded.rows, call.args[1], call.attrs.out_dtype)
@@ -77,6 +78,18 @@ class _Rewriter(BindingRewriter):
         kernel = self.builder.add_func(func, "block_integers")
         made = relax.call_tir(kernel, relax.Tuple([rounded.rows, words]), var.ty)
         return Replacement(made, (), f"products of bytes in blocks of {weights.block}")
+
+    def _rounded(self, var: relax.Var, data: relax.Expr) -> _Rounded | None:
+        """The rows that were rounded, of which LastPositionOnly may have taken the last."""
+        last = self.view.call(data, "relax.call_tir")
+        if last is None or not str(last.args[0].name_hint).startswith(LAST):
+            return _rounded(self.view, data)
+        (source,) = last.args[1].fields
+        rounded = _rounded(self.view, source)
+        if rounded is None or (extents(source) or [])[-1] != (extents(data) or [])[-1]:
+            return None
+        taken = relax.call_tir(last.args[0], relax.Tuple([rounded.rows]), data.ty)
+        return _Rounded(self.bind(taken, var), rounded.block)
 
 
 def _shifted(weights: NarrowWeights) -> tuple[np.ndarray, np.ndarray, int | None] | None:
