@@ -277,9 +277,8 @@ class _Tile:
                         bound("product", dot.added(total, weight, data))
                         for total, weight in zip(products[row], weights, strict=True)
                     ]
-        scales = [
-            bound("scale", tirx.reinterpret(f"{_FLOAT}x{lanes}", stored(0, c))) for c in columns
-        ]
+        floats = f"{_FLOAT}x{lanes}"
+        scales = [bound("scale", tirx.reinterpret(floats, stored(0, column))) for column in columns]
         for row, array in enumerate(sums):
             step = tirx.Broadcast(at(self.rounded.steps, blocks[row]), lanes)
             for column, product, scale in zip(columns, products[row], scales, strict=True):
