@@ -83,8 +83,8 @@ class BlockIntegers:
     def packed(self, integers: np.ndarray, zeros: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """The words.
 
-        ``integers``, of ``[depth, columns]``, and ``zeros``, of ``[blocks, columns]``, are below 16;
-        ``scale`` is as ``zeros``.
+        ``integers``, of ``[depth, columns]``, and ``zeros``, of ``[blocks, columns]``, are below
+        16; ``scale`` is as ``zeros``.
         """
         grouped = integers.astype(np.uint32).reshape(self.blocks, -1, IN_WORD, self.columns)
         shifts = np.arange(0, IN_WORD * _BITS, _BITS, dtype=np.uint32)[:, None]

@@ -12,7 +12,7 @@ from tvm_ext.tir_schedules.operators.block_integers import BlockIntegers
 
 
 def machine(target, threads=2):
-    return resolve_target(target).with_threads(threads).description
+    return resolve_target(target).with_threads(threads)
 
 
 def scheduled(target, threads=2, columns=72):

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from microsoft_models import bytes_of, compared, element_type, microsoft_model
-from one_model import in_one_model, run_model
+from one_model import in_one_model
 from onnx import TensorProto, helper, numpy_helper
 from random_numbers import RANDOM
 from small_models import rand, value
