@@ -36,7 +36,10 @@ def from_matmul(view: GraphView, expr: relax.Expr, steps: int = _MAX_STEPS) -> b
     """Whether a product is up to ``steps`` masks, scales and casts away."""
     if view.call(expr, "relax.matmul") is not None:
         return True
-    names = ("relax.add", "relax.where", "relax.multiply", "relax.divide", "relax.astype")
+    names = (
+        *("relax.add", "relax.where", "relax.multiply", "relax.divide"),
+        *("relax.astype", "relax.tanh"),
+    )
     call = view.call(expr, *names)
     if call is None or steps == 0:
         return False
@@ -170,6 +173,7 @@ class _Scores:
     scale: float
     masks: list[tuple[Mask, relax.Expr]]
     causal: int | None
+    cap: float | None = None
     passed: list[relax.Var] = field(default_factory=list)
 
 
@@ -207,6 +211,7 @@ def find_attention(view: GraphView, product: relax.Call) -> AttentionMatch | Non
         tuple(mask for mask, _ in scores.masks),
         scores.causal,
         weights.zero_rows,
+        cap=scores.cap,
     )
     arguments = [query.value, key.value, value.value, *(tensor for _, tensor in scores.masks)]
     parts = (query.passed, key.passed, scores.passed, weights.passed, value.passed)
@@ -309,6 +314,7 @@ def _read_scores(view: GraphView, scores: relax.Expr) -> _Scores | None:
     chain = _Chain(view, [])
     found: list[tuple[Mask, relax.Expr]] = []
     causal: int | None = None
+    cap: float | None = None
     scale = outer = 1.0
     expr = scores
     while (product := view.call(chain.through(expr), "relax.matmul")) is None:
@@ -320,6 +326,11 @@ def _read_scores(view: GraphView, scores: relax.Expr) -> _Scores | None:
         if step is not None:
             expr, scale, outer = step[0], scale * step[1], outer * step[1]
             continue
+        if call.op.name == "relax.tanh" and cap is None:
+            expr, cap, scale = call.args[0], scale, 1.0
+            continue
+        if cap is not None:
+            raise NotApplicable("scores are masked before they are capped")
         expr, mask, tensor = read_mask(view, call)
         if outer != 1 and mask.kind == "add":
             raise NotApplicable("scores are scaled after a mask is added")
@@ -329,4 +340,5 @@ def _read_scores(view: GraphView, scores: relax.Expr) -> _Scores | None:
             found.insert(0, (mask, unexpanded(view, tensor)))
         elif offset != math.inf:
             causal = int(offset) if causal is None else min(causal, int(offset))
-    return _Scores(product, scale, found, causal, chain.passed)
+    # What is left of the scale is that of the share of the cap.
+    return _Scores(product, scale * (cap or 1.0), found, causal, cap, chain.passed)

@@ -39,7 +39,10 @@ def decoder(mask, heads=4, shared=2) -> onnx.ModelProto:
     values = repeated(add("Concat", "past_value", "value", into="present_value", axis=2))
     scores = add("MatMul", "query", add("Transpose", keys, perm=[0, 1, 3, 2]))
     scores = add("Mul", scores, stored(DEPTH**-0.5, "float32"))
-    if mask == "added":
+    if mask == "added behind a cap":
+        cap = stored(0.5, "float32")
+        scores = add("Mul", add("Tanh", add("Div", scores, cap)), cap)
+    if mask.startswith("added"):
         scores = add("Add", scores, "mask")
     else:
         hidden = add("Less", "mask", stored(0, "float32"))
@@ -75,7 +78,7 @@ def fed(batch, length, past, total):
     return {**found, "mask": mask}
 
 
-@pytest.mark.parametrize("mask", ["added", "chosen"])
+@pytest.mark.parametrize("mask", ["added", "chosen", "added behind a cap"])
 def test_a_mask_of_its_own_size_is_read_by_one_kernel(mask):
     onnxruntime = pytest.importorskip("onnxruntime")
     proto = decoder(mask)
