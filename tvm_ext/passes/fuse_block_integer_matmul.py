@@ -1,19 +1,24 @@
 """FuseBlockIntegerMatmul: rows rounded in blocks times weights of 4 bits, by products of bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
 from tvm import relax
 
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
-from tvm_ext.passes.attention_operands import extents, uniform_value
+from tvm_ext.passes.attention_operands import constant_array, extents, uniform_value
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
 from tvm_ext.relay_passes.fuse_dequantize_matmul import NarrowWeights, narrow_weights
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.last_position_only import LAST
 from tvm_ext.tir_schedules.cpu.block_integer_matmul import dot_product_of_bytes, panel_of
-from tvm_ext.tir_schedules.operators.block_integers import LARGEST, SMALLEST, BlockIntegers
+from tvm_ext.tir_schedules.operators.block_integers import (
+    ATTRIBUTE,
+    LARGEST,
+    SMALLEST,
+    BlockIntegers,
+)
 
 # The integers of a block are of as many values.
 _VALUES = 16
@@ -28,7 +33,8 @@ class FuseBlockIntegerMatmul:
 
     This is MatMulNBits with ``accuracy_level`` 4, as exporters for CPUs write it. ONNX says of the
     level that it is the least: where a machine has no instruction for products of bytes, and for
-    weights that this does not fit, the rounding is dropped, so that ``y = matmul(x, W)``.
+    weights that this does not fit, the rounding is dropped, so that ``y = matmul(x, W)``. Products
+    of the same rows, as those for query, key and value, become one with slices of its result.
 
     Leaves alone: what is rounded in another way, or read by something else than products.
 
@@ -37,7 +43,7 @@ class FuseBlockIntegerMatmul:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
-        return _Rewriter(current_cpu()).run(mod)
+        return _Joiner().run(_Rewriter(current_cpu()).run(mod))
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,88 @@ class _Rewriter(BindingRewriter):
             return None
         taken = relax.call_tir(last.args[0], relax.Tuple([rounded.rows]), data.ty)
         return _Rounded(self.bind(taken, var), rounded.block)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product of rows and words, as the pass makes it."""
+
+    rows: relax.Expr
+    words: np.ndarray
+    compute: BlockIntegers
+
+    def fits(self, other: "_Product") -> bool:
+        """Whether the columns of both can be those of one product."""
+        alike = replace(self.compute, columns=other.compute.columns) == other.compute
+        whole = all(one.columns % one.panel == 0 for one in (self.compute, other.compute))
+        return alike and whole and self.rows.same_as(other.rows)
+
+
+class _Joiner(BindingRewriter):
+    """One product for several of the same rows: these are rounded once, and threads start once."""
+
+    pass_name = "FuseBlockIntegerMatmul"
+    roots = frozenset({"relax.call_tir"})
+
+    def start_function(self, func: relax.Function) -> None:
+        super().start_function(func)
+        # By the hash of each result: its product, and the results that it can be joined with.
+        self._products: dict[int, _Product] = {}
+        self._groups: list[list[relax.Var]] = []
+        for var, _ in self.view.bound:
+            product = self._product(var)
+            if product is None:
+                continue
+            self._products[hash(var)] = product
+            known = (group for group in self._groups if self._first_of(group).fits(product))
+            group = next(known, None)
+            if group is None:
+                self._groups.append([var])
+            else:
+                group.append(var)
+        # By the hash of each result: the joined result, and the column that it starts at.
+        self._joined: dict[int, tuple[relax.Var, int]] = {}
+
+    def _first_of(self, group: list[relax.Var]) -> _Product:
+        return self._products[hash(group[0])]
+
+    def _product(self, var: relax.Var) -> _Product | None:
+        call = self.view.call(var, "relax.call_tir")
+        if call is None or not isinstance(call.args[0], tvm.ir.GlobalVar):
+            return None
+        attributes = self.mod[call.args[0]].attrs or {}
+        words = constant_array(self.view, call.args[1].fields[-1])
+        if ATTRIBUTE not in attributes or words is None:
+            return None
+        compute = BlockIntegers.from_attribute(str(attributes[ATTRIBUTE]))
+        return _Product(call.args[1].fields[0], words, compute)
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        group = next((g for g in self._groups if any(one.same_as(var) for one in g)), [])
+        if len(group) < 2:
+            return None
+        if hash(var) not in self._joined and group[0].same_as(var):
+            self._join(group)
+        if hash(var) not in self._joined or not self.reaches(self._joined[hash(var)][0]):
+            return None
+        joined, start = self._joined[hash(var)]
+        end = start + self._products[hash(var)].compute.columns
+        part = relax.op.strided_slice(joined, [var.ty.ndim - 1], [start], [end])
+        return Replacement(part, (), f"one of {len(group)} products computed as one")
+
+    def _join(self, group: list[relax.Var]) -> None:
+        products = [self._products[hash(var)] for var in group]
+        first = products[0]
+        columns = [product.compute.columns for product in products]
+        compute = replace(first.compute, columns=sum(columns))
+        words = relax.const(np.concatenate([product.words for product in products]), "uint32")
+        shape = list(first.rows.ty.shape.values)
+        kernel = self.builder.add_func(compute.function(shape), "block_integers")
+        ty = relax.TensorType([*shape[:-1], compute.columns], "float32")
+        joined = self.bind(relax.call_tir(kernel, relax.Tuple([first.rows, words]), ty), *group)
+        starts = np.cumsum([0, *columns]).tolist()
+        for var, start in zip(group, starts, strict=False):
+            self._joined[hash(var)] = joined, start
 
 
 def _shifted(weights: NarrowWeights) -> tuple[np.ndarray, np.ndarray, int | None] | None:

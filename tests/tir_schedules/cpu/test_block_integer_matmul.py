@@ -22,11 +22,8 @@ def scheduled(target, threads=2, columns=72):
     return BlockIntegerMatmul().apply(compute.function([rows, 96]), own).mod["main"]
 
 
-@pytest.mark.parametrize(
-    ("target", "intrinsic"), [("avx512-amx", "vpdpbusd"), ("aarch64-neon", "dot")]
-)
-def test_products_are_those_of_an_instruction(target, intrinsic):
-    assert intrinsic in scheduled(target).script()
+def test_products_are_those_of_an_instruction():
+    assert "vpdpbusd" in scheduled("avx512-amx").script()
 
 
 def test_panels_are_shared_by_threads():
@@ -41,8 +38,9 @@ def test_other_functions_and_machines_are_left_alone():
     y = te.compute((4, 96), lambda i, j: x[i, j] + 1.0, "y")
     with pytest.raises(NotApplicable, match="no product with rows"):
         BlockIntegerMatmul().apply(te.create_prim_func([x, y]), machine("avx512-amx"))
-    with pytest.raises(NotApplicable, match="products of bytes"):
-        scheduled("avx2")
+    for target in ("avx2", "aarch64-neon"):
+        with pytest.raises(NotApplicable, match="products of bytes"):
+            scheduled(target)
 
 
 def test_words_hold_scale_zero_point_and_integers():

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from gemm_modules import operators_of, run, tensor
-from tvm import relax, tirx
+from gemm_modules import operators_of, run, tensor, values_of
+from tvm import relax
 from tvm_ffi import structural_equal
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
@@ -34,6 +34,10 @@ def product(integers, block=BLOCK, largest=127, rounding=op.round):
         weights = emit(op.multiply(wide, emit(op.repeat(relax.const(scale), BLOCK, 0))))
         return op.matmul(emit(op.reshape(rounded, (2, 3, DEPTH))), weights)
 
+    return written(body)
+
+
+def written(body):
     builder = relax.BlockBuilder()
     x = tensor("x", (2, 3, DEPTH))
     with builder.function("main", [x]):
@@ -58,7 +62,8 @@ def rewrite(mod, target="avx512-amx"):
 
 def kernel(mod):
     """What the one kernel of a module computes."""
-    (func,) = (f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc))
+    (called,) = {v.args[0] for v in values_of(mod) if v.op.name == "relax.call_tir"}
+    func = mod[called]
     return BlockIntegers.from_attribute(str(func.attrs[ATTRIBUTE]))
 
 
@@ -103,3 +108,29 @@ def test_what_is_rounded_in_another_way_stays(change):
     after, decisions = rewrite(before)
     assert not decisions
     assert structural_equal(after, before)
+
+
+def test_products_of_the_same_rows_become_one():
+    first, second = drawn(-8, 7), drawn(-8, 7)
+    scale = np.full((DEPTH // BLOCK, COLUMNS), 0.01, "float32")
+
+    def twice(emit, x):
+        cut = emit(op.reshape(x, (6, DEPTH // BLOCK, BLOCK)))
+        most = emit(op.max(emit(op.abs(cut)), axis=[-1], keepdims=True))
+        factor = emit(op.divide(number(127), emit(op.maximum(most, number(1e-30)))))
+        numbers = emit(op.round(emit(op.multiply(cut, factor))))
+        rounded = emit(op.multiply(numbers, emit(op.multiply(most, number(1 / 127)))))
+        rows = emit(op.reshape(rounded, (2, 3, DEPTH)))
+        made = []
+        for integers in (first, second):
+            wide = emit(op.astype(relax.const(np.tile(integers, 4)), "float32"))
+            factors = emit(op.repeat(relax.const(np.tile(scale, 4)), BLOCK, 0))
+            made.append(emit(op.matmul(rows, emit(op.multiply(wide, factors)))))
+        return op.subtract(*made)
+
+    before = written(twice)
+    after, _ = rewrite(before)
+    assert operators_of(after).count("relax.call_tir") == 1
+    assert kernel(after).columns == 2 * 4 * COLUMNS
+    x = RANDOM.standard_normal((2, 3, DEPTH)).astype("float32")
+    np.testing.assert_allclose(run(after, [x]), run(before, [x]), rtol=1e-5, atol=1e-4)
