@@ -62,7 +62,8 @@ def rewrite(mod, target="avx512-amx"):
 
 def kernel(mod):
     """What the one kernel of a module computes."""
-    (called,) = {v.args[0] for v in values_of(mod) if v.op.name == "relax.call_tir"}
+    calls = [v for v in values_of(mod) if isinstance(v, relax.Call)]
+    (called,) = [v.args[0] for v in calls if v.op.name == "relax.call_tir"]
     func = mod[called]
     return BlockIntegers.from_attribute(str(func.attrs[ATTRIBUTE]))
 
