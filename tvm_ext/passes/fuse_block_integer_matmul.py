@@ -78,7 +78,8 @@ class _Rewriter(BindingRewriter):
             return dropped
         integers, zeros, zero = shifted
         panel = panel_of(self.machine)
-        compute = BlockIntegers(*integers.shape, weights.block, panel, zero)
+        depth, columns = integers.shape
+        compute = BlockIntegers(depth, columns, weights.block, panel, zero)
         words = relax.const(compute.packed(integers, zeros, weights.scale), "uint32")
         func = compute.function(list(rounded.rows.ty.shape.values))
         kernel = self.builder.add_func(func, "block_integers")
@@ -146,8 +147,10 @@ class _Joiner(BindingRewriter):
         if call is None or not isinstance(call.args[0], tvm.ir.GlobalVar):
             return None
         attributes = self.mod[call.args[0]].attrs or {}
+        if ATTRIBUTE not in attributes:
+            return None
         words = constant_array(self.view, call.args[1].fields[-1])
-        if ATTRIBUTE not in attributes or words is None:
+        if words is None:
             return None
         compute = BlockIntegers.from_attribute(str(attributes[ATTRIBUTE]))
         return _Product(call.args[1].fields[0], words, compute)
