@@ -140,6 +140,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--storages", nargs="+", choices=STORAGES, default=["float32", "int4"])
+    parser.add_argument(
+        "--accuracy-level", type=int, default=0, help="of products with 4 bits; 4: of bytes"
+    )
     parser.add_argument("--layers", type=int, default=LlamaForm.layers)
     parser.add_argument("--past", type=int, default=128, help="tokens ahead of a decoded one")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt; 0: none")
@@ -153,7 +156,9 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: | ---: | --- | --- | --- |")
     for threads in given.threads:
         for storage in given.storages:
-            form = LlamaForm(layers=given.layers, storage=storage)
+            form = LlamaForm(
+                layers=given.layers, storage=storage, accuracy_level=given.accuracy_level
+            )
             measure(form, 1, given.past, threads, given.turns)
             if given.prompt:
                 measure(form, given.prompt, 0, threads, given.turns)

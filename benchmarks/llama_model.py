@@ -34,6 +34,8 @@ class LlamaForm:
         Rows of the tables of rotary embeddings.
     storage : str
         Of the weights of matmuls.
+    accuracy_level : int
+        Of products with 4 bits; with 4 the other operand is rounded to bytes, in blocks.
     is_grouped : bool
         Whether attention is GroupQueryAttention, with its rotary embedding.
     """
@@ -47,6 +49,7 @@ class LlamaForm:
     vocabulary: int = 49152
     positions: int = 8192
     storage: Storage = "float32"
+    accuracy_level: int = 0
     is_grouped: bool = False
 
     def weights(self) -> int:
@@ -179,7 +182,10 @@ class _Decoder:
         blocks = depth // _BLOCK
         packed = self.random.integers(0, 256, (columns, blocks, _BLOCK // 2), dtype=np.uint8)
         scales = np.full(columns * blocks, 0.01, np.float32)
-        sizes: Mapping[str, int] = {"K": depth, "N": columns, "bits": 4, "block_size": _BLOCK}
+        sizes: Mapping[str, int] = {
+            **{"K": depth, "N": columns, "bits": 4, "block_size": _BLOCK},
+            "accuracy_level": self.form.accuracy_level,
+        }
         arrays = self.stored(name, packed), self.stored(f"{name}_scales", scales)
         return self.add("MatMulNBits", x, *arrays, into=into, domain="com.microsoft", **sizes)
 

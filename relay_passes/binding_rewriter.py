@@ -245,6 +245,13 @@ class BindingRewriter(ABC):
         """
         return self._walker.bind(value, origins[-1], origins_of(*origins))
 
+    def cast(self, value: relax.Var, ty: tvm.ir.Type) -> relax.Var:
+        """``value`` (old graph), of which the run checks just ahead that it is of type ``ty``.
+
+        Only inside ``replace``.
+        """
+        return self._walker.cast(value, ty)
+
     def reaches(self, expr: relax.Expr) -> bool:
         """Whether ``expr`` may be used where the walk is: no inner value of another block.
 
@@ -283,7 +290,7 @@ class _First:
 
     var: relax.Var
     replacement: Replacement | None
-    bound: Sequence[relax.VarBinding]
+    bound: Sequence[relax.Binding]
 
 
 class _Scope:
@@ -386,7 +393,10 @@ class _Walker(PyExprMutator):
                 return None
             self._first = None
             for binding in first.bound:
-                super().visit_var_binding_(binding)
+                if isinstance(binding, relax.MatchCast):
+                    super().visit_match_cast_(binding)
+                else:
+                    super().visit_var_binding_(binding)
                 self._scope.add(binding.var)
             return first.replacement
         return self.rewriter.replace(var, value) if self.rewriter.looks_at(var) else None
@@ -415,5 +425,14 @@ class _Walker(PyExprMutator):
         kind = relax.DataflowVar if self.builder_.current_block_is_dataflow() else relax.Var
         inner = kind(f"{var.name}_inner", value.ty, span_of(names))
         self.builder_.emit_normalized(relax.VarBinding(inner, value))
+        self._scope.add(inner)
+        return inner
+
+    def cast(self, expr: relax.Var, ty: tvm.ir.Type) -> relax.Var:
+        """Binds ``expr`` to a new variable of this type, which the run checks."""
+        value = self.visit_expr(expr)
+        kind = relax.DataflowVar if self.builder_.current_block_is_dataflow() else relax.Var
+        inner = kind(f"{expr.name}_cast", ty, expr.span)
+        self.builder_.emit_normalized(relax.MatchCast(inner, value, ty))
         self._scope.add(inner)
         return inner

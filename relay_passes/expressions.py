@@ -19,6 +19,9 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.relay_passes.spans import bindings_of
 
+BROADCAST_ATTRIBUTE = "tvm_ext.broadcast"
+"""Of a kernel that does no more than repeat its first operand along axes of size 1."""
+
 
 def operator_name(value: relax.Expr) -> str:
     """Name of the operator that ``value`` calls; empty when it calls none."""

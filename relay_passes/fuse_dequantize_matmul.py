@@ -62,7 +62,7 @@ class FuseDequantizeMatmul:
 
 
 @dataclass(frozen=True)
-class _Weights:
+class NarrowWeights:
     """``integers * repeat(scale, block)``: ``[depth, columns]`` and ``[blocks, columns]``."""
 
     integers: np.ndarray
@@ -121,7 +121,7 @@ class _DequantizeRewriter(BindingRewriter):
         dtypes = {str(operand.ty.dtype) for operand in (*call.args, var)}
         if len(dtypes) > 1 or dtypes.isdisjoint(_FLOATS):
             return None
-        weights = _weights(self.view, call.args[1])
+        weights = narrow_weights(self.view, call.args[1])
         if weights is None:
             return None
         packing = _packing(weights)
@@ -155,7 +155,7 @@ class _DequantizeRewriter(BindingRewriter):
         return Replacement(made, (), f"integers of {packing.bits} bits are widened in registers")
 
 
-def _weights(view: GraphView, expr: relax.Expr) -> _Weights | None:
+def narrow_weights(view: GraphView, expr: relax.Expr) -> NarrowWeights | None:
     """Stored integers of a matrix, and their scales."""
     # Of a model of float16, the weights are rounded to it and widened again.
     floats = _widened(view, expr)
@@ -179,13 +179,13 @@ def _weights(view: GraphView, expr: relax.Expr) -> _Weights | None:
     if np.abs(integers).max(initial=0) * np.abs(scale).max(initial=0) > _LARGEST:
         return None
     if scale.shape[0] == 1:
-        return _Weights(integers, scale, depth)
+        return NarrowWeights(integers, scale, depth)
     if axis != 0 or scale.shape[0] != -(-depth // block):
         return None
     # The last block may be shorter: then all are as long as divides them.
     whole = math.gcd(depth, block)
     scale = np.repeat(scale, block // whole, 0)[: depth // whole]
-    return _Weights(integers, scale, whole)
+    return NarrowWeights(integers, scale, whole)
 
 
 def _widened(view: GraphView, expr: relax.Expr) -> relax.Expr:
@@ -210,7 +210,7 @@ def _scales(view: GraphView, expr: relax.Expr) -> tuple[np.ndarray, int, int] | 
     return scale.astype(np.float32), int(attrs.axis), int(attrs.repeats)
 
 
-def _packing(weights: _Weights) -> _Packing | None:
+def _packing(weights: NarrowWeights) -> _Packing | None:
     """The narrowest that holds the integers; None where there is none."""
     depth, columns = weights.integers.shape
     blocks = depth // weights.block
@@ -234,7 +234,7 @@ def _packing(weights: _Weights) -> _Packing | None:
     return None
 
 
-def _packed(weights: _Weights, packing: _Packing) -> np.ndarray:
+def _packed(weights: NarrowWeights, packing: _Packing) -> np.ndarray:
     """Words of uint32, ``[words of a column, columns]``."""
     columns = weights.integers.shape[1]
     blocks = packing.groups * packing.group

@@ -16,6 +16,9 @@ from tvm_ext.relay_passes.sink_reshapes import UNARY
 LAST_ATTRIBUTE = "tvm_ext.last_position"
 """Of ``main``: position and axis of the outputs that have their last element only, as text."""
 
+LAST = "last"
+"""What the name of a kernel that copies the last element along an axis begins with."""
+
 
 def last_positions(mod: tvm.IRModule) -> list[tuple[int, int]]:
     """Position and axis of each output of which the pass left the last element."""
@@ -184,7 +187,7 @@ class _Narrower:
 
     def _slice(self, expr: relax.Expr, axis: int) -> relax.Var:
         shape = list(expr.ty.shape.values)
-        kernel = self._builder.add_func(last_element(shape, str(expr.ty.dtype), axis), "last")
+        kernel = self._builder.add_func(last_element(shape, str(expr.ty.dtype), axis), LAST)
         shape[axis] = tirx.IntImm("int64", 1)
         result = relax.TensorType(shape, expr.ty.dtype)
         return self._bound(relax.call_tir(kernel, relax.Tuple([expr]), result))

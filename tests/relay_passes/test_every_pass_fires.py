@@ -69,6 +69,17 @@ def weights_in_blocks(emit, x):
     return [emit(op.matmul(x, weights))]
 
 
+def rounded_in_blocks(emit, x):
+    blocks = emit(op.reshape(x, (16, 2, 32)))
+    most = emit(op.max(emit(op.abs(blocks)), axis=[-1], keepdims=True))
+    least = emit(op.maximum(most, relax.const(np.float32(1e-30))))
+    factor = emit(op.divide(relax.const(np.float32(127)), least))
+    numbers = emit(op.round(emit(op.multiply(blocks, factor))))
+    steps = emit(op.multiply(most, relax.const(np.float32(1 / 127))))
+    rounded = emit(op.reshape(emit(op.multiply(numbers, steps)), (16, 64)))
+    return weights_in_blocks(emit, rounded)
+
+
 def halves_of_a_model(emit, x):
     """More of them than a core's L2 holds."""
     weights = rand(1024, 1024).astype("float16").astype("float32")
@@ -218,6 +229,7 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
         build([32, 64, 56, 56], many_convolutions, "float16"),
     ],
     "FakeQuantizationToInteger": lambda: [build([16, 64], dequantized_matmul, "uint8")],
+    "FuseBlockIntegerMatmul": lambda: [build([16, 64], rounded_in_blocks)],
     "FuseDequantizeMatmul": lambda: [build([16, 64], weights_in_blocks)],
     "ActivationLookupTables": lambda: [build([16, 64], quantized_sigmoid, "uint8")],
     "MinMaxFusion": lambda: [build([16, 64], extrema)],

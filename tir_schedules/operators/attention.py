@@ -60,6 +60,8 @@ class AttentionCompute:
         one tensor, as one product gives it.
     dtype : str
         Of the result.
+    cap : float or None
+        When given, ``cap * tanh(score / cap)`` takes the place of a score, ahead of all masks.
     held : bool
         Whether keys and values lie in buffers with room for more of them: how many there are is
         then a number, the function's last parameter but one.
@@ -78,6 +80,7 @@ class AttentionCompute:
     heads: int | None = None
     first_heads: tuple[int, int, int] = (0, 0, 0)
     held: bool = False
+    cap: float | None = None
 
     def to_attribute(self) -> str:
         """The description as text, to be kept at the function."""
@@ -181,7 +184,7 @@ class AttentionCompute:
 
     def _masked(self, score: tvm.ir.Expr, masks: Sequence[Any], *at: Any) -> tvm.ir.Expr:
         place = dict(zip("bhqk", at, strict=True))
-        score = score * tirx.const(self.scale, "float32")
+        score = scaled_score(score, self)
         for tensor, mask in zip(masks, self.masks, strict=True):
             given = _at(tensor, mask.axes, **place)
             score = masked_score(score, given, mask)
@@ -193,6 +196,14 @@ class AttentionCompute:
 
 # TVM's number for a kernel that nothing joins: its attribute ``op_pattern``.
 _OPAQUE = 8
+
+
+def scaled_score(product: tvm.ir.Expr, compute: AttentionCompute) -> tvm.ir.Expr:
+    """The score of a product of float32, ahead of all masks."""
+    if compute.cap is None:
+        return product * tirx.const(compute.scale, "float32")
+    share = product * tirx.const(compute.scale / compute.cap, "float32")
+    return tirx.tanh(share) * tirx.const(compute.cap, "float32")
 
 
 def masked_score(score: tvm.ir.Expr, given: tvm.ir.Expr, mask: Mask) -> tvm.ir.Expr:

@@ -16,6 +16,7 @@ from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.cpu.amx_tile import AmxTile
 from tvm_ext.tir_schedules.cpu.attention.attention import CpuAttention
 from tvm_ext.tir_schedules.cpu.batch_loop import BatchLoop
+from tvm_ext.tir_schedules.cpu.block_integer_matmul import BlockIntegerMatmul
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution
 from tvm_ext.tir_schedules.cpu.dequantize_matmul import DequantizeMatmul
@@ -78,6 +79,7 @@ CPU = Backend(
                 AmxTile(),
                 DotProductTile(),
                 DequantizeMatmul(),
+                BlockIntegerMatmul(),
                 # Weights of 36 positions go through L2 for each item of few tiles.
                 BatchLoop(Winograd(), least_uses=24),
                 BatchLoop(CpuDepthwiseConvolution()),

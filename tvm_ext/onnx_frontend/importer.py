@@ -43,7 +43,7 @@ from tvm_ext.onnx_frontend.sizes import (
     generated,
 )
 from tvm_ext.onnx_frontend.sizes.quasi_affine import shortened
-from tvm_ext.onnx_frontend.sizes.scalar_rules import SizeLimits, analyzer_of, within
+from tvm_ext.onnx_frontend.sizes.scalar_rules import SizeLimits, analyzer_of, in_own_scope, within
 from tvm_ext.onnx_frontend.sizes.size_values import INTEGERS
 from tvm_ext.onnx_frontend.tvm_compat import ONNXGraphImporter, onnx_input
 from tvm_ext.onnx_frontend.weights import StoredWeights
@@ -282,7 +282,7 @@ def import_graph(
     parts["input"] = [_with_single(value, single) for value in parts["input"]]
     # The importer warns; what matters is in the error we raise. Python's filters of warnings, like
     # TVM's stack of builders, are the process's.
-    with BUILDER_LOCK, warnings.catch_warnings(), within(importer.limits):
+    with BUILDER_LOCK, warnings.catch_warnings(), within(importer.limits), in_own_scope():
         warnings.simplefilter("ignore")
         try:
             mod = importer.from_onnx(SimpleNamespace(**parts, node=()), opset_of(model, ""))

@@ -11,6 +11,7 @@ from tvm_ext.passes.check_bounds import CheckBounds
 from tvm_ext.passes.coalesce_accesses import CoalesceAccesses
 from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
 from tvm_ext.passes.drop_result_checks import DropResultChecks
+from tvm_ext.passes.fuse_block_integer_matmul import FuseBlockIntegerMatmul
 from tvm_ext.passes.fuse_heads_into_attention import FuseHeadsIntoAttention
 from tvm_ext.passes.keep_state_in_place import KeepStateInPlace
 from tvm_ext.passes.limit_memory import LimitMemory
@@ -62,7 +63,8 @@ _TVM_MEMORY_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
 _OURS: dict[Level, tuple[Any, ...]] = {
     "graph": (
         *BUILTIN_PASSES,
-        *(AttentionFusion, FuseHeadsIntoAttention, KeepStateInPlace, MultiOutputFusion),
+        *(AttentionFusion, FuseBlockIntegerMatmul, FuseHeadsIntoAttention, KeepStateInPlace),
+        MultiOutputFusion,
     ),
     "schedule": (
         *(MarkConstantParameters, CheckBounds, ScheduleKernels, PackWeights),

@@ -10,7 +10,9 @@ from tvm import relax, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.hardware.cuda.description import CudaDescription, current_gpu
-from tvm_ext.passes.attention_pattern import NARROW, AttentionMatch, find_attention
+from tvm_ext.passes.attention_operands import NARROW
+from tvm_ext.passes.attention_pattern import AttentionMatch, find_attention
+from tvm_ext.passes.sizes_of_scores import SizesOfScores
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.tir_schedules.cpu.attention import attention as cpu_attention
@@ -31,6 +33,7 @@ class AttentionFusion:
     The function has the attribute of ``AttentionCompute``, and is right under any schedule. Scales
     may stand before or after, as factor or divisor, on either operand; masks are added or choose a
     number, and are read where they are; a constant one that hides what is ahead becomes a rule;
+    scores may be capped by a tanh ahead of them;
     transposes and repeated heads are read through; sums are in float32, with casts or without.
 
     Leaves alone: other targets than CPUs and GPUs; scores or weights with another user; scales that
@@ -43,7 +46,7 @@ class AttentionFusion:
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
         machine = current_gpu() or current_cpu()
-        return mod if machine is None else _Fuser(machine).run(mod)
+        return mod if machine is None else _Fuser(machine).run(SizesOfScores().run(mod))
 
 
 class _Fuser(BindingRewriter):
@@ -165,6 +168,7 @@ def _words(match: AttentionMatch) -> str:
     compute = match.compute
     words = [f"scale {compute.scale:.4g}"]
     words += [f"{len(compute.masks)} mask" + "s" * (len(compute.masks) > 1)] * bool(compute.masks)
+    words += [f"capped at {compute.cap:.4g}"] if compute.cap is not None else []
     words += ["causal"] if compute.causal is not None else []
     words += [f"{compute.group} heads share keys"] if compute.group > 1 else []
     return ", ".join(words)

@@ -1,140 +1,23 @@
 """Recognises ``softmax(masked(scale * Q K^T)) V`` around its last matmul."""
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
-import tvm_ffi
 from ml_dtypes import finfo
-from tvm import relax, tirx
-from tvm.ir import GenericConst
+from tvm import relax
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.passes.attention_operands import (
+    AttentionOperand,
+    constant_array,
+    extents,
+    find_operand,
+    scaled_by,
+    uniform_value,
+)
 from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.tir_schedules.operators.attention import AttentionCompute, Mask
-
-# Queries, keys and values of an attention as they lie in memory, behind transposes and scales.
-
-
-NARROW = ("float16", "bfloat16")
-"""Types whose products are added up in float32, with casts to it or without."""
-
-
-@dataclass(frozen=True)
-class AttentionOperand:
-    """``scale`` times a tensor whose axes are lettered as in ``AttentionCompute``.
-
-    Attributes
-    ----------
-    value : relax.Expr
-        The tensor.
-    axes : str
-        A letter for each of its axes.
-    scale : float
-        What it is multiplied by.
-    repeats : int
-        How often each head stands in the operand that was looked at.
-    passed : tuple[relax.Var, ...]
-        The variables between the tensor and that operand.
-    """
-
-    value: relax.Expr
-    axes: str
-    scale: float = 1.0
-    repeats: int = 1
-    passed: tuple[relax.Var, ...] = ()
-
-
-def find_operand(view: GraphView, expr: relax.Expr, axes: str) -> AttentionOperand:
-    """The tensor behind ``expr``: through transposes, scales, casts and repeated heads."""
-    found = AttentionOperand(expr, axes)
-    while isinstance(found.value, relax.Var):
-        deeper = _one_step(view, found)
-        if deeper is None:
-            return found
-        found = replace(deeper, passed=(*found.passed, found.value))
-    return found
-
-
-def _one_step(view: GraphView, operand: AttentionOperand) -> AttentionOperand | None:
-    call = view.call(operand.value, "relax.permute_dims")
-    if call is not None:
-        rank = len(operand.axes)
-        order = range(rank)[::-1] if call.attrs.axes is None else call.attrs.axes
-        letters = [""] * rank
-        for letter, axis in zip(operand.axes, order, strict=True):
-            letters[int(axis) % rank] = letter
-        return replace(operand, value=call.args[0], axes="".join(letters))
-    widened = view.call(operand.value, "relax.astype")
-    if widened is not None:
-        narrow, wide = str(widened.args[0].ty.dtype), str(widened.ty.dtype)
-        if narrow not in NARROW or wide != "float32":
-            return None
-        return replace(operand, value=widened.args[0])
-    scaled = scaled_by(view, operand.value)
-    if scaled is not None:
-        return replace(operand, value=scaled[0], scale=operand.scale * scaled[1])
-    return _shared_heads(view, operand)
-
-
-def _shared_heads(view: GraphView, operand: AttentionOperand) -> AttentionOperand | None:
-    """Through ``reshape(broadcast_to(expand_dims(x)))``, which repeats each head."""
-    reshape = view.call(operand.value, "relax.reshape")
-    repeated = view.call(reshape.args[0], "relax.broadcast_to") if reshape is not None else None
-    if reshape is None or repeated is None or "h" not in operand.axes:
-        return None
-    heads = operand.axes.index("h")
-    expanded = repeated.args[0]
-    shape, wide = _extents(expanded), _extents(reshape.args[0])
-    if shape is None or wide is None or len(wide) != len(operand.axes) + 1:
-        return None
-    times = wide[heads + 1]
-    if not isinstance(times, int) or not isinstance(wide[heads], int):
-        return None
-    joined = [*wide[:heads], wide[heads] * times, *wide[heads + 2 :]]
-    kept = [*shape[: heads + 1], *shape[heads + 2 :]]
-    if shape[heads + 1] != 1 or joined != _extents(operand.value):
-        return None
-    inserted = view.call(expanded, "relax.expand_dims", "relax.reshape")
-    if inserted is None or _extents(inserted.args[0]) != kept or kept[heads] != wide[heads]:
-        return None
-    if [*shape[:heads], *shape[heads + 2 :]] != [*wide[:heads], *wide[heads + 2 :]]:
-        return None
-    return replace(operand, value=inserted.args[0], repeats=operand.repeats * times)
-
-
-def scaled_by(view: GraphView, expr: relax.Expr) -> tuple[relax.Expr, float] | None:
-    """What is multiplied by one finite number above zero, or divided by it, and that factor."""
-    call = view.call(expr, "relax.multiply", "relax.divide")
-    if call is None:
-        return None
-    left, right = call.args
-    factor = uniform_value(view, right)
-    if factor is None and call.op.name == "relax.multiply":
-        factor, left = uniform_value(view, left), right
-    shape = _extents(expr)
-    if factor is None or not 0 < factor < math.inf or shape is None or _extents(left) != shape:
-        return None
-    if call.op.name == "relax.divide":
-        factor = 1 / factor
-    return (left, factor) if math.isfinite(factor) else None
-
-
-def uniform_value(view: GraphView, expr: relax.Expr) -> float | None:
-    """The number that all elements of a constant are, infinities included."""
-    constant = constant_array(view, expr)
-    if constant is None or not constant.size or constant.dtype.kind not in "fiuVb":
-        return None
-    values = constant.astype("float64").reshape(-1)
-    return float(values[0]) if (values == values[0]).all() else None
-
-
-def constant_array(view: GraphView, expr: relax.Expr) -> np.ndarray | None:
-    """The elements of a constant."""
-    value = view.value(expr)
-    return value.value.numpy() if isinstance(value, GenericConst) else None
-
 
 # Recognises what changes the scores between the two products of an attention.
 
@@ -153,12 +36,15 @@ def from_matmul(view: GraphView, expr: relax.Expr, steps: int = _MAX_STEPS) -> b
     """Whether a product is up to ``steps`` masks, scales and casts away."""
     if view.call(expr, "relax.matmul") is not None:
         return True
-    names = ("relax.add", "relax.where", "relax.multiply", "relax.divide", "relax.astype")
+    names = (
+        *("relax.add", "relax.where", "relax.multiply", "relax.divide"),
+        *("relax.astype", "relax.tanh"),
+    )
     call = view.call(expr, *names)
     if call is None or steps == 0:
         return False
-    shape = _extents(call)
-    sides = [a for a in call.args if shape is not None and _extents(a) == shape]
+    shape = extents(call)
+    sides = [a for a in call.args if shape is not None and extents(a) == shape]
     return any(from_matmul(view, side, steps - 1) for side in sides)
 
 
@@ -192,14 +78,14 @@ def read_mask(view: GraphView, call: relax.Call) -> tuple[relax.Expr, Mask, rela
 
 
 def _is_side(view: GraphView, call: relax.Call, expr: relax.Expr) -> bool:
-    same = _extents(expr) == _extents(call)
+    same = extents(expr) == extents(call)
     return same and from_matmul(view, expr)
 
 
 def _checked(
     scores: relax.Expr, mask: Mask, tensor: relax.Expr, call: relax.Call
 ) -> tuple[relax.Expr, Mask, relax.Expr]:
-    if _extents(scores) != _extents(call) or _extents(tensor) is None:
+    if extents(scores) != extents(call) or extents(tensor) is None:
         raise NotApplicable("the shape of a mask is not known")
     if math.isnan(mask.fill):
         raise NotApplicable("hidden scores become NaN")
@@ -287,6 +173,7 @@ class _Scores:
     scale: float
     masks: list[tuple[Mask, relax.Expr]]
     causal: int | None
+    cap: float | None = None
     passed: list[relax.Var] = field(default_factory=list)
 
 
@@ -324,6 +211,7 @@ def find_attention(view: GraphView, product: relax.Call) -> AttentionMatch | Non
         tuple(mask for mask, _ in scores.masks),
         scores.causal,
         weights.zero_rows,
+        cap=scores.cap,
     )
     arguments = [query.value, key.value, value.value, *(tensor for _, tensor in scores.masks)]
     parts = (query.passed, key.passed, scores.passed, weights.passed, value.passed)
@@ -336,7 +224,7 @@ def _group(query: AttentionOperand, key: AttentionOperand, value: AttentionOpera
     """How many heads of the query share one of keys and values."""
 
     def heads(operand: AttentionOperand) -> int:
-        shape = _extents(operand.value)
+        shape = extents(operand.value)
         if shape is None:
             raise NotApplicable("a shape is not known")
         count = shape[operand.axes.index("h")] if "h" in operand.axes else 1
@@ -347,8 +235,9 @@ def _group(query: AttentionOperand, key: AttentionOperand, value: AttentionOpera
     counts = heads(query), heads(key), heads(value)
     if counts[1] != counts[2] or counts[0] % counts[1]:
         raise NotApplicable(f"heads of query, key and value are {counts}")
-    shapes = [(operand.axes, _extents(operand.value) or []) for operand in (query, key, value)]
-    if len({shape[axes.index("b")] for axes, shape in shapes}) > 1:
+    shapes = [(operand.axes, extents(operand.value) or []) for operand in (query, key, value)]
+    batches = [shape[axes.index("b")] for axes, shape in shapes]
+    if any(batch != batches[0] for batch in batches):
         raise NotApplicable("query, key and value are of different batches")
     group = counts[0] // counts[1]
     shared = {operand.repeats for operand in (key, value)}
@@ -411,7 +300,7 @@ class _Chain:
             return True
         if uniform_value(self.view, condition) == 0:
             return True
-        shape = _extents(condition)
+        shape = extents(condition)
         if not shape or shape[-1] != 1:
             return False
         self.empty_rows = condition
@@ -425,6 +314,7 @@ def _read_scores(view: GraphView, scores: relax.Expr) -> _Scores | None:
     chain = _Chain(view, [])
     found: list[tuple[Mask, relax.Expr]] = []
     causal: int | None = None
+    cap: float | None = None
     scale = outer = 1.0
     expr = scores
     while (product := view.call(chain.through(expr), "relax.matmul")) is None:
@@ -436,6 +326,11 @@ def _read_scores(view: GraphView, scores: relax.Expr) -> _Scores | None:
         if step is not None:
             expr, scale, outer = step[0], scale * step[1], outer * step[1]
             continue
+        if call.op.name == "relax.tanh" and cap is None:
+            expr, cap, scale = call.args[0], scale, 1.0
+            continue
+        if cap is not None:
+            raise NotApplicable("scores are masked before they are capped")
         expr, mask, tensor = read_mask(view, call)
         if outer != 1 and mask.kind == "add":
             raise NotApplicable("scores are scaled after a mask is added")
@@ -445,17 +340,5 @@ def _read_scores(view: GraphView, scores: relax.Expr) -> _Scores | None:
             found.insert(0, (mask, unexpanded(view, tensor)))
         elif offset != math.inf:
             causal = int(offset) if causal is None else min(causal, int(offset))
-    return _Scores(product, scale, found, causal, chain.passed)
-
-
-def _extents(expr: relax.Expr) -> list[Any] | None:
-    """The extents of a tensor, each equal to others that are the same in every run: a number, or
-    the structure of an expression. None where they are not known.
-    """
-    shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
-    if not isinstance(shape, relax.ShapeExpr):
-        return None
-    return [
-        int(extent) if isinstance(extent, tirx.IntImm) else tvm_ffi.StructuralKey(extent)
-        for extent in shape.values[:]
-    ]
+    # What is left of the scale is that of the share of the cap.
+    return _Scores(product, scale * (cap or 1.0), found, causal, cap, chain.passed)

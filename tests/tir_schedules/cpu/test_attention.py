@@ -67,6 +67,11 @@ CASES = {
     "two tasks for a head": case(1, 1, 40, 30, 16, decided={"threads": 1, "parts": 2, "rows": 4}),
     "float16": AttentionCase(1, 2, 20, 30, 24, 12),
     "float16 in parts": AttentionCase(1, 2, 20, 100, 24, decided=PARTS_OF_KEYS),
+    "one query": case(2, 2, 1, 100, 16),
+    "three queries of shared heads": case(
+        2, 4, 3, 37, 20, 36, group=2, masks=[(ADD, normal(2, 1, 3, 37))]
+    ),
+    "one query of float16": AttentionCase(1, 2, 1, 30, 24, 12),
     "one row": case(1, 1, 9, 20, 16, decided={"rows": 1, "columns": 16}),
 }
 
@@ -233,8 +238,6 @@ def test_random_decisions() -> None:
 
 
 def test_what_is_left_alone() -> None:
-    few = case(1, 2, 1, 100, 16).function()
-    assert refusal_of(TEMPLATE, few) == "1 rows of queries do not pay for a copy of the keys"
     narrow = AttentionCase(1, 2, 20, 20, 16, dtype="bfloat16").function()
     assert refusal_of(TEMPLATE, narrow) == "a tensor is of bfloat16, not of float32 or float16"
     sums = kernel_of(relax.op.add, f32(8, 8), f32(8, 8))

@@ -55,6 +55,27 @@ def scaled(x):
     return op.multiply(x, relax.const(0.25))
 
 
+def capped(x):
+    share = op.tanh(op.multiply(x, relax.const(0.01)))
+    return op.multiply(share, relax.const(50.0))
+
+
+def test_scores_are_capped_on_cpus():
+    changed, decision = fused(attention(capped), "avx512")
+    assert decision.applied, decision.reason
+    (func,) = (f for f in changed.functions.values() if isinstance(f, tirx.PrimFunc))
+    found = AttentionCompute.from_attribute(str(func.attrs[ATTRIBUTE]))
+    assert (found.cap, found.scale) == (pytest.approx(50), pytest.approx(0.5))
+    _, decision = fused(attention(capped))
+    assert decision.reason == "there is no kernel for scores that are capped"
+
+
+def test_masks_ahead_of_a_cap_stay():
+    masked = attention(lambda x: capped(op.add(x, relax.const(np.ones((6, 6), "float32")))))
+    _, decision = fused(masked, "avx512")
+    assert decision.reason == "scores are masked before they are capped"
+
+
 def test_layouts_and_scale():
     found = computed(attention(scaled))
     assert (found.query, found.key, found.value, found.output) == ("bhsd", "bshd", "bhsd", "bhsd")

@@ -68,8 +68,6 @@ def refusal(func: tirx.PrimFunc, machine: CpuDescription) -> str:
 _SHARE_OF_L1 = 0.5
 # Of keys and values of which all rows of a block pass, in L2.
 _SHARE_OF_L2 = 0.4
-# Of fewer rows a copy of the keys takes longer than what it saves.
-_LEAST_ROWS = 4
 _ROWS_OF_BLOCK = 64
 
 
@@ -88,8 +86,6 @@ def decide_attention(
         if dtype not in _TYPES:
             raise NotApplicable(f"a tensor is of {dtype}, not of {' or '.join(_TYPES)}")
     queries, keys = (_known(n, _POSITIONS_GUESSED) for n in (problem.queries, problem.keys))
-    if queries < _LEAST_ROWS:
-        raise NotApplicable(f"{queries} rows of queries do not pay for a copy of the keys")
     lanes = machine.vector_lanes(FLOAT)
     if lanes == 1:
         raise NotApplicable("the machine has no vectors")
@@ -215,11 +211,13 @@ class _Task:
             return self._rows(self.head * number(group) + one, self.tiles)
 
         many = [*self.held.statements(), loop(group, rows_of)]
-        if isinstance(queries, int):
+        if isinstance(queries, int) and queries >= _FEW_ROWS:
             return many
         few = FewRows(self.problem, self.tiles, self.batch, self.head).statement()
         if self.tiles.parts > 1:
             few = tirx.IfThenElse(tirx.EQ(self.part, number(0)), few, None)
+        if isinstance(queries, int):
+            return [few]
         return [where_long([queries], _FEW_ROWS, sequence(many), few)]
 
     def _rows(self, head: Any, tiles: AttentionTiles) -> tirx.Stmt:
@@ -245,5 +243,5 @@ class _Task:
         return sequence(found)
 
 
-# Rows that are worth a tile of several.
+# Rows that are worth a tile of several: of fewer, a copy of the keys takes longer than it saves.
 _FEW_ROWS = 4

@@ -24,7 +24,7 @@ from tvm_ext.tir_schedules.cpu.attention.attention_tiles import (
     vector,
     widened,
 )
-from tvm_ext.tir_schedules.operators.attention import masked_score
+from tvm_ext.tir_schedules.operators.attention import masked_score, scaled_score
 from tvm_ext.tir_schedules.operators.attention_problem import AttentionProblem
 from tvm_ext.tir_schedules.operators.recurrence import loop, number
 from tvm_ext.tir_schedules.statements import sequence, stack_array
@@ -133,7 +133,7 @@ class _Row:
 
     def _masked(self, score: Any, head: int, key: Any) -> Any:
         compute, query = self.problem.compute, self.query
-        score = score * tirx.const(compute.scale, FLOAT)
+        score = scaled_score(score, compute)
         place = {"b": self.rows.batch, "h": self.first + number(head), "q": query, "k": key}
         for tensor, mask in zip(self.problem.masks, compute.masks, strict=True):
             where = tensor.address(**{letter: place[letter] for letter in tensor.axes})

@@ -24,7 +24,7 @@ from tvm_ext.tir_schedules.cpu.attention.attention_tiles import (
     widened,
 )
 from tvm_ext.tir_schedules.cpu.attention.keys_and_values import KeysAndValues
-from tvm_ext.tir_schedules.operators.attention import masked_score
+from tvm_ext.tir_schedules.operators.attention import masked_score, scaled_score
 from tvm_ext.tir_schedules.operators.recurrence import loop, number
 from tvm_ext.tir_schedules.statements import sequence, stack_array
 
@@ -287,7 +287,7 @@ class _Tile:
 
     def _masked_score(self, score: Any, query: Any, key: Any) -> Any:
         compute = self.problem.compute
-        score = score * tirx.const(compute.scale, FLOAT)
+        score = scaled_score(score, compute)
         place = {"b": self.held.batch, "h": self.rows.head, "q": query, "k": key}
         for tensor, mask in zip(self.problem.masks, compute.masks, strict=True):
             where = tensor.address(**{letter: place[letter] for letter in tensor.axes})

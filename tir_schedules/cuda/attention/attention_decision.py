@@ -239,6 +239,8 @@ def decide_attention(
     dtype = problem.query.dtype
     if dtype not in _KINDS:
         raise NotApplicable(f"there is no kernel for {dtype}")
+    if problem.compute.cap is not None:
+        raise NotApplicable("there is no kernel for scores that are capped")
     fitting = list(_fitting(problem, machine, _KINDS[dtype]))
     if not fitting:
         raise NotApplicable("no tile fits into the registers and the shared memory of a block")

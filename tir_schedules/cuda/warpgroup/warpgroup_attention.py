@@ -106,6 +106,8 @@ def _refuse(problem: AttentionProblem) -> None:
     dtype = problem.query.dtype
     if dtype not in ACROSS:
         raise NotApplicable(f"operands are of {dtype}, not of a type of 16 bits")
+    if problem.compute.cap is not None:
+        raise NotApplicable("there is no kernel for scores that are capped")
     if problem.key.size("h") != problem.value.size("h"):
         raise NotApplicable("keys and values have different numbers of heads")
     for tensor in (problem.query, problem.key, problem.value):

@@ -17,7 +17,7 @@ from tvm_ext.onnx_frontend.converters.random import ITERATIONS
 from tvm_ext.onnx_frontend.ir_edits import draws_inside
 from tvm_ext.onnx_frontend.onnx_graph import free_names
 from tvm_ext.onnx_frontend.sizes import GeneratedTensor, SizeValues
-from tvm_ext.onnx_frontend.sizes.scalar_rules import variables_of
+from tvm_ext.onnx_frontend.sizes.scalar_rules import in_own_scope, variables_of
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 
 
@@ -34,7 +34,8 @@ def function(
     else:
         bb._begin_binding_block()
     try:
-        result = bb.emit_output(build()) if straight else build()
+        with in_own_scope():
+            result = bb.emit_output(build()) if straight else build()
     except BaseException:
         # Another branch may go on where this one failed.
         bb._end_block()
@@ -71,7 +72,8 @@ def branches(
     for build in (chosen, otherwise):
         bb.begin_scope(parameters)
         bb._begin_binding_block()
-        result = build()
+        with in_own_scope():
+            result = build()
         if not isinstance(result, relax.Var):
             result = bb.emit(result)
         sides.append(_sequence(bb, parameters, result))

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tvm_ffi
 from tvm import relax, te, tirx
 from tvm.sym import Analyzer
 
@@ -24,12 +25,14 @@ from tvm_ext.onnx_frontend.sizes.scalar_rules import (
     ends_of,
     holds,
     is_positive,
+    known_broadcasts,
     note_equal,
     note_some,
     note_times,
     note_unclear,
 )
 from tvm_ext.onnx_frontend.sizes.size_values import vector
+from tvm_ext.relay_passes.expressions import BROADCAST_ATTRIBUTE
 
 # Tensors whose sizes the run checks before anything reads them.
 
@@ -340,14 +343,21 @@ def broadcast_sizes(bb: relax.BlockBuilder, shapes: Sequence[Sequence[Size]]) ->
         return vector([*found, *agreed], name="broadcast")
 
     flat = [size for axis in unclear for size in columns[axis]]
-    sizes = bb.emit_te(kernel, flat, primfunc_name_hint="broadcast_sizes")
-    sizes = bb.match_cast(sizes, relax.TensorType([2 * len(unclear)], "int64"))
-    new = [tirx.Var(f"broadcast_{axis}", "int64") for axis in unclear]
-    shape = bb.emit(relax.op.tensor_to_shape(sizes))
-    bb.match_cast(shape, relax.ShapeType([*new, *[tirx.const(1, "int64")] * len(new)]))
-    for axis, size in zip(unclear, new, strict=True):
+    known, key = known_broadcasts(), tuple((axis, *map(_key, columns[axis])) for axis in unclear)
+    if key not in known:
+        sizes = bb.emit_te(kernel, flat, primfunc_name_hint="broadcast_sizes")
+        sizes = bb.match_cast(sizes, relax.TensorType([2 * len(unclear)], "int64"))
+        new = [tirx.Var(f"broadcast_{axis}", "int64") for axis in unclear]
+        shape = bb.emit(relax.op.tensor_to_shape(sizes))
+        bb.match_cast(shape, relax.ShapeType([*new, *[tirx.const(1, "int64")] * len(new)]))
+        known[key] = new
+    for axis, size in zip(unclear, known[key], strict=True):
         common[axis] = size
     return common
+
+
+def _key(size: Size) -> Any:
+    return size if isinstance(size, int) else tvm_ffi.StructuralKey(size)
 
 
 def _broadcast(
@@ -386,7 +396,13 @@ def _broadcast(
 
         return te.compute(shape, read, name="broadcast")
 
-    result = bb.emit_te(kernel, casted, [*made, *tail], primfunc_name_hint="broadcast")
+    result = bb.emit_te(
+        kernel,
+        casted,
+        [*made, *tail],
+        primfunc_name_hint="broadcast",
+        primfunc_attrs={BROADCAST_ATTRIBUTE: 1},
+    )
     if all(old is new for old, new in zip(made, sizes, strict=True)):
         return result
     return bb.match_cast(result, relax.TensorType([*sizes, *tail], str(data.ty.dtype)))

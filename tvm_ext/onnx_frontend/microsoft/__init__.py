@@ -10,7 +10,7 @@ from functools import partial
 import onnx_ir as ir
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.onnx_frontend.microsoft import attention, fused, quantized
+from tvm_ext.onnx_frontend.microsoft import attention, fused, older_forms, quantized
 from tvm_ext.onnx_frontend.microsoft.attention import group_query_attention, rotary_embedding
 from tvm_ext.onnx_frontend.microsoft.builder import Builder
 from tvm_ext.onnx_frontend.microsoft.nchwc import NCHWC, NCHWC_REWRITES
@@ -26,22 +26,30 @@ _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "Attention": attention.attention,
     "BiasGelu": fused.bias_gelu,
     "CDist": fused.distances,
+    "CausalConvWithState": older_forms.causal_conv_with_state,
     "DynamicQuantizeLSTM": quantized.dynamic_quantize_lstm,
     "DynamicQuantizeMatMul": quantized.dynamic_quantize_matmul,
     "EmbedLayerNormalization": fused.embed_layer_normalization,
+    "ExpandDims": older_forms.expand_dims,
     "FastGelu": fused.fast_gelu,
     "FusedConv": fused.fused_conv,
     "FusedGemm": fused.fused_gemm,
     "FusedMatMul": fused.fused_matmul,
     "GatherBlockQuantized": checked(check_gather_block_quantized, quantized.gather_block_quantized),
+    "GatherND": older_forms.gather_nd,
     "Gelu": fused.gelu,
+    "GridSample": older_forms.grid_sample,
     "GroupQueryAttention": group_query_attention,
+    "Inverse": older_forms.inverse,
     "LayerNormalization": fused.layer_normalization,
+    "MRotaryEmbedding": attention.multimodal_rotary_embedding,
     "MatMulBnb4": checked(check_matmul_bnb4, quantized.matmul_bnb4),
+    "MatMulInteger16": older_forms.matmul_integer16,
     "MatMulIntegerToFloat": quantized.matmul_integer_to_float,
     "MatMulNBits": checked(check_matmul_n_bits, quantized.matmul_n_bits),
     "MultiHeadAttention": attention.multi_head_attention,
     "NhwcMaxPool": quantized.nhwc_max_pool,
+    "Pad": older_forms.pad,
     "QAttention": quantized.q_attention,
     "QEmbedLayerNormalization": quantized.q_embed_layer_normalization,
     "QGemm": quantized.qgemm,
@@ -56,10 +64,13 @@ _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "QLinearSoftmax": quantized.qlinear_softmax,
     "QLinearWhere": quantized.qlinear_where,
     "QuickGelu": fused.quick_gelu,
+    "Range": older_forms.number_range,
     "RotaryEmbedding": rotary_embedding,
     "SimplifiedLayerNormalization": fused.simplified_layer_normalization,
     "SkipLayerNormalization": fused.skip_layer_normalization,
     "SkipSimplifiedLayerNormalization": fused.skip_simplified_layer_normalization,
+    "TransposeMatMul": fused.fused_matmul,
+    "Unique": older_forms.unique,
 }
 
 # By domain and operator.

@@ -1,6 +1,7 @@
 """Attention of com.microsoft in default operators: multi-head, grouped-query, rotary embedding."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -185,24 +186,59 @@ def last_size(value: ir.Value) -> int:
 def rotary_embedding(b: Builder) -> list[ir.Value | None]:
     """Of rows [batch, positions, elements], or of heads [batch, heads, positions, elements]."""
     x, positions = b.input(0), b.input(1)
+    if rank(positions) == 1:
+        steps = b.counted(b.size(x, 1 if rank(x) == ROWS else 2))
+        positions = b.unsqueezed(b.op("Add", steps, positions), 0)
+
+    def turned(heads: ir.Value, depth: int) -> ir.Value:
+        return rotated(b, heads, depth, positions, (b.input(2), b.input(3)))
+
+    return _by_head(b, turned)
+
+
+def multimodal_rotary_embedding(b: Builder) -> list[ir.Value | None]:
+    """The same with three positions of each element: in time, in height and in width.
+
+    ``mrope_section`` says how many angles are of each, and ``mrope_layout`` in which order.
+    """
+    counts = [int(count) for count in b.required("mrope_section")]
+    half = sum(counts)
+    kinds = np.repeat(np.arange(len(counts)), counts)
+    if b.attribute("mrope_layout", 0):
+        kinds = np.zeros(half, np.int64)
+        for kind in (1, 2):
+            kinds[kind : 3 * counts[kind] : 3] = kind
+    angles = [_of_kinds(b, b.input(cache), kinds) for cache in (2, 3)]
+
+    def turned(heads: ir.Value, depth: int) -> ir.Value:
+        return _turned(b, heads, (depth, half), (angles[0], angles[1]), "interleaved")
+
+    return _by_head(b, turned)
+
+
+def _of_kinds(b: Builder, cache: ir.Value, kinds: np.ndarray) -> ir.Value:
+    """Cosines or sines, each of them by the position of its kind."""
+    rows = b.op("Gather", cache, b.input(1), axis=0)
+    mixed, *others = (b.op("Gather", rows, b.constant(np.array(k)), axis=0) for k in range(3))
+    for kind, one in enumerate(others, 1):
+        mixed = b.op("Where", b.constant(kinds == kind), one, mixed)
+    return b.unsqueezed(mixed, 1)
+
+
+def _by_head(b: Builder, turned: Callable[[ir.Value, int], ir.Value]) -> list[ir.Value | None]:
+    """What ``turned`` makes of the heads of the first input and their depth, as that input is."""
+    x = b.input(0)
     if b.attribute("scale", 1.0) != 1 or b.attribute("is_packed_batching", 0):
         raise NotApplicable("a scale, or sequences side by side")
-    is_rows = rank(x) == ROWS
-    if not is_rows and rank(x) != 4:
+    if rank(x) == 4:
+        return [turned(x, last_size(x))]
+    if rank(x) != ROWS:
         raise NotApplicable("the rank of its input is not known")
-    count = b.attribute("num_heads", 0)
-    if is_rows and not count:
-        count = last_size(x) // (2 * last_size(b.input(2)))
-    depth = last_size(x) // count if is_rows else last_size(x)
-    if rank(positions) == 1:
-        steps = b.counted(b.size(x, 1 if is_rows else 2))
-        positions = b.unsqueezed(b.op("Add", steps, positions), 0)
-    heads = x
-    if is_rows:
-        shape = b.constant(np.array([0, 0, count, depth]))
-        heads = b.op("Transpose", b.op("Reshape", x, shape), perm=[0, 2, 1, 3])
-    turned = rotated(b, heads, depth, positions, (b.input(2), b.input(3)))
-    return [joined_heads(b, turned) if is_rows else turned]
+    count = b.attribute("num_heads", 0) or last_size(x) // (2 * last_size(b.input(2)))
+    depth = last_size(x) // count
+    shape = b.constant(np.array([0, 0, count, depth]))
+    heads = b.op("Transpose", b.op("Reshape", x, shape), perm=[0, 2, 1, 3])
+    return [joined_heads(b, turned(heads, depth))]
 
 
 def rotated(
@@ -218,8 +254,19 @@ def rotated(
     ``caches``: cosine and sine by position, for half as many elements as are turned; the rest stays
     as it is. ``interleaved``: the attribute that says whether neighbours are a pair, not halves.
     """
-    half = last_size(caches[0])
     cosine, sine = (b.unsqueezed(b.op("Gather", c, positions, axis=0), 1) for c in caches)
+    return _turned(b, heads, (depth, last_size(caches[0])), (cosine, sine), interleaved)
+
+
+def _turned(
+    b: Builder,
+    heads: ir.Value,
+    depths: tuple[int, int],
+    angles: tuple[ir.Value, ir.Value],
+    interleaved: str,
+) -> ir.Value:
+    """Heads turned by angles [batch, 1, positions, half]; ``depths``: of the heads, and half."""
+    (depth, half), (cosine, sine) = depths, angles
     turning, rest = heads, []
     if 2 * half < depth:
         turning, *rest = cut(b, heads, [2 * half, depth - 2 * half], axis=3)

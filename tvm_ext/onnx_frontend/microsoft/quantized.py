@@ -246,10 +246,9 @@ def _lstm_weight(b: Builder, weight: int, scale: int) -> tuple[ir.Value, list[fl
 
 # Operators of com.microsoft whose stored weights take a few bits each, in default operators.
 #
-# The weights become the floats that they stand for, while compiling, and take their memory. Sums
-# are those of floats, also where a node asks for products of integers (``accuracy_level`` 4):
-# ONNX Runtime then quantises the other operand too, by blocks, so that its results differ from
-# the model's by some thousandths.
+# The weights become the floats that they stand for, while compiling. Where a node asks for products
+# of integers (``accuracy_level`` 4), the other operand is rounded in blocks as ONNX Runtime rounds
+# it; a pass makes these products of bytes, and drops the rounding on machines without them.
 
 
 # What the numbers of MatMulBnb4 stand for: bitsandbytes' 4-bit floats and normal floats.
@@ -297,8 +296,36 @@ def matmul_n_bits(b: Builder) -> _Results:
         floats = numbers.astype(np.float32) - zeros[:, groups].astype(np.float32)
         floats *= scales[:, groups].astype(np.float32)
         weight = b.constant(floats.astype(scales.dtype))
-    result = b.op("MatMul", b.input(0), b.op("Transpose", weight, perm=[1, 0]))
+    data = b.input(0)
+    is_exact = order is None and zeros.dtype == np.uint8 and scales.dtype == np.float32
+    if b.attribute("accuracy_level", 0) == _INTEGER_PRODUCTS and is_exact and bits == 4:
+        data = _rounded_in_blocks(b, data, columns, block)
+    result = b.op("MatMul", data, b.op("Transpose", weight, perm=[1, 0]))
     return [result if b.optional(5) is None else b.op("Add", result, b.input(5))]
+
+
+# What ``accuracy_level`` says then.
+_INTEGER_PRODUCTS = 4
+# Of blocks of fewer, the bytes would not fill the vectors that round them.
+_BLOCKS_OF = 16
+# In blocks without a larger number, all become zeros.
+_SMALLEST = 1e-30
+
+
+def _rounded_in_blocks(b: Builder, data: ir.Value, columns: int, block: int) -> ir.Value:
+    """Rows in which the largest number of each block stands for 127, and others for whole ones."""
+    if columns % block or block % _BLOCKS_OF:
+        return data
+    shape = b.constant(np.array([-1, columns // block, block], np.int64))
+    blocks = b.op("Reshape", data, shape)
+    axes = b.constant(np.array([-1], np.int64))
+    largest = b.op("ReduceMax", b.op("Abs", blocks), axes, keepdims=1)
+    most, steps = (b.constant(np.array(n, np.float32)) for n in (127, 1 / 127))
+    smallest = b.constant(np.array(_SMALLEST, np.float32))
+    factor = b.op("Div", most, b.op("Max", largest, smallest))
+    numbers = b.op("Round", b.op("Mul", blocks, factor))
+    rounded = b.op("Mul", numbers, b.op("Mul", largest, steps))
+    return b.op("Reshape", rounded, b.op("Shape", data))
 
 
 def matmul_bnb4(b: Builder) -> _Results:

@@ -66,6 +66,28 @@ def within(limits: SizeLimits) -> Iterator[SizeLimits]:
         _limits.reset(token)
 
 
+_broadcasts: ContextVar[dict[Any, list[tirx.Var]] | None] = ContextVar("broadcasts", default=None)
+
+
+@contextmanager
+def in_own_scope() -> Iterator[None]:
+    """Sizes that are defined as long as it lasts are known there only: in a branch, a body."""
+    token = _broadcasts.set({})
+    try:
+        yield
+    finally:
+        _broadcasts.reset(token)
+
+
+def known_broadcasts() -> dict[Any, list[tirx.Var]]:
+    """What sizes broadcast to, which the run finds out, by these sizes.
+
+    The masks of all layers are of the same sizes, so that the run compares them once.
+    """
+    known = _broadcasts.get()
+    return {} if known is None else known
+
+
 def note_equal(first: Any, second: Any) -> None:
     """Two sizes are equal in every run without an error: ``n`` and ``min(n, 512)``, so n <= 512.
 

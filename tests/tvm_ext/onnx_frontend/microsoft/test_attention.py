@@ -132,6 +132,24 @@ def test_rotary_embedding(
     check("RotaryEmbedding", arrays, 1, **attributes)
 
 
+@in_one_model
+@pytest.mark.parametrize(
+    ("shape", "attributes"),
+    [
+        ((BATCH, NEW, HEADS * 12), {"num_heads": HEADS}),
+        ((BATCH, NEW, HEADS * 12), {"num_heads": HEADS, "mrope_layout": 1}),
+        ((BATCH, HEADS, NEW, 12), {"mrope_layout": 1, "interleaved": 1}),
+    ],
+    ids=["sections", "in turns", "interleaved heads"],
+)
+def test_rotary_embedding_of_three_positions(
+    shape: tuple[int, ...], attributes: dict[str, int]
+) -> None:
+    positions = np.arange(3 * BATCH * NEW).reshape(3, BATCH, NEW) % 8
+    arrays = {"x": drawn(*shape), "at": positions, **angles(6)}
+    check("MRotaryEmbedding", arrays, 1, mrope_section=[3, 2, 1], **attributes)
+
+
 def grouped(past: int, lengths: list[int], rotary: bool, packed: bool = False) -> Arrays:
     """Inputs of GroupQueryAttention; ``lengths``: of earlier and new keys, by sequence."""
     batch = len(lengths)

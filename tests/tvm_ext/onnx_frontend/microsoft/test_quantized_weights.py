@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from microsoft_models import bytes_of, compared, element_type, microsoft_model
-from one_model import in_one_model, run_model
+from one_model import in_one_model
 from onnx import TensorProto, helper, numpy_helper
 from random_numbers import RANDOM
 from small_models import rand, value
@@ -65,16 +65,64 @@ def test_columns_of_sorted_groups_have_the_scale_of_their_group():
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
 
-def test_activations_are_not_quantised_for_accuracy_level_4():
-    columns, rows, block = 128, 8, 32
-    packed, scales = bytes_of(rows, columns // block, block // 2), rand(rows, columns // block)
-    inputs = {"x": rand(4, columns), "w": packed, "s": scales}
-    attributes = {"K": columns, "N": rows, "bits": 4, "block_size": block, "accuracy_level": 4}
-    proto, fed = microsoft_model("MatMulNBits", inputs, {"y": F}, **attributes)
-    found = run_model(proto, fed)["y"]
-    numbers = np.stack([packed & 15, packed >> 4], -1).reshape(rows, -1, block) - 8.0
-    weight = (numbers * scales[..., None]).reshape(rows, columns)
-    np.testing.assert_allclose(found, fed["x"] @ weight.T, rtol=1e-4, atol=1e-4)
+def bytes_model(columns, rows, block, zero=False, lead=("n",)):
+    """A MatMulNBits that asks for products of bytes, with an open number of rows."""
+    arrays = {
+        "w": bytes_of(rows, columns // block, block // 2),
+        "s": rand(rows, columns // block),
+    }
+    if zero:
+        arrays["z"] = bytes_of(rows, -(-columns // block // 2))
+    node = helper.make_node(
+        "MatMulNBits",
+        ["x", *arrays],
+        ["y"],
+        domain="com.microsoft",
+        **{"K": columns, "N": rows, "bits": 4, "block_size": block, "accuracy_level": 4},
+    )
+    graph = helper.make_graph(
+        [node],
+        "bytes",
+        [helper.make_tensor_value_info("x", F, [*lead, columns])],
+        [helper.make_tensor_value_info("y", F, [*lead, rows])],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "block", "zero"),
+    [(64, 96, 32, False), (320, 72, 32, True), (96, 33, 16, False), (128, 8, 64, True)],
+)
+def test_accuracy_level_4_multiplies_bytes_as_onnx_runtime(columns, rows, block, zero):
+    runtime = pytest.importorskip("onnxruntime")
+    proto = bytes_model(columns, rows, block, zero, ("b", "n"))
+    session = runtime.InferenceSession(proto.SerializeToString())
+    compiled = tvm_ext.compile(proto)
+    for length in (1, 3, 4, 9):
+        x = rand(2, length, columns)
+        x[0, 0] = 0
+        (wanted,) = session.run(None, {"x": x})
+        (found,) = compiled.run({"x": x}).values()
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_bytes_are_multiplied_by_an_instruction_for_them():
+    compiled = tvm_ext.compile(bytes_model(64, 40, 32), "avx512")
+    assert [kernel.schedule for kernel in compiled.report.kernels] == ["dequantize matmul"]
+    compiled = tvm_ext.compile(bytes_model(64, 40, 32), "avx512-amx")
+    assert [kernel.schedule for kernel in compiled.report.kernels] == ["block integer matmul"]
+
+
+def test_without_an_instruction_for_bytes_rows_are_not_rounded():
+    proto = bytes_model(128, 8, 32)
+    packed, scales = (numpy_helper.to_array(array) for array in proto.graph.initializer)
+    x = rand(4, 128)
+    (found,) = tvm_ext.compile(proto, "avx2").run({"x": x}).values()
+    numbers = np.stack([packed & 15, packed >> 4], -1).reshape(8, -1, 32) - 8.0
+    weight = (numbers * scales[..., None]).reshape(8, 128)
+    np.testing.assert_allclose(found, x @ weight.T, rtol=1e-4, atol=1e-4)
 
 
 @in_one_model

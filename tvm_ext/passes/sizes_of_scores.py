@@ -1,0 +1,168 @@
+"""Scores that were broadcast against a mask get back the size that they had."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.expressions import BROADCAST_ATTRIBUTE, same_extents
+from tvm_ext.relay_passes.spans import all_bindings_of, relax_functions
+
+# What works element by element, or along the keys.
+_STEPS = (
+    *("relax.add", "relax.subtract", "relax.multiply", "relax.divide", "relax.where"),
+    *("relax.astype", "relax.tanh", "relax.isnan", "relax.nn.softmax"),
+)
+
+
+class SizesOfScores(BindingRewriter):
+    """Moves the run's check of a size from the weights to the masks.
+
+    Before: ``s = add(broadcast(qk, n), broadcast(mask, n)); p = match_cast(softmax(s), past + q)``
+    After:  ``m = match_cast(broadcast(mask, n), past + q); p = softmax(add(qk, m))``
+
+    A mask has a size of its own, under another name, and only the run can tell whether that is the
+    number of keys or 1. The product with the values asks for the number of keys, so that in every
+    run without an error the scores have it.
+    """
+
+    pass_name = "AttentionFusion"
+    roots = frozenset({"relax.matmul"})
+
+    def __init__(self) -> None:
+        # By hash, the variables of checks that others have taken the place of.
+        self._replaced: set[int] = set()
+
+    def run(self, mod: tvm.IRModule) -> tvm.IRModule:
+        """The rewritten module; ``mod`` itself when nothing matches."""
+        changed = super().run(mod)
+        if not self._replaced:
+            return mod
+        for name, func in relax_functions(changed).items():
+            changed.update_func(name, _WithoutCasts(self._replaced).visit_expr(func))
+        return relax.transform.DeadCodeElimination()(changed)
+
+    def start_function(self, func: relax.Function) -> None:
+        super().start_function(func)
+        self._casts = {
+            hash(binding.var): binding
+            for binding in all_bindings_of(func)
+            if isinstance(binding, relax.MatchCast)
+        }
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        product = self.view.call(var, "relax.matmul")
+        cast = None if product is None else self._casts.get(hash(product.args[0]))
+        if product is None or cast is None or self.view.call(cast.value, *_STEPS) is None:
+            return None
+        if self.view.uses(product.args[0]) != 1:
+            return None
+        shapes = [one.ty.shape.values[:] for one in (cast.value, cast.var)]
+        chain = _Chain(self, dict(_renamed(*shapes)), var)
+        if not chain.is_broadcast(cast.value):
+            return None
+        weights = chain.sized(cast.value)
+        self._replaced.add(hash(cast.var))
+        changed = relax.Call(product.op, [weights, product.args[1]], product.attrs)
+        return Replacement(changed, tuple(chain.passed), "the scores have the size of the keys")
+
+
+def _renamed(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[int, Any]]:
+    """The axes, from the last, whose size has another name, with that name."""
+    pairs = enumerate(zip(old, new, strict=True))
+    return [
+        (place - len(old), after)
+        for place, (before, after) in pairs
+        if not same_extents([before], [after])
+    ]
+
+
+@mutator
+class _WithoutCasts(PyExprMutator):
+    """Drops checks, which no pass takes for unused."""
+
+    def __init__(self, dropped: Collection[int]) -> None:
+        super().__init__()
+        self._dropped = dropped
+
+    def visit_match_cast_(self, binding: relax.MatchCast) -> None:
+        if hash(binding.var) not in self._dropped:
+            super().visit_match_cast_(binding)
+
+
+class _Chain:
+    """What is between the product of queries and keys and the weights."""
+
+    def __init__(self, rewriter: SizesOfScores, sizes: dict[int, Any], var: relax.Var) -> None:
+        self.rewriter, self.sizes, self.var = rewriter, sizes, var
+        self.view, self.mod = rewriter.view, rewriter.mod
+        self.passed: list[relax.Var] = []
+        self._made: dict[int, relax.Expr] = {}
+
+    def is_broadcast(self, expr: relax.Expr) -> bool:
+        """Whether behind all steps are scores that had the wanted sizes before."""
+        if self._source(expr) is not None:
+            return True
+        call = self.view.call(expr, *_STEPS)
+        return call is not None and any(map(self.is_broadcast, self._wide(call)))
+
+    def sized(self, expr: relax.Expr) -> relax.Expr:
+        """The same with the wanted sizes."""
+        if hash(expr) not in self._made:
+            self._made[hash(expr)] = self._sized(expr)
+        return self._made[hash(expr)]
+
+    def _sized(self, expr: relax.Expr) -> relax.Expr:
+        source = self._source(expr)
+        if source is not None:
+            return source
+        call = self.view.call(expr, *_STEPS)
+        if call is None or not self.is_broadcast(expr):
+            return self.rewriter.cast(expr, relax.TensorType(self._shape(expr), expr.ty.dtype))
+        wide = self._wide(call)
+        arguments = [
+            self.sized(argument) if any(argument.same_as(one) for one in wide) else argument
+            for argument in call.args[:]
+        ]
+        self.passed.append(expr)
+        made = relax.Call(call.op, arguments, call.attrs, call.ty_args)
+        return self.rewriter.bind(made, self.var)
+
+    def _wide(self, call: relax.Call) -> list[relax.Expr]:
+        """The operands that have the size of the result on an axis that is renamed."""
+        result = call.ty.shape.values[:]
+        return [
+            argument
+            for argument in call.args[:]
+            if isinstance(argument, relax.Var)
+            and isinstance(argument.ty, relax.TensorType)
+            and any(
+                -axis <= argument.ty.ndim
+                and same_extents([argument.ty.shape.values[axis]], [result[axis]])
+                for axis in self.sizes
+            )
+        ]
+
+    def _shape(self, expr: relax.Expr) -> list[Any]:
+        """The shape of ``expr`` with the wanted sizes; of an axis of size 1 that again."""
+        shape = list(expr.ty.shape.values)
+        for axis, size in self.sizes.items():
+            if -axis <= len(shape) and not isinstance(shape[axis], tirx.IntImm):
+                shape[axis] = size
+        return shape
+
+    def _source(self, expr: relax.Expr) -> relax.Expr | None:
+        """What a kernel broadcasts, if that has the wanted sizes already."""
+        call = self.view.call(expr, "relax.call_tir")
+        if call is None or not isinstance(call.args[0], tvm.ir.GlobalVar):
+            return None
+        attributes = self.mod[call.args[0]].attrs or {}
+        if BROADCAST_ATTRIBUTE not in attributes:
+            return None
+        source = call.args[1].fields[0]
+        if not same_extents(source.ty.shape.values[:], self._shape(expr)):
+            return None
+        return source
