@@ -36,7 +36,8 @@ from tvm_ext.tir_schedules.statements import changed_block, stack_array
 # VectorizeLoop goes twice into a vector that a scalar multiplies, StmtSimplify into what becomes
 # an integer. A name that is met three times is an error ("Let cannot bind the same var to two
 # different values"), and twenty such operations, as the steps of quantisation fuse to, take
-# minutes.
+# minutes. To learn which side of a maximum or a minimum is chosen, TVM goes into it once more: a
+# vector that a scalar multiplies is visited three times there.
 
 
 _CONDITIONAL = "if_then_else"
@@ -185,6 +186,8 @@ class _StagedSplit:
         self._uses = Counter(structural_hash(part) for part in repeatable)
         # Operations visited twice around what is being taken apart.
         self._twice = _doubled_by(str(value.ty)) if str(value.ty) == _LEGALISED else 0
+        # Whether a maximum or a minimum is around, and whether a product is below one.
+        self._in_choice = self._in_chosen_product = False
         visited_twice = sum(_may_be_visited_twice(part) for part in parts)
         if not repeatable and visited_twice < _AROUND_ANY and not self._twice:
             self.value = value
@@ -196,6 +199,7 @@ class _StagedSplit:
                 (tirx.Select, self._select),
                 (tirx.Mul, self._product),
                 (tirx.Cast, self._cast),
+                ((tirx.Max, tirx.Min), self._choice),
             ],
         )
 
@@ -205,7 +209,12 @@ class _StagedSplit:
         if not self._stage.is_function(call):
             return mutator.default_mutate(call)
         legalised = str(call.ty) == _LEGALISED
-        waits = legalised or self._twice > _AROUND_FUNCTION or self._uses[structural_hash(call)] > 1
+        waits = (
+            legalised
+            or self._twice > _AROUND_FUNCTION
+            or self._in_chosen_product
+            or self._uses[structural_hash(call)] > 1
+        )
         twice = 0 if waits else self._twice
         arguments = [self._argument(a, twice, mutator) for a in call.args]
         dtype = "float32" if legalised else str(call.ty)
@@ -219,17 +228,24 @@ class _StagedSplit:
         waits = self._functions_below(changed) or _compares(changed) or _is_legalised(changed)
         return self._put(changed) if waits else changed
 
+    def _choice(self, choice: tirx.Max | tirx.Min, mutator: StructuralMutator) -> tirx.Expr:
+        around, self._in_choice = self._in_choice, True
+        changed: tirx.Expr = mutator.default_mutate(choice)
+        self._in_choice = around
+        return changed
+
     def _product(self, product: tirx.Mul, mutator: StructuralMutator) -> tirx.Expr:
         factors = (product.a, product.b)
         vectors = [self._stage.varies(factor) for factor in factors]
         if not _may_be_visited_twice(product) or all(vectors) or not any(vectors):
             return mutator.default_mutate(product)
-        return tirx.Mul(
-            *(
-                self._within(factor, mutator) if is_vector else factor
-                for factor, is_vector in zip(factors, vectors, strict=True)
-            )
-        )
+        around, self._in_chosen_product = self._in_chosen_product, self._in_choice
+        changed = [
+            self._within(factor, mutator) if is_vector else factor
+            for factor, is_vector in zip(factors, vectors, strict=True)
+        ]
+        self._in_chosen_product = around
+        return tirx.Mul(*changed)
 
     def _cast(self, cast: tirx.Cast, mutator: StructuralMutator) -> tirx.Expr:
         dtype = str(cast.ty)
@@ -244,9 +260,13 @@ class _StagedSplit:
         return self._put(changed) if waits else changed
 
     def _inside(self, value: tirx.Expr, twice: int, mutator: StructuralMutator) -> tirx.Expr:
-        around, self._twice = self._twice, twice
+        around = self._twice, self._in_choice, self._in_chosen_product
+        self._twice = twice
+        if twice == 0:
+            # It waits in an array, or is visited once.
+            self._in_choice = self._in_chosen_product = False
         changed = mutator.mutate(value)
-        self._twice = around
+        self._twice, self._in_choice, self._in_chosen_product = around
         return changed
 
     def _select(self, select: tirx.Select, mutator: StructuralMutator) -> tirx.Expr:
