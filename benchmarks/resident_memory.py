@@ -1,11 +1,10 @@
 """How much resident memory a saved model takes, beside what its report says.
 
 Each model is loaded and run in a process of its own, which has loaded and run a tiny one before, so
-that Python, NumPy and TVM's runtime are there already. Then further copies of it are loaded and
-run, each in a thread of its own where kernels allocate arrays, which TVM keeps for each thread.
-What the first copy takes more than they do is kept by the process once: while a report is read,
-Python's allocator and that of the C library take memory that they do not give back, and that later
-models use. The figures are what Linux says of the process in ``/proc/self/status``.
+that Python, NumPy and TVM's runtime are there already. Then further copies of it are loaded, which
+do not run. What loading the first one takes more than that is kept by the process once: while a
+model is read, Python's allocator and that of the C library take memory that they do not give back,
+and that later models use. The figures are what Linux says of the process in ``/proc/self/status``.
 """
 
 import argparse
@@ -16,11 +15,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from rich.table import Table
@@ -51,12 +49,12 @@ class Resident:
         run decide.
     loaded, ran, peak : int
         How much resident memory grew with loading, with loading and the runs, and at most.
-    again : int
-        How much it grew with loading and running a further copy, on average.
+    once : int
+        The part of ``ran`` that stays with the process for later models.
     code : int
-        The part of ``again`` that is pages of files: the code of the model.
+        The part of ``ran`` that is pages of files: the code of the model.
     report : int
-        The part of ``again`` that is the report as Python's objects, which a loaded model keeps.
+        The part of ``ran`` that is the report as Python's objects, which a loaded model keeps.
     """
 
     name: str
@@ -64,14 +62,9 @@ class Resident:
     loaded: int
     ran: int
     peak: int
-    again: int
+    once: int
     code: int
     report: int
-
-    @property
-    def once(self) -> int:
-        """What the first copy took and further ones do not."""
-        return self.ran - self.again
 
     @property
     def total_said(self) -> int | None:
@@ -81,9 +74,10 @@ class Resident:
 
     @property
     def off(self) -> float | None:
-        """How far a copy without code and report is from what is said, as a share of it."""
+        """How far a run without the rest is from what is said, as a share of it."""
         said = self.total_said
-        return None if said is None else (self.again - self.code - self.report) / said - 1
+        rest = self.once + self.code + self.report
+        return None if said is None else (self.ran - rest) / said - 1
 
 
 def measured(models: Sequence[Path], threads: int = 1) -> list[Resident]:
@@ -147,13 +141,12 @@ def _grown(tiny: Path, path: Path, threads: int) -> dict[str, object]:
     _settle()
     _CLEAR.write_text(_PEAK, encoding="ascii")
     before = _status()
-    model = tvm_ext.runtime.load(path, threads=threads)
+    model = _loaded(path, threads)
     _settle()
     loaded = _status()
     inputs = _inputs(model)
     results = _ran(model, inputs)
     after = _status()
-    further = _grown_again(path, threads)
     memory = model.report.memory
     nominal = model.report.nominal
     at_sizes = nominal.memory_bytes if nominal is not None else None
@@ -170,33 +163,28 @@ def _grown(tiny: Path, path: Path, threads: int) -> dict[str, object]:
         "loaded": loaded["VmRSS"] - before["VmRSS"],
         "ran": after["VmRSS"] - before["VmRSS"],
         "peak": after["VmHWM"] - before["VmRSS"],
-        **further,
+        "code": after["RssFile"] - before["RssFile"],
+        **_kept(path, threads, loaded["RssAnon"] - before["RssAnon"]),
     }
 
 
-def _grown_again(path: Path, threads: int) -> dict[str, int]:
-    """What a further copy lets the process grow by, and the parts of it that are no numbers."""
-    import tvm_ext.runtime
+def _loaded(path: Path, threads: int) -> Any:
+    """A saved model that has not run: what a run takes, all copies would use in turn."""
+    from tvm_ext.compiled_model import CompiledModel
+    from tvm_ext.runtime import load
 
-    before = _status()
-    with ExitStack() as stack:
-        kept = []
-        for _ in range(_COPIES):
-            model = tvm_ext.runtime.load(path, threads=threads)
-            inputs = _inputs(model)
-            if model.report.memory.kernel_bytes:
-                thread = stack.enter_context(ThreadPoolExecutor(1))
-                results = thread.submit(_ran, model, inputs).result()
-            else:
-                results = _ran(model, inputs)
-            kept.append((model, inputs, results))
-        after = _status()
-        return {
-            "again": (after["VmRSS"] - before["VmRSS"]) // len(kept),
-            "code": (after["RssFile"] - before["RssFile"]) // len(kept),
-            # While the copies are there: what they took would be used for reports.
-            "report": _bytes_of_report(path),
-        }
+    with mock.patch.object(CompiledModel, "warm_up", return_value=False):
+        return load(path, threads=threads)
+
+
+def _kept(path: Path, threads: int, first: int) -> dict[str, int]:
+    """What a process keeps once of the bytes that loading took first, and those of a report."""
+    before = _status()["RssAnon"]
+    copies = [_loaded(path, threads) for _ in range(_COPIES)]
+    _settle()
+    further = (_status()["RssAnon"] - before) // len(copies)
+    # While the copies are there: reports would use what they leave.
+    return {"once": max(first - further, 0), "report": _bytes_of_report(path)}
 
 
 def _inputs(model: Any) -> dict[str, np.ndarray]:

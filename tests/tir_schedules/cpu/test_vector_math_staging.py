@@ -59,24 +59,6 @@ def test_one_function_needs_no_array() -> None:
     assert "staged" not in with_vector_math(scheduled).func.script()
 
 
-@pytest.mark.parametrize("choose", [tirx.max, tirx.min])
-def test_a_function_under_a_chosen_product_waits(choose: Any) -> None:
-    """Relu(-Sigmoid(x)) of dequantised bytes: TVM visits what is chosen from three times."""
-    x = te.placeholder((64,), "float32", "x")
-    steps = te.compute((64,), lambda i: tirx.round(x[i] / 0.03).astype("uint8"))
-    values = te.compute((64,), lambda i: steps[i].astype("float32") * 0.03)
-    signs = te.compute((64,), lambda i: te.sigmoid(values[i]) * -1.0)
-    y = te.compute((64,), lambda i: choose(signs[i], tirx.const(-0.75, "float32")))
-    scheduled, _ = schedule_kernel(te.create_prim_func([x, y]), host_description())
-    library = built({"main": with_vector_math(scheduled).func})
-    given = np.linspace(0, 3, 64).astype("float32")
-    found = tvm.runtime.tensor(np.zeros(64, "float32"))
-    library["main"](tvm.runtime.tensor(given), found)
-    wanted = -1 / (1 + np.exp(-np.round(given / np.float32(0.03)) * 0.03))
-    bound = np.maximum if choose is tirx.max else np.minimum
-    np.testing.assert_allclose(found.numpy(), bound(wanted, -0.75), rtol=1e-5)
-
-
 def test_arrays_stand_outside_of_the_vector_loop() -> None:
     scheduled, _ = schedule_kernel(chain(3, 64), MACHINE)
     text = with_vector_math(scheduled).func.script()
