@@ -36,8 +36,7 @@ from tvm_ext.tir_schedules.statements import changed_block, stack_array
 # VectorizeLoop goes twice into a vector that a scalar multiplies, StmtSimplify into what becomes
 # an integer. A name that is met three times is an error ("Let cannot bind the same var to two
 # different values"), and twenty such operations, as the steps of quantisation fuse to, take
-# minutes. To learn which side of a maximum or a minimum is chosen, TVM goes into it once more: a
-# vector that a scalar multiplies is visited three times there.
+# minutes. A function of what became an integer is met so often under a single one.
 
 
 _CONDITIONAL = "if_then_else"
@@ -186,8 +185,6 @@ class _StagedSplit:
         self._uses = Counter(structural_hash(part) for part in repeatable)
         # Operations visited twice around what is being taken apart.
         self._twice = _doubled_by(str(value.ty)) if str(value.ty) == _LEGALISED else 0
-        # Whether a maximum or a minimum is around, and whether a product is below one.
-        self._in_choice = self._in_chosen_product = False
         visited_twice = sum(_may_be_visited_twice(part) for part in parts)
         if not repeatable and visited_twice < _AROUND_ANY and not self._twice:
             self.value = value
@@ -199,7 +196,6 @@ class _StagedSplit:
                 (tirx.Select, self._select),
                 (tirx.Mul, self._product),
                 (tirx.Cast, self._cast),
-                ((tirx.Max, tirx.Min), self._choice),
             ],
         )
 
@@ -212,7 +208,7 @@ class _StagedSplit:
         waits = (
             legalised
             or self._twice > _AROUND_FUNCTION
-            or self._in_chosen_product
+            or (self._twice > 0 and any(map(_becomes_integer, call.args)))
             or self._uses[structural_hash(call)] > 1
         )
         twice = 0 if waits else self._twice
@@ -228,24 +224,17 @@ class _StagedSplit:
         waits = self._functions_below(changed) or _compares(changed) or _is_legalised(changed)
         return self._put(changed) if waits else changed
 
-    def _choice(self, choice: tirx.Max | tirx.Min, mutator: StructuralMutator) -> tirx.Expr:
-        around, self._in_choice = self._in_choice, True
-        changed: tirx.Expr = mutator.default_mutate(choice)
-        self._in_choice = around
-        return changed
-
     def _product(self, product: tirx.Mul, mutator: StructuralMutator) -> tirx.Expr:
         factors = (product.a, product.b)
         vectors = [self._stage.varies(factor) for factor in factors]
         if not _may_be_visited_twice(product) or all(vectors) or not any(vectors):
             return mutator.default_mutate(product)
-        around, self._in_chosen_product = self._in_chosen_product, self._in_choice
-        changed = [
-            self._within(factor, mutator) if is_vector else factor
-            for factor, is_vector in zip(factors, vectors, strict=True)
-        ]
-        self._in_chosen_product = around
-        return tirx.Mul(*changed)
+        return tirx.Mul(
+            *(
+                self._within(factor, mutator) if is_vector else factor
+                for factor, is_vector in zip(factors, vectors, strict=True)
+            )
+        )
 
     def _cast(self, cast: tirx.Cast, mutator: StructuralMutator) -> tirx.Expr:
         dtype = str(cast.ty)
@@ -260,13 +249,9 @@ class _StagedSplit:
         return self._put(changed) if waits else changed
 
     def _inside(self, value: tirx.Expr, twice: int, mutator: StructuralMutator) -> tirx.Expr:
-        around = self._twice, self._in_choice, self._in_chosen_product
-        self._twice = twice
-        if twice == 0:
-            # It waits in an array, or is visited once.
-            self._in_choice = self._in_chosen_product = False
+        around, self._twice = self._twice, twice
         changed = mutator.mutate(value)
-        self._twice, self._in_choice, self._in_chosen_product = around
+        self._twice = around
         return changed
 
     def _select(self, select: tirx.Select, mutator: StructuralMutator) -> tirx.Expr:
@@ -340,6 +325,12 @@ def _may_be_visited_twice(part: tirx.Expr) -> bool:
     if isinstance(part, tirx.Cast):
         return "float" in str(part.value.ty)
     return isinstance(part, tirx.Mul) and "float" in str(part.ty)
+
+
+def _becomes_integer(value: tvm.ir.Expr) -> bool:
+    """Whether a number below becomes an integer, as in quantisation."""
+    casts = nodes(value, tirx.Cast)
+    return any(_may_be_visited_twice(cast) and "float" not in str(cast.ty) for cast in casts)
 
 
 def _compares(value: tvm.ir.Expr) -> bool:
