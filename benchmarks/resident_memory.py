@@ -1,8 +1,10 @@
 """How much resident memory a saved model takes, beside what its report says.
 
 Each model is loaded and run in a process of its own, which has loaded and run a tiny one before, so
-that Python, NumPy and TVM's runtime are there already. The figures are what Linux says of the
-process in ``/proc/self/status``.
+that Python, NumPy and TVM's runtime are there already. Then further copies of it are loaded, which
+do not run. What loading the first one takes more than that is kept by the process once: while a
+model is read, Python's allocator and that of the C library take memory that they do not give back,
+and that later models use. The figures are what Linux says of the process in ``/proc/self/status``.
 """
 
 import argparse
@@ -15,6 +17,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 from rich.table import Table
@@ -24,7 +28,8 @@ _CLEAR = Path("/proc/self/clear_refs")
 # What ``clear_refs`` takes to begin anew with the peak.
 _PEAK = "5"
 _RUNS = 3
-_COPIES = 8
+_REPORTS = 8
+_COPIES = 3
 _MIB = float(1 << 20)
 # So far may what is measured be from what is said.
 ALLOWED = 0.05
@@ -44,6 +49,8 @@ class Resident:
         run decide.
     loaded, ran, peak : int
         How much resident memory grew with loading, with loading and the runs, and at most.
+    once : int
+        The part of ``ran`` that stays with the process for later models.
     code : int
         The part of ``ran`` that is pages of files: the code of the model.
     report : int
@@ -55,6 +62,7 @@ class Resident:
     loaded: int
     ran: int
     peak: int
+    once: int
     code: int
     report: int
 
@@ -66,9 +74,10 @@ class Resident:
 
     @property
     def off(self) -> float | None:
-        """How far a run without code and report is from what is said, as a share of it."""
+        """How far a run without the rest is from what is said, as a share of it."""
         said = self.total_said
-        return None if said is None else (self.ran - self.code - self.report) / said - 1
+        rest = self.once + self.code + self.report
+        return None if said is None else (self.ran - rest) / said - 1
 
 
 def measured(models: Sequence[Path], threads: int = 1) -> list[Resident]:
@@ -95,7 +104,9 @@ def measured(models: Sequence[Path], threads: int = 1) -> list[Resident]:
 
 def table_of(found: Sequence[Resident]) -> Table:
     """A line a model, in MiB."""
-    table = Table(caption="MiB; 'off': a run without code and report beside the sum that is said")
+    table = Table(
+        caption="MiB; 'off': a run without 'once', code and report, beside the sum that is said"
+    )
     headings = (
         "model",
         "weights",
@@ -106,13 +117,14 @@ def table_of(found: Sequence[Resident]) -> Table:
         "loaded",
         "run",
         "peak",
+        "once",
         "code",
         "report",
     )
     for heading in (*headings, "off"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for one in found:
-        grown = (one.loaded, one.ran, one.peak, one.code, one.report)
+        grown = (one.loaded, one.ran, one.peak, one.once, one.code, one.report)
         figures = (*one.said.values(), one.total_said, *grown)
         off = "-" if one.off is None else f"{one.off:+.1%}"
         sizes = ("-" if value is None else f"{value / _MIB:,.2f}" for value in figures)
@@ -129,22 +141,14 @@ def _grown(tiny: Path, path: Path, threads: int) -> dict[str, object]:
     _settle()
     _CLEAR.write_text(_PEAK, encoding="ascii")
     before = _status()
-    model = tvm_ext.runtime.load(path, threads=threads)
+    model = _loaded(path, threads)
     _settle()
     loaded = _status()
-    nominal = model.report.nominal
-    sizes: Mapping[str, int] = nominal.sizes if nominal is not None else {}
-    inputs = {
-        spec.name: np.ones(
-            [size if isinstance(size, int) else sizes[size] for size in spec.shape], spec.dtype
-        )
-        for spec in model.inputs
-    }
-    for _ in range(_RUNS):
-        results = model.run(inputs)
-    _settle()
+    inputs = _inputs(model)
+    results = _ran(model, inputs)
     after = _status()
     memory = model.report.memory
+    nominal = model.report.nominal
     at_sizes = nominal.memory_bytes if nominal is not None else None
     buffers = at_sizes if at_sizes is not None else memory.planned_peak_bytes
     del results
@@ -160,8 +164,47 @@ def _grown(tiny: Path, path: Path, threads: int) -> dict[str, object]:
         "ran": after["VmRSS"] - before["VmRSS"],
         "peak": after["VmHWM"] - before["VmRSS"],
         "code": after["RssFile"] - before["RssFile"],
-        "report": _bytes_of_report(path),
+        **_kept(path, threads, loaded["RssAnon"] - before["RssAnon"]),
     }
+
+
+def _loaded(path: Path, threads: int) -> Any:
+    """A saved model that has not run: what a run takes, all copies would use in turn."""
+    from tvm_ext.compiled_model import CompiledModel
+    from tvm_ext.runtime import load
+
+    with mock.patch.object(CompiledModel, "warm_up", return_value=False):
+        return load(path, threads=threads)
+
+
+def _kept(path: Path, threads: int, first: int) -> dict[str, int]:
+    """What a process keeps once of the bytes that loading took first, and those of a report."""
+    before = _status()["RssAnon"]
+    copies = [_loaded(path, threads) for _ in range(_COPIES)]
+    _settle()
+    further = (_status()["RssAnon"] - before) // len(copies)
+    # While the copies are there: reports would use what they leave.
+    return {"once": max(first - further, 0), "report": _bytes_of_report(path)}
+
+
+def _inputs(model: Any) -> dict[str, np.ndarray]:
+    """Ones, of the usual sizes where the model leaves them open."""
+    nominal = model.report.nominal
+    sizes: Mapping[str, int] = nominal.sizes if nominal is not None else {}
+    return {
+        spec.name: np.ones(
+            [size if isinstance(size, int) else sizes[size] for size in spec.shape], spec.dtype
+        )
+        for spec in model.inputs
+    }
+
+
+def _ran(model: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The results of the last of some runs; what the allocators can give back is given back."""
+    for _ in range(_RUNS):
+        results: dict[str, np.ndarray] = model.run(inputs)
+    _settle()
+    return results
 
 
 def _bytes_of_report(path: Path) -> int:
@@ -172,7 +215,7 @@ def _bytes_of_report(path: Path) -> int:
     artifact = read_artifact(path)
     _settle()
     before = _status()["RssAnon"]
-    kept = [CompileReport.from_json(artifact.report_json) for _ in range(_COPIES)]
+    kept = [CompileReport.from_json(artifact.report_json) for _ in range(_REPORTS)]
     _settle()
     return (_status()["RssAnon"] - before) // len(kept)
 

@@ -16,8 +16,10 @@ changes when its inputs move by a millionth says nothing, and is counted apart.
 With ``--poison`` each program fills its arena with NaN before it begins, and every buffer behind
 its last use, so that what reads memory wrongly shows. Four of five are compiled without fusion,
 which would leave graphs as small as these without buffers. With ``--together 40`` that many graphs
-are drawn at a time, and compiled as few programs. A graph whose results are not those of ONNX
-Runtime is tried again alone.
+are drawn at a time, and compiled as few programs, in which their nodes take turns. A graph whose
+results are not those of ONNX Runtime is tried again alone. Where it is right then, the program is
+the failure. Two hundred graphs for plans of memory that follow each other have few kernels among
+them, which are scheduled and compiled once.
 
 Each failure gets a folder with the model, its inputs, and a file that says how to see it again; a
 difference is reduced to the fewest nodes that show it. Exit code 1 when there is a failure, 2 for
@@ -48,7 +50,7 @@ from tvm_ext.tuning.worker import ForkedWorker, WorkerFailure, WorkerTimeout, Wo
 # What several test folders use; they are no packages.
 sys.path.insert(1, str(Path(__file__).parents[1] / "shared"))
 
-from joined_graphs import try_together
+from joined_graphs import Differing, try_together
 from nnsmith_graphs import is_installed
 from trial import (
     COMPARED,
@@ -67,6 +69,8 @@ _GRAPH_SECONDS = 120.0
 _SECONDS_TOGETHER = 10.0
 # A process that has compiled so many graphs is replaced: what libraries keep adds up.
 _GRAPHS_A_PROCESS = 200
+# Of those that are tried together, since few of their kernels are new.
+_JOINED_GRAPHS_A_PROCESS = 2000
 
 
 @dataclass
@@ -109,6 +113,11 @@ class Campaign:
                 self.left_out[outcome.left_out] += 1
         for finding in outcome.findings:
             self._write(case, finding)
+
+    def note_program(self, program: Case, finding: Finding) -> None:
+        """Adds what is wrong with a program of several graphs that are right alone."""
+        self.counts["pairs that fail"] += 1
+        self._write(program, finding)
 
     def summary(self) -> dict[str, Any]:
         """JSON values."""
@@ -190,11 +199,12 @@ class _Station:
     def graphs(self, named: Sequence[tuple[str, str]]) -> None:
         """Builds and tries graphs, of which the sources and seeds are given."""
         self._graphs += len(named)
-        if self._graphs >= _GRAPHS_A_PROCESS:
+        most = _GRAPHS_A_PROCESS if len(named) == 1 else _JOINED_GRAPHS_A_PROCESS
+        if self._graphs >= most:
             self._graphs = 0
             self._worker.stop()
         cases = [case for source, seed in named if (case := self._case(source, seed))]
-        outcomes: list[Outcome | None] = [None] * len(cases)
+        outcomes: list[Outcome | Differing | None] = [None] * len(cases)
         if len(cases) > 1:
             seconds = _GRAPH_SECONDS + len(cases) * _SECONDS_TOGETHER
             # What failed is found out when each is tried alone.
@@ -203,10 +213,16 @@ class _Station:
                     try_together, cases, self._campaign.inputs, timeout=seconds
                 )
         for case, outcome in zip(cases, outcomes, strict=True):
-            if outcome is None:
-                self._alone(case)
-            else:
+            if isinstance(outcome, Outcome):
                 self._campaign.note(case, outcome)
+                continue
+            alone = self._alone(case)
+            self._campaign.note(case, alone)
+            if len(cases) > 1:
+                self._campaign.counts["graphs tried again alone"] += 1
+            if outcome is not None and alone.agrees():
+                # Else the graph is at fault and not the program that it was part of.
+                self._campaign.note_program(outcome.program, outcome.finding)
 
     def _case(self, source: str, seed: str) -> Case | None:
         campaign = self._campaign
@@ -222,7 +238,7 @@ class _Station:
             campaign.counts[f"graphs not drawn, {source}"] += 1
         return case
 
-    def _alone(self, case: Case) -> None:
+    def _alone(self, case: Case) -> Outcome:
         campaign = self._campaign
         before = dict(campaign.left_out)
         try:
@@ -233,7 +249,7 @@ class _Station:
         except WorkerFailure as error:
             kind = "timeout" if isinstance(error, WorkerTimeout) else "crash"
             outcome = Outcome(findings=[Finding(kind, "", "", str(error))])
-        campaign.note(case, outcome)
+        return outcome
 
     def stop(self) -> None:
         """Ends the process."""

@@ -204,19 +204,35 @@ def _info(value: Value) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(value.name, value.elem_type, value.shape)
 
 
+@dataclass(frozen=True)
+class GraphForm:
+    """The operator set of a graph, and the element type of most of its values."""
+
+    opset: int
+    elem_type: int
+
+
+def draw_form(rng: random.Random) -> GraphForm:
+    """One of eight forms has values of 16 bits."""
+    opset = OPSETS[rng.randint(0, len(OPSETS) - 1)]
+    return GraphForm(opset, TensorProto.FLOAT16 if rng.randint(1, 8) == 8 else TensorProto.FLOAT)
+
+
 def build_graph(
     rng: random.Random,
     operators: Sequence[Callable[[GraphBuilder], None]],
     shapes: Sequence[Sequence[int]] = (),
     most: int = 10,
+    form: GraphForm | None = None,
 ) -> RandomGraph:
     """A graph of three to ``most`` operators with an output or more.
 
-    The first inputs have some of these shapes, or any where there are none.
+    The first inputs have some of these shapes, or any where there are none. ``form`` is drawn where
+    it is None.
     """
     builder = GraphBuilder(rng)
-    builder.opset = builder.pick(OPSETS)
-    builder.elem_type = TensorProto.FLOAT16 if builder.chance(8) else TensorProto.FLOAT
+    form = form or draw_form(rng)
+    builder.opset, builder.elem_type = form.opset, form.elem_type
     for _ in range(builder.pick((1, 1, 2))):
         if shapes:
             builder.pool.append(builder.input(builder.pick(shapes)))

@@ -1,19 +1,22 @@
-"""Many random graphs as one model, which takes two thirds of the time of one at a time.
+"""Many random graphs as one model, which takes less time than one at a time.
 
 They share nothing but the program and its arena, so that what one of them computes is overwritten
-by the others. A graph whose results are not those of ONNX Runtime is left to be tried alone.
+by the others. Their nodes take turns, so that values of many graphs are alive at a time. A graph
+that is refused, or whose results are not those of ONNX Runtime, is left to be tried alone.
 """
 
 import random
+import re
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
-from onnx import GraphProto
+from kept_schedules import kept_schedules
+from onnx import GraphProto, NodeProto
 from special_inputs import Draw, draws
-from trial import Case, Outcome, compile_case
+from trial import Case, Finding, Outcome, compile_case
 
 from tvm_ext.check.reference import ReferenceSession
 from tvm_ext.check.tolerance import compare
@@ -32,8 +35,19 @@ class _Part:
     runs: list[tuple[Draw, dict[str, np.ndarray]]]
 
 
-def try_together(cases: Sequence[Case], inputs: int) -> list[Outcome | None]:
-    """Compiles and runs graphs as few programs; None for each that is to be tried alone.
+@dataclass(frozen=True)
+class Differing:
+    """A graph whose results were others than ONNX Runtime's, and the program that it was part of.
+
+    Where it is right alone, the program is wrong.
+    """
+
+    program: Case
+    finding: Finding
+
+
+def try_together(cases: Sequence[Case], inputs: int) -> list[Outcome | Differing | None]:
+    """Compiles and runs graphs as few programs; None for each that was refused with others.
 
     Those of one program have the same operator set, optimisation level and options of passes.
     """
@@ -44,11 +58,12 @@ def try_together(cases: Sequence[Case], inputs: int) -> list[Outcome | None]:
             case, operators = part.case, part.model.opset_import[0].version
             key = f"{operators} {case.opt_level} {case.pass_config}"
             alike.setdefault(key, []).append(number)
-    found: list[Outcome | None] = [None] * len(cases)
-    for numbers in alike.values():
-        group = [part for number in numbers if (part := parts[number]) is not None]
-        for number, outcome in zip(numbers, _tried(group), strict=True):
-            found[number] = outcome
+    found: list[Outcome | Differing | None] = [None] * len(cases)
+    with kept_schedules():
+        for numbers in alike.values():
+            group = [part for number in numbers if (part := parts[number]) is not None]
+            for number, outcome in zip(numbers, _tried(group), strict=True):
+                found[number] = outcome
     return found
 
 
@@ -72,21 +87,31 @@ def _part(case: Case, inputs: int) -> _Part | None:
     return _Part(case, model, value_precision(with_types(model).graph), runs)
 
 
-def _tried(parts: Sequence[_Part]) -> list[Outcome | None]:
-    """Halves of what cannot be compiled or run, until what is at fault is alone."""
+def _tried(parts: Sequence[_Part]) -> list[Outcome | Differing | None]:
+    """What cannot be compiled or run is left out if the error names it, else found by halves."""
     outcomes = _ran(parts)
-    if outcomes is not None:
+    if not isinstance(outcomes, Exception):
         return outcomes
     if len(parts) == 1:
         return [None]
+    named = _named_by(outcomes)
+    if named and len(named) < len(parts):
+        others = iter(_tried([part for n, part in enumerate(parts) if n not in named]))
+        return [None if n in named else next(others) for n in range(len(parts))]
     middle = len(parts) // 2
     return _tried(parts[:middle]) + _tried(parts[middle:])
 
 
-def _ran(parts: Sequence[_Part]) -> list[Outcome | None] | None:
-    """None where the program refuses something."""
-    model = joined([part.model for part in parts])
-    outcomes: list[Outcome | None] = [Outcome() for _ in parts]
+def _named_by(error: Exception) -> set[int]:
+    """The numbers of the graphs with the names that an error says were found."""
+    found, _, _ = str(error).partition("; expected")
+    return {int(number) for number in re.findall(r"\bg(\d+)_", found)}
+
+
+def _ran(parts: Sequence[_Part]) -> list[Outcome | Differing | None] | Exception:
+    """The error where the program refuses something."""
+    model = joined([part.model for part in parts], random.Random(parts[0].case.seed))
+    outcomes: list[Outcome | Differing | None] = [Outcome() for _ in parts]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", DefectWarning)
@@ -99,18 +124,22 @@ def _ran(parts: Sequence[_Part]) -> list[Outcome | None] | None:
             }
             results = program.run(given)
             for number, (part, (draw, wanted)) in enumerate(zip(parts, runs, strict=True)):
-                got = {name: results[f"{_prefix(number)}{name}"] for name in wanted}
                 outcome = outcomes[number]
-                precision = value_precision(with_types(part.model).graph)
-                if outcome is None or not all(
-                    o.ok for o in compare(got, wanted, precision=precision)
-                ):
-                    outcomes[number] = None
-                else:
+                if not isinstance(outcome, Outcome):
+                    continue
+                got = {name: results[f"{_prefix(number)}{name}"] for name in wanted}
+                compared = compare(got, wanted, precision=part.precision)
+                wrong = next((one for one in compared if not one.ok), None)
+                if wrong is None:
                     outcome.counts["pairs that agree"] += 1
                     outcome.counts[f"pairs that agree, {draw.kind}"] += 1
-    except Exception:  # noqa: BLE001  (what it is, is found when each is tried alone)
-        return None
+                    continue
+                whole = replace(parts[0].case, model=model.SerializeToString(), inputs=given)
+                said = f"'{_prefix(number)}{wrong.name}' {wrong.reason}"
+                finding = Finding("difference among others", "", draw.kind, said, given)
+                outcomes[number] = Differing(whole, finding)
+    except Exception as error:  # noqa: BLE001  (what it is, is found when each is tried alone)
+        return error
     return outcomes
 
 
@@ -118,20 +147,29 @@ def _prefix(number: int) -> str:
     return f"g{number}_"
 
 
-def joined(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
-    """One model with all graphs, whose names begin with ``g0_``, ``g1_`` and so on."""
+def joined(models: Sequence[onnx.ModelProto], rng: random.Random) -> onnx.ModelProto:
+    """One model with all graphs, whose names begin with ``g0_``, ``g1_`` and so on.
+
+    A node of any graph that has one left is next.
+    """
     whole = onnx.ModelProto()
     whole.CopyFrom(models[0])
     whole.graph.ClearField("value_info")
     fields = ("node", "input", "output", "initializer")
     for name in fields:
         whole.graph.ClearField(name)
+    nodes: list[Iterator[NodeProto]] = []
+    turns: list[int] = []
     for number, model in enumerate(models):
         own = GraphProto()
         own.CopyFrom(model.graph)
         _rename(own, _prefix(number))
-        for name in fields:
+        for name in fields[1:]:
             getattr(whole.graph, name).extend(getattr(own, name))
+        nodes.append(iter(own.node))
+        turns += [number] * len(own.node)
+    rng.shuffle(turns)
+    whole.graph.node.extend(next(nodes[number]) for number in turns)
     return whole
 
 

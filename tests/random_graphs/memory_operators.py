@@ -14,7 +14,11 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 _INT64 = np.int64
 # The last sizes are rows of 64 bytes, since only what begins at such a place can be a view.
 SHAPES = ((4, 16), (6, 16), (2, 16), (3, 4, 16), (2, 8, 2, 8), (1, 16, 4, 4), (5, 7), (3, 16, 3))
+# Where few shapes are wanted: rows of 64 bytes or of 32, and rows that begin anywhere.
+ROWS = (((4, 16), (6, 16), (2, 16)),) * 3 + (((4, 7), (6, 7), (2, 7)),)
 _MOST_BODIES = 4
+# More rows are not joined: each number of them is another kernel.
+_MOST_ROWS = 12
 
 
 def chain(g: GraphBuilder) -> None:
@@ -51,6 +55,8 @@ def rows_joined(g: GraphBuilder) -> None:
     """Values below each other, one of them sometimes twice; some were computed for that alone."""
     x = g.value(lambda v: v.rank >= 2 and v.shape[0] <= 8)
     parts = [g.value(lambda v: v.rank == x.rank and v.shape[1:] == x.shape[1:]) for _ in "12"]
+    if x.shape[0] + sum(part.shape[0] for part in parts) > _MOST_ROWS:
+        raise NotApplicable
     parts = [*g.add(g.pick(("Tanh", "Neg")), [x]), *parts]
     g.pool.extend(g.add("Concat", parts, axis=0))
 
@@ -68,7 +74,12 @@ def reshaped(g: GraphBuilder) -> None:
     """The same memory in another shape."""
     x = g.value(lambda v: v.rank >= 2)
     shape = g.pick(([0, -1], [-1, x.shape[-1]], [1, -1]))
-    g.pool.extend(g.add("Reshape", [x, g.constant(shape, _INT64)]))
+    results = g.add("Reshape", [x, g.constant(shape, _INT64)])
+    if x.rank == 2:
+        # And back, behind something that may run in place.
+        results = g.add("Neg", results) if g.chance() else results
+        results = g.add("Reshape", [*results, g.constant([-1, x.shape[-1]], _INT64)])
+    g.pool.extend(results)
 
 
 def empty(g: GraphBuilder) -> None:
@@ -78,7 +89,8 @@ def empty(g: GraphBuilder) -> None:
     if g.chance():
         g.outputs.append(none)
     if g.chance():
-        g.pool.extend(g.add("Concat", [none, x] if g.chance() else [x, none, x], axis=0))
+        twice = g.chance() and 2 * x.shape[0] <= _MOST_ROWS
+        g.pool.extend(g.add("Concat", [x, none, x] if twice else [none, x], axis=0))
         return
     total = g.add("ReduceSum", [none, g.constant([0], _INT64)], keepdims=1)
     g.pool.extend(g.add("Add", [x, *total]))
@@ -116,6 +128,25 @@ def decided(g: GraphBuilder) -> None:
     (both,) = g.add(g.pick(("And", "Or", "Xor")), bits)
     (turned,) = g.add("Not", [both])
     g.pool.extend(g.add("Where", [turned, x, like]))
+
+
+def mixed(g: GraphBuilder) -> None:
+    """A product with a weight, which reads all of a row for each value that it writes."""
+    x = g.value(lambda v: v.rank >= 2)
+    size = x.shape[-1]
+    g.pool.extend(g.add("MatMul", [x, g.weight((size, size), 1 / size)]))
+
+
+def normalised(g: GraphBuilder) -> None:
+    """Rows whose values sum up to 1."""
+    x = g.value(lambda v: v.rank >= 2)
+    g.pool.extend(g.add("Softmax", [x], axis=-1))
+
+
+def scaled(g: GraphBuilder) -> None:
+    """Each row times the same weights."""
+    x = g.value(lambda v: v.rank >= 2)
+    g.pool.extend(g.add(g.pick(_BINARY), [x, g.weight(x.shape[-1:])]))
 
 
 def branch_of_two(g: GraphBuilder) -> None:
@@ -273,3 +304,6 @@ MEMORY = (
     chain, chain, rows_apart, rows_apart, rows_cut, rows_joined, rows_joined, rotated, reshaped,
     empty, put_out, quantised, decided, branch_of_two, loop_of_two, scan,
 )  # fmt: skip
+
+# Beside those, for graphs whose shapes are alike and which are to need few kernels.
+FEW_KERNELS = (mixed, normalised, scaled)

@@ -12,8 +12,8 @@ import onnx
 from arithmetic_operators import ARITHMETIC
 from control_flow import CONTROL_FLOW
 from dynamic_sizes import with_dynamic_sizes
-from graph_builder import NotApplicable, RandomGraph, build_graph
-from memory_operators import MEMORY, SHAPES
+from graph_builder import GraphForm, NotApplicable, RandomGraph, build_graph, draw_form
+from memory_operators import FEW_KERNELS, MEMORY, ROWS, SHAPES
 from nnsmith_graphs import build_nnsmith_graph
 from open_results import has_open_node_in_a_body, watched_values, with_outputs
 from spatial_operators import SPATIAL
@@ -39,6 +39,12 @@ _PROMISES = ("PropagateNan", "CheckBounds")
 # How many of the graphs have sizes that a run decides.
 _DYNAMIC = {DYNAMIC: 1.0, CONTROL: 0.3, MEMORY_PLANS: 0.5}
 _WITHOUT_FUSION = 0.8
+
+# So many graphs for plans of memory, one after the other, are of one family and can be one program.
+# Most have the same kernels, so that the time of a campaign goes to plans and not to code.
+_FAMILY = 200
+# So many have any shape and any operator.
+_ANY_KERNEL = 0.05
 
 # What is counted of a program and an input whose outputs were compared with ONNX Runtime's.
 COMPARED = ("pairs that agree", "pairs that fail", "pairs whose result a change of 1e-6 changes")
@@ -103,6 +109,11 @@ class Outcome:
     left_out: str = ""
     findings: list[Finding] = field(default_factory=list)
 
+    def agrees(self) -> bool:
+        """Whether something was compared, and nothing was found that is not as it should be."""
+        others = self.counts.keys() & set(COMPARED[1:])
+        return bool(self.counts["pairs that agree"]) and not others and not self.findings
+
 
 def build_case(source: str, seed: str, poison: bool = False) -> Case | None:
     """The graph of a source and a seed; None where none could be drawn.
@@ -111,8 +122,9 @@ def build_case(source: str, seed: str, poison: bool = False) -> Case | None:
     fusion then, which leaves graphs as small as these without buffers.
     """
     rng = random.Random(f"{source} {seed}")
+    family = _family(source, seed) if source == MEMORY_PLANS else None
     try:
-        graph = _graph(source, rng)
+        graph = _graph(source, rng, family)
     except NotApplicable:
         return None
     model, sizes = graph.model, {}
@@ -122,23 +134,41 @@ def build_case(source: str, seed: str, poison: bool = False) -> Case | None:
     # Of graphs as small as these no convolution is worth another layout.
     options: dict[str, dict[str, Any]] = {}
     level = "O3"
-    if rng.random() < 0.5:
+    if (rng if family is None else random.Random(family.position)).random() < 0.5:
         options["LayoutPlanning"] = {"layout": "channels_last"}
     if poison:
         options["ShareStorage"] = {"poison": True}
-        level = "O0" if rng.random() < _WITHOUT_FUSION else level
+        share = family.position if family else rng.random()
+        level = "O0" if share < _WITHOUT_FUSION else level
     if level == "O0":
         options.pop("LayoutPlanning", None)
     return Case(source, seed, model.SerializeToString(), graph.inputs, sizes, options, level)
 
 
-def _graph(source: str, rng: random.Random) -> RandomGraph:
+@dataclass(frozen=True)
+class _Family:
+    """What graphs have in common; ``position``, from 0 to 1, decides how they are compiled."""
+
+    form: GraphForm
+    shapes: Sequence[Sequence[int]]
+    position: float
+
+
+def _family(source: str, seed: str) -> _Family:
+    campaign, _, number = seed.rpartition(":")
+    rng = random.Random(f"family {source} {campaign}:{int(number) // _FAMILY}")
+    return _Family(draw_form(rng), rng.choice(ROWS), rng.random())
+
+
+def _graph(source: str, rng: random.Random, family: _Family | None) -> RandomGraph:
     if source == NNSMITH:
         return build_nnsmith_graph(rng)
     operators = ARITHMETIC + SPATIAL
-    if source == MEMORY_PLANS:
+    if family is not None:
         # Fewer, since each is several nodes.
-        return build_graph(rng, MEMORY * 4 + operators, SHAPES, 6)
+        if rng.random() < _ANY_KERNEL:
+            return build_graph(rng, MEMORY * 4 + operators, SHAPES, 6, family.form)
+        return build_graph(rng, MEMORY + FEW_KERNELS, family.shapes, 6, family.form)
     # A third of all operators, since most others change a shape.
     return build_graph(rng, operators + CONTROL_FLOW * 12 if source == CONTROL else operators)
 

@@ -1,13 +1,14 @@
 """VectorMath in a compilation: which kernels it takes, what it records, the error of operators."""
 
 import numpy as np
+import onnx
 import pytest
 import scipy.special
 import tvm
 from small_models import model, node, rand, value
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
-from unoptimised import LLVM
+from unoptimised import HOST, LLVM
 
 import tvm_ext
 from tvm_ext.hardware.targets import compiling_for, resolve_target
@@ -134,3 +135,21 @@ def test_it_runs_behind_the_schedules_at_the_highest_level_and_can_be_left_out()
     tile = build_pipeline("O3", disabled_passes=["VectorMath"]).tile
     step = next(one for one in tile if one.entry.name == "VectorMath")
     assert step.skipped == "disabled"
+
+
+@pytest.mark.parametrize(("last", "sign"), [("Relu (f)", 0), ("Identity (f)", -1)])
+def test_a_negated_function_of_dequantised_values_gets_code(last, sign):
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 21]> g (float[64, 7] x) => (float[64, 7] y)
+        <float s = {{0.03}}, uint8 z = {{0}}> {{
+            q = QuantizeLinear (x, s, z)
+            d = DequantizeLinear (q, s, z)
+            e = Sigmoid (d)
+            f = Neg (e)
+            y = {last}
+        }}"""
+    )
+    x = np.linspace(-1, 3, 64 * 7, dtype=np.float32).reshape(64, 7)
+    steps = np.clip(np.rint(x / np.float32(0.03)), 0, 255)
+    found = tvm_ext.compile(proto, HOST).run({"x": x})["y"]
+    np.testing.assert_allclose(found, sign * scipy.special.expit(steps * 0.03), rtol=1e-5)

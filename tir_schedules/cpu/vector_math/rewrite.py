@@ -36,7 +36,7 @@ from tvm_ext.tir_schedules.statements import changed_block, stack_array
 # VectorizeLoop goes twice into a vector that a scalar multiplies, StmtSimplify into what becomes
 # an integer. A name that is met three times is an error ("Let cannot bind the same var to two
 # different values"), and twenty such operations, as the steps of quantisation fuse to, take
-# minutes.
+# minutes. A function of what became an integer is met so often under a single one.
 
 
 _CONDITIONAL = "if_then_else"
@@ -205,7 +205,12 @@ class _StagedSplit:
         if not self._stage.is_function(call):
             return mutator.default_mutate(call)
         legalised = str(call.ty) == _LEGALISED
-        waits = legalised or self._twice > _AROUND_FUNCTION or self._uses[structural_hash(call)] > 1
+        waits = (
+            legalised
+            or self._twice > _AROUND_FUNCTION
+            or (self._twice > 0 and any(map(_becomes_integer, call.args)))
+            or self._uses[structural_hash(call)] > 1
+        )
         twice = 0 if waits else self._twice
         arguments = [self._argument(a, twice, mutator) for a in call.args]
         dtype = "float32" if legalised else str(call.ty)
@@ -320,6 +325,12 @@ def _may_be_visited_twice(part: tirx.Expr) -> bool:
     if isinstance(part, tirx.Cast):
         return "float" in str(part.value.ty)
     return isinstance(part, tirx.Mul) and "float" in str(part.ty)
+
+
+def _becomes_integer(value: tvm.ir.Expr) -> bool:
+    """Whether a number below becomes an integer, as in quantisation."""
+    casts = nodes(value, tirx.Cast)
+    return any(_may_be_visited_twice(cast) and "float" not in str(cast.ty) for cast in casts)
 
 
 def _compares(value: tvm.ir.Expr) -> bool:
