@@ -6,7 +6,7 @@ and remainders by numbers. What is none raises NotAffine, which says why.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import islpy as isl
 import tvm
@@ -24,6 +24,36 @@ class NotAffine(Exception):
 
 
 @dataclass
+class SampledSizes:
+    """A number for each symbolic size, given out in the order in which the sizes are met.
+
+    Attributes
+    ----------
+    sample : int
+        The number of the sample: another one pairs other numbers.
+    given : dict[str, int]
+        The number of each size that was met, by its name.
+    """
+
+    sample: int
+    given: dict[str, int] = field(default_factory=dict)
+    _numbers: dict[int, int] = field(default_factory=dict)
+
+    def number(self, var: Any) -> int:
+        """The number that stands for ``var``."""
+        if hash(var) not in self._numbers:
+            place = self.sample + _STEP * len(self._numbers)
+            self._numbers[hash(var)] = SAMPLES[place % len(SAMPLES)]
+            self.given[str(var.name)] = self._numbers[hash(var)]
+        return self._numbers[hash(var)]
+
+
+# Below, at and above the lengths of tiles and vectors. With steps of 2, two sizes differ.
+SAMPLES = (1, 5, 16, 33, 200)
+_STEP = 2
+
+
+@dataclass
 class Parameters:
     """The symbolic sizes of a kernel, which are parameters of isl's sets.
 
@@ -31,9 +61,12 @@ class Parameters:
     ----------
     variables : dict[str, tirx.Var]
         By the name that isl has for them.
+    sizes : SampledSizes or None
+        The numbers that stand for the symbolic sizes; None where these stay symbolic.
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
+    sizes: "SampledSizes | None" = None
     _names: dict[int, str] = field(default_factory=dict)
 
     def name_of(self, var: Any) -> str:
@@ -62,6 +95,8 @@ class AffineReader:
         What other variables stand for, by their hash: iterations of blocks and bound names.
     parameters : Parameters
         Gets the symbolic sizes that are met.
+    stored : mapping of Element to expression
+        What was stored, once and for all, to elements of arrays of integers.
     """
 
     def __init__(
@@ -70,14 +105,26 @@ class AffineReader:
         loops: Mapping[int, int],
         bound: Mapping[int, Any],
         parameters: Parameters,
+        stored: "Mapping[Element, Any] | None" = None,
     ) -> None:
         self.space = space
         self._loops = loops
         self._bound = bound
         self._parameters = parameters
+        self._stored = stored or {}
+        # What is computed once is used by many indices: expressions stay alive with their values.
+        self._known: dict[int, tuple[Any, isl.PwAff]] = {}
 
     def value(self, expr: Any) -> isl.PwAff:
         """``expr`` as a function of the loops. Raises NotAffine."""
+        known = self._known.get(hash(expr))
+        if known is not None and known[0] is expr:
+            return known[1]
+        found = self._value(expr)
+        self._known[hash(expr)] = (expr, found)
+        return found
+
+    def _value(self, expr: Any) -> isl.PwAff:
         if isinstance(expr, int):
             return self._number(expr)
         if isinstance(expr, tirx.IntImm):
@@ -85,9 +132,7 @@ class AffineReader:
         if isinstance(expr, tvm.ir.Var):
             return self._variable(expr)
         if isinstance(expr, tirx.Cast):
-            if nodes(expr, tvm.ir.TensorLoad):
-                raise NotAffine(f"{_short(expr)} is loaded from memory")
-            return self.value(expr.value)
+            return self._cast(expr)
         simple = _VALUES.get(type(expr))
         if simple is not None:
             return simple(self.value(expr.a), self.value(expr.b))
@@ -96,6 +141,8 @@ class AffineReader:
         division = _DIVISIONS.get(type(expr))
         if division is not None:
             return self._division(expr, division)
+        if isinstance(expr, tvm.ir.TensorLoad) and element_of(expr) in self._stored:
+            return self.value(self._stored[element_of(expr)])
         return self._selected(expr)
 
     def condition(self, expr: Any) -> isl.Set:
@@ -129,6 +176,15 @@ class AffineReader:
         )
         return isl.Map.from_pw_aff(self.value(expr.base)).apply_range(step)
 
+    def _cast(self, expr: tirx.Cast) -> isl.PwAff:
+        if str(expr.value.ty) == "bool":
+            holds = self.condition(expr.value)
+            one = self._number(1).intersect_domain(holds)
+            return one.union_add(self._number(0).intersect_domain(holds.complement()))
+        if nodes(expr, tvm.ir.TensorLoad):
+            raise NotAffine(f"{_short(expr)} is loaded from memory")
+        return self.value(expr.value)
+
     def _number(self, value: int) -> isl.PwAff:
         number = isl.Val.int_from_si(self.space.get_ctx(), value)
         return isl.PwAff.from_aff(isl.Aff.val_on_domain_space(self.space, number))
@@ -142,6 +198,8 @@ class AffineReader:
             return self.value(self._bound[hash(var)])
         if not isinstance(var.ty, tvm.ir.PrimType) or "int" not in str(var.ty):
             raise NotAffine(f"{var.name} is no integer")
+        if self._parameters.sizes is not None:
+            return self._number(self._parameters.sizes.number(var))
         identifier = isl.Id(self._parameters.name_of(var), context=self.space.get_ctx())
         space = self.space.add_param_id(identifier)
         return isl.PwAff.from_aff(isl.Aff.param_on_domain_space_id(space, identifier))
@@ -153,7 +211,7 @@ class AffineReader:
         return left.mul(right)
 
     def _division(self, expr: Any, division: Callable[..., isl.PwAff]) -> isl.PwAff:
-        divisor = _number_of(expr.b)
+        divisor = self._constant(expr.b)
         if divisor is None or divisor <= 0:
             raise NotAffine(f"{_short(expr)} divides by what is no positive number")
         number = isl.Val.int_from_si(self.space.get_ctx(), divisor)
@@ -161,6 +219,15 @@ class AffineReader:
         if division in (isl.PwAff.tdiv_q, isl.PwAff.tdiv_r):
             return division(value, self._number(divisor))
         return division(value, number)
+
+    def _constant(self, expr: Any) -> int | None:
+        """The number that ``expr`` is, with the sizes that are sampled; None if it is none."""
+        number = _number_of(expr)
+        if number is not None or self._parameters.sizes is None:
+            return number
+        value = self.value(expr)
+        low, high = value.min_val(), value.max_val()
+        return int(low.to_python()) if low.is_int() and low.eq(high) else None
 
     def _selected(self, expr: Any) -> isl.PwAff:
         if isinstance(expr, tirx.Select):
@@ -180,6 +247,18 @@ def _short(expr: Any) -> str:
     text = " ".join(str(expr).split())
     # The script of a load declares its buffer first.
     return text if len(text) <= 60 else text[-60:]
+
+
+Element: TypeAlias = tuple[int, tuple[int, ...]]
+"""An element of an array: the hash of the array, and numbers for indices."""
+
+
+def element_of(access: Any) -> Element | None:
+    """The element that a load or a store is of; None if its indices are no numbers."""
+    buffer = access.source if isinstance(access, tvm.ir.TensorLoad) else access.buffer
+    indices = [_number_of(index) for index in access.indices]
+    numbers = tuple(index for index in indices if index is not None)
+    return (hash(buffer), numbers) if len(numbers) == len(indices) else None
 
 
 def _number_of(expr: Any) -> int | None:

@@ -18,7 +18,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm_ffi import structural_map
 
-from tvm_ext.polyhedral.affine_expressions import NotAffine
+from tvm_ext.polyhedral.affine_expressions import SAMPLES, NotAffine, SampledSizes
 from tvm_ext.polyhedral.dependences import Dependence, dependence_between, same_element
 from tvm_ext.polyhedral.kernel_domain import Access, KernelDomain, Statement, kernel_domain
 from tvm_ext.polyhedral.legality import Violation, broken_by_lanes, carried_by, violation
@@ -40,12 +40,16 @@ class ScheduleCheck:
         the loop is proved but for these, which both write with what they are computed from alike.
     not_proved : list[str]
         What could not be decided, and why: accesses or conditions that are not affine.
+    checked_at : list[dict[str, int]]
+        Numbers for the symbolic sizes with which all loops and vectors were proved, where they were
+        not with any size. Empty where that was not needed, or did not help.
     """
 
     proved: list[str] = field(default_factory=list)
     races: list[Violation] = field(default_factory=list)
     moved_back: list[Violation] = field(default_factory=list)
     not_proved: list[str] = field(default_factory=list)
+    checked_at: list[dict[str, int]] = field(default_factory=list)
 
 
 def check_module(mod: tvm.IRModule) -> dict[str, ScheduleCheck]:
@@ -58,18 +62,45 @@ def check_module(mod: tvm.IRModule) -> dict[str, ScheduleCheck]:
 
 
 def check_schedule(func: tirx.PrimFunc) -> ScheduleCheck:
-    """The check of one kernel for a CPU."""
-    found = ScheduleCheck()
+    """The check of one kernel for a CPU.
+
+    What is not affine with symbolic sizes is checked with numbers for these, which says nothing of
+    other numbers: see ``ScheduleCheck.checked_at``.
+    """
     loops = [loop for loop in nodes(func.body, tirx.For) if loop.kind in _AT_ONCE]
     if not loops:
-        return found
+        return ScheduleCheck()
     placed = _with_placed_arrays(func)
+    found = _check_at(placed, None)
+    if found.not_proved and not found.races:
+        _check_with_numbers(placed, found)
+    return found
+
+
+def _check_with_numbers(func: tirx.PrimFunc, found: ScheduleCheck) -> None:
+    """Notes in ``found`` at which sizes a kernel is proved, or the race at one of them."""
+    checked: list[dict[str, int]] = []
+    for sample in range(len(SAMPLES)):
+        sizes = SampledSizes(sample)
+        one = _check_at(func, sizes)
+        if one.races:
+            found.races += one.races
+            return
+        if one.not_proved or not sizes.given:
+            return
+        checked.append(sizes.given)
+    found.checked_at = checked
+
+
+def _check_at(func: tirx.PrimFunc, sizes: SampledSizes | None) -> ScheduleCheck:
+    """The check with these numbers for symbolic sizes."""
+    found = ScheduleCheck()
     try:
-        kernel = kernel_domain(placed)
+        kernel = kernel_domain(func, sizes)
     except NotAffine as error:
         found.not_proved.append(error.reason)
         return found
-    tiles = _MovedBackTiles(placed, kernel)
+    tiles = _MovedBackTiles(func, kernel)
     for loop in _loops_at_once(kernel):
         _check_loop(kernel, loop, tiles, found)
     return found
@@ -104,7 +135,7 @@ class _MovedBackTiles:
     def _apart(self) -> KernelDomain:
         """The kernel with the tiles that were moved back in a place of their own."""
         body = structural_map(self._func.body, (tirx.Min, _far_start))
-        return kernel_domain(self._func.with_body(body))
+        return kernel_domain(self._func.with_body(body), self._kernel.parameters.sizes)
 
     def explain(self, one: Dependence, broken: isl.Map, loop: tirx.For) -> bool:
         """Whether these pairs of a dependence, which a parallel loop carries, are harmless."""
@@ -160,7 +191,7 @@ def _check_loop(
     inside = [one for one in kernel.statements if any(loop.same_as(around) for around in one.loops)]
     is_proved = True
     moved: list[Violation] = []
-    for one, is_exact in _pairs(kernel, inside):
+    for one, is_exact in _pairs(kernel, inside, _shared_arrays(kernel, inside, loop)):
         broken = (broken_by_lanes if is_vector else carried_by)(kernel, one, loop)
         if broken.is_empty():
             continue
@@ -183,11 +214,62 @@ def _reason(kernel: KernelDomain, one: Dependence) -> str:
     return f"what {one.source.name} and {one.sink.name} access of {one.buffer}: {reasons}"
 
 
+def _shared_arrays(
+    kernel: KernelDomain, statements: Sequence[Statement], loop: tirx.For
+) -> set[str]:
+    """The arrays of which two iterations of a loop access one element, which one of them writes.
+
+    All statements are taken together, so that the many pairs of them are looked at only where there
+    is something to be found.
+    """
+    own = {
+        array.name for array in kernel.local_arrays if any(loop.same_as(x) for x in array.loops)
+    }
+    found: set[str] = set()
+    depth = next(n for n, one in enumerate(statements[0].loops) if one.same_as(loop))
+    for buffer in {a.buffer for s in statements for a in s.accesses if a.is_write} - own:
+        accesses = [(s, a) for s in statements for a in s.accesses if a.buffer == buffer]
+        writes = _elements_of(kernel, [one for one in accesses if one[1].is_write], depth)
+        whole = _elements_of(kernel, accesses, depth)
+        if not writes.apply_range(whole.reverse()).intersect(_apart(kernel, depth)).is_empty():
+            found.add(buffer)
+    return found
+
+
+def _elements_of(
+    kernel: KernelDomain, accesses: Sequence[tuple[Statement, Access]], depth: int
+) -> isl.UnionMap:
+    """From the iterations of a loop, and of those around it, to the elements that they access."""
+    union = isl.UnionMap.read_from_str(kernel.context, "{ }")
+    for statement, access in accesses:
+        relation = access.relation.project_out(
+            isl.dim_type.in_, depth + 1, len(statement.loops) - depth - 1
+        )
+        named = relation.set_tuple_name(isl.dim_type.in_, _ITERATION)
+        union = union.union(isl.UnionMap.from_map(named))
+    return union.coalesce()
+
+
+_ITERATION = "iteration"
+
+
+def _apart(kernel: KernelDomain, depth: int) -> isl.UnionMap:
+    """Pairs of iterations of a loop in one iteration of those around it."""
+    around = [f"c{number}" for number in range(depth)]
+    first, second = (f"{_ITERATION}[{', '.join([*around, end])}]" for end in ("a", "b"))
+    return isl.UnionMap.read_from_str(kernel.context, f"{{ {first} -> {second} : a != b }}")
+
+
 def _pairs(
-    kernel: KernelDomain, statements: Sequence[Statement]
+    kernel: KernelDomain, statements: Sequence[Statement], arrays: set[str]
 ) -> Iterator[tuple[Dependence, bool]]:
     """Any two accesses of an element, one a write, and whether both surely take place."""
-    accesses = [(statement, a) for statement in statements for a in _distinct(statement.accesses)]
+    accesses = [
+        (statement, a)
+        for statement in statements
+        for a in _distinct(statement.accesses)
+        if a.buffer in arrays
+    ]
     for source, first in accesses:
         for sink, second in accesses:
             if first.buffer != second.buffer or not (first.is_write or second.is_write):

@@ -7,6 +7,7 @@ not affine is kept as "may": a condition that is unknown may hold, an index that
 any, and the reason is noted.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +18,14 @@ import tvm
 from tvm import s_tir, tirx
 from tvm_ffi import structural_equal, structural_map
 
-from tvm_ext.polyhedral.affine_expressions import AffineReader, NotAffine, Parameters
+from tvm_ext.polyhedral.affine_expressions import (
+    AffineReader,
+    Element,
+    NotAffine,
+    Parameters,
+    SampledSizes,
+    element_of,
+)
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     flat_address,
     is_compact,
@@ -196,8 +204,13 @@ def place_of(statement: Statement) -> Place:
     return place
 
 
-def kernel_domain(func: tirx.PrimFunc) -> KernelDomain:
+def kernel_domain(func: tirx.PrimFunc, sizes: SampledSizes | None = None) -> KernelDomain:
     """The statements of ``func``, whose domains and accesses are sets of isl.
+
+    Parameters
+    ----------
+    sizes : SampledSizes or None
+        Numbers for the symbolic sizes; without them these are parameters of the sets.
 
     Raises
     ------
@@ -205,18 +218,20 @@ def kernel_domain(func: tirx.PrimFunc) -> KernelDomain:
         The kernel holds a statement of which it is not known what it accesses: a call that gets an
         address, a loop that ends when the data say so.
     """
-    found = KernelDomain(func, isl.Context())
+    found = KernelDomain(func, isl.Context(), parameters=Parameters(sizes=sizes))
     _Reader(found).read(func.body)
     return found
 
 
 @dataclass(frozen=True)
 class _Around:
-    """What is around a statement: loops, conditions, bound names, and positions so far."""
+    """What is around a statement: loops, conditions, bound names, integers that were stored before,
+    and positions so far."""
 
     loops: tuple[Any, ...] = ()
     conditions: tuple[Any, ...] = ()
     bound: Mapping[int, Any] = field(default_factory=dict)
+    stored: Mapping[Element, Any] = field(default_factory=dict)
     position: tuple[int, ...] = ()
 
 
@@ -231,6 +246,7 @@ class _Reader:
             hash(self._whole(view.base)) for view in self._views.values() if not view.is_part
         }
         self._counts: list[int] = [0]
+        self._final = _stored_once(found.func)
         for param in found.func.params:
             if not isinstance(param.ty, tvm.ir.PrimType):
                 self._add_array(param, ())
@@ -250,6 +266,9 @@ class _Reader:
         read = known.get(type(stmt))
         if read is not None:
             read(stmt, around)
+            element = element_of(stmt) if isinstance(stmt, tirx.BufferStore) else None
+            if element in self._final:
+                return replace(around, stored={**around.stored, element: stmt.value})
         elif isinstance(stmt, tirx.SeqStmt):
             inner = around
             for part in stmt.seq:
@@ -340,7 +359,9 @@ class _Reader:
         space = isl.Space.create_from_names(self._found.context, set=names)
         space = space.set_tuple_name(isl.dim_type.set, name)
         loops = {hash(loop.loop_var): number for number, loop in enumerate(around.loops)}
-        reader = AffineReader(space, loops, around.bound, self._found.parameters)
+        reader = AffineReader(
+            space, loops, around.bound, self._found.parameters, around.stored
+        )
         domain, exact = self._domain(reader, around)
         if not exact:
             self._keep("it is not known when a statement runs")
@@ -495,6 +516,27 @@ class _Accesses:
         relation = relation.set_tuple_name(isl.dim_type.out, name)
         text = f"{buffer.name}[{', '.join(str(index) for index in indices)}]"
         self.found.append(Access(name, relation, writes, exact, text))
+
+
+def _stored_once(func: tirx.PrimFunc) -> set[Element]:
+    """Elements of a kernel's own arrays of integers that one statement stores, and no other.
+
+    What is loaded behind that statement, in the loops around it, is what it stored.
+    """
+    stores = [
+        (hash(store.buffer), element_of(store))
+        for store in nodes(func.body, tirx.BufferStore)
+        if "int" in str(store.buffer.dtype)
+    ]
+    unknown = {buffer for buffer, element in stores if element is None}
+    unknown |= {hash(param) for param in func.params}
+    for view in _views_in(func.body).items():
+        unknown |= {view[0], hash(view[1].base)}
+    for call in nodes(func.body, tirx.Evaluate):
+        if _is_masked(call, "masked_store"):
+            unknown.add(hash(call.value.args[0]))
+    counts = Counter(element for _, element in stores if element is not None)
+    return {one for one, count in counts.items() if count == 1 and one[0] not in unknown}
 
 
 def _children(expr: Any) -> Iterator[Any]:
