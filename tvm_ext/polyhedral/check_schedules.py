@@ -135,23 +135,28 @@ class _MovedBackTiles:
     def _apart(self) -> KernelDomain:
         """The kernel with the tiles that were moved back in a place of their own."""
         body = structural_map(self._func.body, (tirx.Min, _far_start))
-        return kernel_domain(self._func.with_body(body), self._kernel.parameters.sizes)
+        func, sizes = self._func.with_body(body), self._kernel.parameters.sizes
+        return kernel_domain(func, sizes, self._kernel.layouts)
 
-    def explain(self, one: Dependence, broken: isl.Map, loop: tirx.For) -> bool:
-        """Whether these pairs of a dependence, which a parallel loop carries, are harmless."""
+    def explain(self, one: Dependence, broken: isl.Map, loop: tirx.For) -> bool | None:
+        """Whether these pairs of a dependence, which a parallel loop carries, are harmless.
+
+        None where it is not known whether both read the same.
+        """
         # What is behind the loop waits until all iterations have written.
         inside = [s for s in self._kernel.statements if any(loop.same_as(x) for x in s.loops)]
         accesses = [a for statement in inside for a in statement.accesses]
         is_read = any(a.buffer == one.buffer and not a.is_write for a in accesses)
-        if one.kind != "output" or is_read or not self._read_alike(one, broken):
+        if one.kind != "output" or is_read:
             return False
         number = next(n for n, around in enumerate(one.source.loops) if around.same_as(loop))
         source, sink = (self._apart.statement(s.name) for s in (one.source, one.sink))
         ends = [(s, next(a for a in s.accesses if a.is_write)) for s in (source, sink)]
         same = dependence_between(self._apart, ends[0], ends[1])
-        return same is None or carried_by(self._apart, same, source.loops[number]).is_empty()
+        is_moved = same is None or carried_by(self._apart, same, source.loops[number]).is_empty()
+        return self._read_alike(one, broken) if is_moved else False
 
-    def _read_alike(self, one: Dependence, broken: isl.Map) -> bool:
+    def _read_alike(self, one: Dependence, broken: isl.Map) -> bool | None:
         """Whether both runs load the same elements of arrays that are not an iteration's own."""
         local = {array.name for array in self._kernel.local_arrays if array.loops}
         loads = [
@@ -160,6 +165,8 @@ class _MovedBackTiles:
         ]
         if [a.buffer for a in loads[0]] != [a.buffer for a in loads[1]]:
             return False
+        if not all(load.is_exact for load in [*loads[0], *loads[1]]):
+            return None
         return all(
             broken.is_subset(same_element(first, second))
             for first, second in zip(*loads, strict=True)
@@ -180,7 +187,8 @@ def _far_start(start: tirx.Min) -> tirx.Expr:
     is_moved = tirx.Min(
         tirx.Max(start.a - start.b, tirx.const(0, str(start.a.ty))), tirx.const(1, str(start.a.ty))
     )
-    return start.a + is_moved * _FAR
+    # The outer maximum makes one value of it, as the minimum is one.
+    return tirx.Max(start.a + is_moved * _FAR, tirx.const(0, str(start.a.ty)))
 
 
 def _check_loop(
@@ -195,11 +203,12 @@ def _check_loop(
         broken = (broken_by_lanes if is_vector else carried_by)(kernel, one, loop)
         if broken.is_empty():
             continue
-        if is_exact and not is_vector and tiles.explain(one, broken, loop):
+        is_harmless = is_exact and not is_vector and tiles.explain(one, broken, loop)
+        if is_harmless:
             moved.append(violation(what, one, broken))
             continue
         is_proved = False
-        if is_exact:
+        if is_exact and is_harmless is not None:
             found.races.append(violation(what, one, broken))
             return
         found.not_proved.append(f"{what}: {_reason(kernel, one)}")
@@ -222,9 +231,7 @@ def _shared_arrays(
     All statements are taken together, so that the many pairs of them are looked at only where there
     is something to be found.
     """
-    own = {
-        array.name for array in kernel.local_arrays if any(loop.same_as(x) for x in array.loops)
-    }
+    own = {array.name for array in kernel.local_arrays if any(loop.same_as(x) for x in array.loops)}
     found: set[str] = set()
     depth = next(n for n, one in enumerate(statements[0].loops) if one.same_as(loop))
     for buffer in {a.buffer for s in statements for a in s.accesses if a.is_write} - own:

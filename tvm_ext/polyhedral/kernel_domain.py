@@ -26,6 +26,7 @@ from tvm_ext.polyhedral.affine_expressions import (
     SampledSizes,
     element_of,
 )
+from tvm_ext.polyhedral.array_layouts import Layout, Layouts, NotedAccess
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     flat_address,
     is_compact,
@@ -44,22 +45,35 @@ class Access:
     ----------
     buffer : str
         The array's name in the relations, unique in the kernel.
-    relation : isl.Map
-        From the statement's runs to the elements. An array that is allocated within loops has one
-        copy for each iteration of these, so the first indices are those loops.
     is_write : bool
         Whether the element is written.
-    is_exact : bool
-        Whether every element of the relation is accessed; if not, it may be.
     text : str
         The access as the kernel has it.
     """
 
     buffer: str
-    relation: isl.Map
     is_write: bool
-    is_exact: bool
     text: str
+    _placed: Callable[[], tuple[isl.Map, bool]]
+
+    @cached_property
+    def _found(self) -> tuple[isl.Map, bool]:
+        # Of what is only read, nobody may ask.
+        return self._placed()
+
+    @property
+    def relation(self) -> isl.Map:
+        """From the statement's runs to the elements.
+
+        An array that is allocated within loops has one copy for each iteration of these, so the
+        first indices are those loops.
+        """
+        return self._found[0]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every element of the relation is accessed; if not, it may be."""
+        return self._found[1]
 
 
 @dataclass(frozen=True)
@@ -138,6 +152,8 @@ class KernelDomain:
     not_rewritable : list[str]
         Why the statements cannot be written anew in another order, one text each: what a kernel
         says besides its stores would be lost, or a value is loaded before it is used.
+    layouts : dict[str, Layout]
+        Which axes of each array count as one; see ``Layout``.
     """
 
     func: tirx.PrimFunc
@@ -147,6 +163,7 @@ class KernelDomain:
     local_arrays: list[LocalArray] = field(default_factory=list)
     not_affine: list[str] = field(default_factory=list)
     not_rewritable: list[str] = field(default_factory=list)
+    layouts: dict[str, "Layout"] = field(default_factory=dict)
 
     def statement(self, name: str) -> Statement:
         """The statement of that name."""
@@ -204,13 +221,19 @@ def place_of(statement: Statement) -> Place:
     return place
 
 
-def kernel_domain(func: tirx.PrimFunc, sizes: SampledSizes | None = None) -> KernelDomain:
+def kernel_domain(
+    func: tirx.PrimFunc,
+    sizes: SampledSizes | None = None,
+    layouts: Mapping[str, Layout] | None = None,
+) -> KernelDomain:
     """The statements of ``func``, whose domains and accesses are sets of isl.
 
     Parameters
     ----------
     sizes : SampledSizes or None
         Numbers for the symbolic sizes; without them these are parameters of the sets.
+    layouts : mapping of str to Layout, or None
+        Layouts of arrays that are taken as they are: indices need not be within an axis.
 
     Raises
     ------
@@ -219,7 +242,16 @@ def kernel_domain(func: tirx.PrimFunc, sizes: SampledSizes | None = None) -> Ker
         address, a loop that ends when the data say so.
     """
     found = KernelDomain(func, isl.Context(), parameters=Parameters(sizes=sizes))
-    _Reader(found).read(func.body)
+    for param in func.params:
+        if not isinstance(param.ty, tvm.ir.PrimType):
+            found.parameters.note_shape(param.shape)
+    reader = _Reader(found)
+    reader.read(func.body)
+    chosen = Layouts(reader.noted, layouts)
+    found.layouts, reasons = chosen.by_array, chosen.reasons
+    found.not_affine += [one for one in dict.fromkeys(reasons) if one not in found.not_affine]
+    if found.parameters.products:
+        found.not_rewritable.append("a product of symbolic sizes is part of it")
     return found
 
 
@@ -245,6 +277,7 @@ class _Reader:
         self._flat = {
             hash(self._whole(view.base)) for view in self._views.values() if not view.is_part
         }
+        self.noted: list[NotedAccess] = []
         self._counts: list[int] = [0]
         self._final = _stored_once(found.func)
         for param in found.func.params:
@@ -359,10 +392,15 @@ class _Reader:
         space = isl.Space.create_from_names(self._found.context, set=names)
         space = space.set_tuple_name(isl.dim_type.set, name)
         loops = {hash(loop.loop_var): number for number, loop in enumerate(around.loops)}
-        reader = AffineReader(
-            space, loops, around.bound, self._found.parameters, around.stored
-        )
+        reader = AffineReader(space, loops, around.bound, self._found.parameters, around.stored)
         domain, exact = self._domain(reader, around)
+        reader.within(domain)
+        if around.conditions or not exact:
+            # With what is known of the loops, more conditions and bounds are understood.
+            domain, exact = self._domain(reader, around)
+            reader.within(domain)
+        for reason in self._unread:
+            self.note(reason)
         if not exact:
             self._keep("it is not known when a statement runs")
         accesses = _Accesses(self, reader, domain, around)
@@ -387,6 +425,7 @@ class _Reader:
     def _domain(self, reader: AffineReader, around: _Around) -> tuple[isl.Set, bool]:
         """The iterations of the loops for which the conditions hold, and whether all are known."""
         domain, exact = isl.Set.universe(reader.space), True
+        self._unread = []
         for loop in around.loops:
             if loop.step is not None and not _is_one(loop.step):
                 raise NotAffine(f"loop {loop.loop_var.name} has steps of {loop.step}")
@@ -397,22 +436,25 @@ class _Reader:
                 domain = domain.intersect(variable.lt_set(low.add(reader.value(loop.extent))))
             except NotAffine as error:
                 exact = False
-                self.note(f"the bounds of loop {loop.loop_var.name}: {error.reason}")
+                self._unread.append(f"the bounds of loop {loop.loop_var.name}: {error.reason}")
         for condition in around.conditions:
             try:
                 domain = domain.intersect(reader.condition(condition))
             except NotAffine as error:
                 exact = False
-                self.note(error.reason)
-        return domain, exact
+                self._unread.append(error.reason)
+        return self._found.parameters.possible(domain), exact
 
     def note(self, reason: str) -> None:
         """Notes once what is not affine."""
         if reason not in self._found.not_affine:
             self._found.not_affine.append(reason)
 
-    def array(self, buffer: Any, indices: Any) -> tuple[str, tuple[Any, ...], list[Any]]:
-        """Name, loops around the allocation, and indices of an element, through matched regions."""
+    def array(self, buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
+        """The array that an element lies in, and its indices there: through regions and views.
+
+        One index, the address, where the array is seen as a flat one somewhere.
+        """
         indices = list(indices)
         region = self._regions.get(hash(buffer))
         while region is not None:
@@ -428,8 +470,11 @@ class _Reader:
         buffer, indices = self._in_whole(buffer, indices)
         if hash(buffer) not in self._arrays:
             raise NotAffine(f"which memory {buffer.name} lies in is not known")
-        name, loops = self._arrays[hash(buffer)]
-        return name, loops, indices
+        return buffer, indices
+
+    def named(self, buffer: Any) -> tuple[str, tuple[Any, ...]]:
+        """The name of an array, and the loops around its allocation."""
+        return self._arrays[hash(buffer)]
 
     def _whole(self, buffer: Any) -> Any:
         """The array that ``buffer`` is a view of, through views of views."""
@@ -499,23 +544,13 @@ class _Accesses:
         self, buffer: Any, indices: Any, where: isl.Set, *, writes: bool, exact: bool = True
     ) -> None:
         """Notes the access of one element."""
-        name, loops, indices = self._owner.array(buffer, indices)
-        relation = isl.Map.from_domain_and_range(
-            where, isl.Set.universe(isl.Space.set_alloc(where.get_ctx(), 0, 0))
-        )
-        places = [*(loop.loop_var for loop in loops), *indices]
-        for place in places:
-            try:
-                part = self._reader.index(place)
-            except NotAffine as error:
-                self._owner.note(error.reason)
-                exact = False
-                line = isl.Set.universe(isl.Space.set_alloc(where.get_ctx(), 0, 1))
-                part = isl.Map.from_domain_and_range(isl.Set.universe(self._reader.space), line)
-            relation = relation.flat_range_product(part)
-        relation = relation.set_tuple_name(isl.dim_type.out, name)
         text = f"{buffer.name}[{', '.join(str(index) for index in indices)}]"
-        self.found.append(Access(name, relation, writes, exact, text))
+        whole, indices = self._owner.array(buffer, indices)
+        name, loops = self._owner.named(whole)
+        copies = [loop.loop_var for loop in loops]
+        one = NotedAccess(name, whole, copies, indices, self._reader, where, writes, exact)
+        self._owner.noted.append(one)
+        self.found.append(Access(name, writes, text, one.placed))
 
 
 def _stored_once(func: tirx.PrimFunc) -> set[Element]:
