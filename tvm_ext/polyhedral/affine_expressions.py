@@ -4,7 +4,7 @@ A quasi-affine function is a sum of multiples of loop variables and symbolic siz
 and remainders by numbers. What is none raises NotAffine, which says why.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -78,12 +78,15 @@ class Parameters:
         What the kernel's expressions are made of.
     products : dict[tuple of int, str]
         The name of the parameter for a product of several atoms, or for one that is not affine.
+    moved : list[int]
+        The atoms that are 1 where a tile was moved back; each has a place of its own.
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
     sizes: SampledSizes | None = None
     atoms: Atoms = field(default_factory=Atoms)
     products: dict[Monomial, str] = field(default_factory=dict)
+    moved: list[int] = field(default_factory=list)
     _names: dict[int, str] = field(default_factory=dict)
     _not_negative: set[str] = field(default_factory=set)
 
@@ -203,6 +206,40 @@ class AffineReader:
             last = 0
         return [address, *reversed(found)]
 
+    def moved_back(self, address: Polynomial) -> Polynomial:
+        """A number that is 0 but where a tile of which ``address`` is a part was moved back.
+
+        A tile begins at a multiple of its length, or where it ends with the array.
+        """
+        found: Polynomial = {}
+        for start in self._starts([self._atoms.exprs[a] for atoms in address for a in atoms]):
+            is_moved = self._atoms.number(tirx.GT(start.a, start.b))
+            places = self._parameters.moved
+            if is_moved not in places:
+                places.append(is_moved)
+            found = total(found, {(is_moved,): 1 << places.index(is_moved)})
+        return found
+
+    def _starts(self, exprs: list[Any]) -> list[tirx.Min]:
+        """Where tiles begin that ``exprs`` are computed from."""
+        found: list[tirx.Min] = []
+        seen: set[int] = set()
+        while exprs:
+            expr = exprs.pop()
+            if isinstance(expr, int) or hash(expr) in seen:
+                continue
+            seen.add(hash(expr))
+            found += [one for one in nodes(expr, tirx.Min) if _is_start_of_tile(one)]
+            leaves = nodes(expr, tvm.ir.Var, tvm.ir.TensorLoad)
+            exprs += [one for one in map(self._meaning, leaves) if one is not None]
+        return found
+
+    def depends_on(self, polynomial: Polynomial, dimension: int) -> bool:
+        """Whether a polynomial may change in a loop, in one inside of it, or with what is loaded."""
+        loops = {loop for loop, number in self._loops.items() if number < dimension}
+        atoms = {atom for monomial in polynomial for atom in monomial}
+        return not all(self._is_of_sizes(self._atoms.exprs[atom], loops) for atom in atoms)
+
     def condition(self, expr: Any) -> isl.Set:
         """The iterations for which ``expr`` holds. Raises NotAffine."""
         if isinstance(expr, tirx.IntImm):
@@ -300,16 +337,17 @@ class AffineReader:
         """Whether an atom depends on no loop and on nothing that is loaded."""
         return self._is_of_sizes(self._atoms.exprs[atom])
 
-    def _is_of_sizes(self, expr: Any) -> bool:
+    def _is_of_sizes(self, expr: Any, loops: Set[int] = frozenset()) -> bool:
+        """Whether an expression depends on sizes only, and on these loops."""
         leaves = nodes(expr, tvm.ir.Var, tvm.ir.TensorLoad)
-        return all(self._is_of_sizes_leaf(leaf) for leaf in leaves)
+        return all(self._is_of_sizes_leaf(leaf, loops) for leaf in leaves)
 
-    def _is_of_sizes_leaf(self, leaf: Any) -> bool:
+    def _is_of_sizes_leaf(self, leaf: Any, loops: Set[int]) -> bool:
         meaning = self._meaning(leaf)
         if meaning is not None:
-            return isinstance(meaning, int) or self._is_of_sizes(meaning)
+            return isinstance(meaning, int) or self._is_of_sizes(meaning, loops)
         is_variable = isinstance(leaf, tvm.ir.Var) and _is_integer(leaf)
-        return is_variable and hash(leaf) not in self._loops
+        return is_variable and (hash(leaf) in loops or hash(leaf) not in self._loops)
 
     def _atom(self, atom: int) -> isl.PwAff:
         if atom not in self._values:
@@ -415,6 +453,14 @@ class AffineReader:
 
 # Of so many values of a loop, each is a case of its own where the loop is multiplied by a size.
 _FEW = 16
+
+
+def _is_start_of_tile(start: tirx.Min) -> bool:
+    """Whether a minimum is a multiple of a number, or the last place that a tile may have."""
+    counted = isinstance(start.a, tirx.Mul) and isinstance(start.a.b, tirx.IntImm)
+    # The last place is a number, or an open size without a tile.
+    last = start.b.b if isinstance(start.b, tirx.Sub) else start.b
+    return counted and isinstance(last, tirx.IntImm)
 
 
 def _is_integer(var: Any) -> bool:

@@ -45,6 +45,12 @@ class NotedAccess:
         The iterations in which the access takes place.
     writes, exact : bool
         Whether the element is written; whether the access surely takes place.
+    reasons : list[str]
+        What of it is not affine.
+    others : sequence of NotedAccess
+        All accesses of the array.
+    is_apart : bool
+        Whether what belongs to a tile that was moved back lies in a place of its own.
     """
 
     name: str
@@ -56,6 +62,8 @@ class NotedAccess:
     writes: bool
     exact: bool
     reasons: list[str] = field(default_factory=list)
+    others: Sequence["NotedAccess"] = ()
+    is_apart: bool = False
     _found: tuple[isl.Map, bool] | None = None
 
     @property
@@ -66,8 +74,27 @@ class NotedAccess:
     def placed(self) -> tuple[isl.Map, bool]:
         """The relation, and whether all of its elements are surely accessed."""
         if self._found is None:
-            self.place(_written(self), is_certain=True, required=False)
+            _chosen(self.others or [self])
         return self._found or (self._relation([]), False)
+
+    @property
+    def address(self) -> Polynomial:
+        """Where the element lies in the array, or the first one of a vector."""
+        *firsts, last = self.indices or [0]
+        start = last.base if isinstance(last, tirx.Ramp) else last
+        found = [self.reader.polynomial(one) for one in [*firsts, start]]
+        if self.is_flat or not self.indices:
+            return found[0]
+        sizes = [self.reader.polynomial(size) for size in self.buffer.shape]
+        return _merged_indices(found, sizes, (len(sizes),))[0]
+
+    @property
+    def lanes(self) -> tuple[int | None, int | None] | None:
+        """The step between the elements of a vector, and how many there are; None without one."""
+        last = self.indices[-1] if self.indices else None
+        if not isinstance(last, tirx.Ramp):
+            return None
+        return static_extent(last.stride), static_extent(last.lanes)
 
     def place(self, layout: Layout, *, is_certain: bool, required: bool) -> None:
         """Finds the relation for a layout.
@@ -87,7 +114,8 @@ class NotedAccess:
             if required:
                 raise
             indices = list(self.indices)
-        for index in [*self.copies, *indices]:
+        apart = [self.reader.moved_back(self.address)] if self.is_apart else []
+        for index in [*self.copies, *apart, *indices]:
             try:
                 parts.append(self.reader.index(index))
             except NotAffine as error:
@@ -189,7 +217,7 @@ class Layouts:
     accesses : sequence of NotedAccess
         All accesses of the kernel; those of arrays that it writes get their relations.
     known : mapping of str to Layout, or None
-        Layouts that are taken as they are.
+        Layouts that are taken as they are, with tiles that were moved back in a place of their own.
 
     Attributes
     ----------
@@ -202,8 +230,13 @@ class Layouts:
     def __init__(self, accesses: Sequence[NotedAccess], known: Mapping[str, Layout] | None) -> None:
         self.by_array: dict[str, Layout] = {}
         self.reasons: list[str] = []
-        for name in dict.fromkeys(one.name for one in accesses if one.writes):
-            own = [one for one in accesses if one.name == name]
+        by_name: dict[str, list[NotedAccess]] = {}
+        for one in accesses:
+            by_name.setdefault(one.name, []).append(one)
+            one.others, one.is_apart = by_name[one.name], known is not None
+        for name, own in by_name.items():
+            if not any(one.writes for one in own):
+                continue
             if known is not None and name in known:
                 self.by_array[name] = known[name]
                 _place(own, known[name], is_certain=True, required=False)

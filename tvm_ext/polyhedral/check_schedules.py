@@ -16,12 +16,13 @@ from typing import Any
 import islpy as isl
 import tvm
 from tvm import s_tir, tirx
-from tvm_ffi import structural_map
 
 from tvm_ext.polyhedral.affine_expressions import SAMPLES, NotAffine, SampledSizes
 from tvm_ext.polyhedral.dependences import Dependence, dependence_between, same_element
+from tvm_ext.polyhedral.fused_loops import split_fused_loops
 from tvm_ext.polyhedral.kernel_domain import Access, KernelDomain, Statement, kernel_domain
 from tvm_ext.polyhedral.legality import Violation, broken_by_lanes, carried_by, violation
+from tvm_ext.polyhedral.size_polynomials import total
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 
 
@@ -70,7 +71,7 @@ def check_schedule(func: tirx.PrimFunc) -> ScheduleCheck:
     loops = [loop for loop in nodes(func.body, tirx.For) if loop.kind in _AT_ONCE]
     if not loops:
         return ScheduleCheck()
-    placed = _with_placed_arrays(func)
+    placed = split_fused_loops(_with_placed_arrays(func))
     found = _check_at(placed, None)
     if found.not_proved and not found.races:
         _check_with_numbers(placed, found)
@@ -134,9 +135,7 @@ class _MovedBackTiles:
     @cached_property
     def _apart(self) -> KernelDomain:
         """The kernel with the tiles that were moved back in a place of their own."""
-        body = structural_map(self._func.body, (tirx.Min, _far_start))
-        func, sizes = self._func.with_body(body), self._kernel.parameters.sizes
-        return kernel_domain(func, sizes, self._kernel.layouts)
+        return kernel_domain(self._func, self._kernel.parameters.sizes, self._kernel.layouts)
 
     def explain(self, one: Dependence, broken: isl.Map, loop: tirx.For) -> bool | None:
         """Whether these pairs of a dependence, which a parallel loop carries, are harmless.
@@ -154,41 +153,39 @@ class _MovedBackTiles:
         ends = [(s, next(a for a in s.accesses if a.is_write)) for s in (source, sink)]
         same = dependence_between(self._apart, ends[0], ends[1])
         is_moved = same is None or carried_by(self._apart, same, source.loops[number]).is_empty()
-        return self._read_alike(one, broken) if is_moved else False
+        return self._read_alike(one, broken, number) if is_moved else False
 
-    def _read_alike(self, one: Dependence, broken: isl.Map) -> bool | None:
+    def _read_alike(self, one: Dependence, broken: isl.Map, depth: int) -> bool | None:
         """Whether both runs load the same elements of arrays that are not an iteration's own."""
         local = {array.name for array in self._kernel.local_arrays if array.loops}
+        ends = (one.source, one.sink)
         loads = [
-            [a for a in statement.accesses if not a.is_write and a.buffer not in local]
-            for statement in (one.source, one.sink)
+            [a for a in end.accesses if not a.is_write and a.buffer not in local] for end in ends
         ]
         if [a.buffer for a in loads[0]] != [a.buffer for a in loads[1]]:
             return False
-        if not all(load.is_exact for load in [*loads[0], *loads[1]]):
-            return None
-        return all(
-            broken.is_subset(same_element(first, second))
-            for first, second in zip(*loads, strict=True)
-        )
+        stores = [next(a for a in end.accesses if a.is_write) for end in ends]
+        alike: bool | None = True
+        for first, second in zip(*loads, strict=True):
+            if _is_beside(first, stores[0], second, stores[1], depth):
+                continue
+            if not first.is_exact or not second.is_exact:
+                alike = None
+            elif not broken.is_subset(same_element(first, second)):
+                return False
+        return alike
 
 
-# Behind all arrays.
-_FAR = 2**30
-
-
-def _far_start(start: tirx.Min) -> tirx.Expr:
-    """Where a tile begins, and far behind its array if that is not the last place for it."""
-    counted = isinstance(start.a, tirx.Mul) and isinstance(start.a.b, tirx.IntImm)
-    # The last place is a number, or an open size without a tile.
-    last = start.b.b if isinstance(start.b, tirx.Sub) else start.b
-    if not counted or not isinstance(last, tirx.IntImm):
-        return start
-    is_moved = tirx.Min(
-        tirx.Max(start.a - start.b, tirx.const(0, str(start.a.ty))), tirx.const(1, str(start.a.ty))
-    )
-    # The outer maximum makes one value of it, as the minimum is one.
-    return tirx.Max(start.a + is_moved * _FAR, tirx.const(0, str(start.a.ty)))
+def _is_beside(
+    first: Access, first_store: Access, second: Access, second_store: Access, depth: int
+) -> bool:
+    """Whether two loads lie at one distance from what is stored, the same in all iterations."""
+    ends = ((first, first_store), (second, second_store))
+    if any(load.noted.lanes != store.noted.lanes for load, store in ends):
+        return False
+    distances = [total(load.noted.address, store.noted.address, -1) for load, store in ends]
+    reader = first_store.noted.reader
+    return distances[0] == distances[1] and not reader.depends_on(distances[0], depth)
 
 
 def _check_loop(

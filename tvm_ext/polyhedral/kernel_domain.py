@@ -49,17 +49,19 @@ class Access:
         Whether the element is written.
     text : str
         The access as the kernel has it.
+    noted : NotedAccess
+        Its indices, of which the relation is made.
     """
 
     buffer: str
     is_write: bool
     text: str
-    _placed: Callable[[], tuple[isl.Map, bool]]
+    noted: NotedAccess
 
     @cached_property
     def _found(self) -> tuple[isl.Map, bool]:
         # Of what is only read, nobody may ask.
-        return self._placed()
+        return self.noted.placed()
 
     @property
     def relation(self) -> isl.Map:
@@ -233,7 +235,8 @@ def kernel_domain(
     sizes : SampledSizes or None
         Numbers for the symbolic sizes; without them these are parameters of the sets.
     layouts : mapping of str to Layout, or None
-        Layouts of arrays that are taken as they are: indices need not be within an axis.
+        Layouts of arrays that are taken as they are: indices need not be within an axis, and tiles
+        that were moved back lie in a place of their own.
 
     Raises
     ------
@@ -550,7 +553,7 @@ class _Accesses:
         copies = [loop.loop_var for loop in loops]
         one = NotedAccess(name, whole, copies, indices, self._reader, where, writes, exact)
         self._owner.noted.append(one)
-        self.found.append(Access(name, writes, text, one.placed))
+        self.found.append(Access(name, writes, text, one))
 
 
 def _stored_once(func: tirx.PrimFunc) -> set[Element]:
