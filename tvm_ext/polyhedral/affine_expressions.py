@@ -235,7 +235,7 @@ class AffineReader:
         return found
 
     def depends_on(self, polynomial: Polynomial, dimension: int) -> bool:
-        """Whether a polynomial may change in a loop, in one inside of it, or with what is loaded."""
+        """Whether a polynomial may change in a loop and in those inside, or with what is loaded."""
         loops = {loop for loop, number in self._loops.items() if number < dimension}
         atoms = {atom for monomial in polynomial for atom in monomial}
         return not all(self._is_of_sizes(self._atoms.exprs[atom], loops) for atom in atoms)
@@ -257,6 +257,10 @@ class AffineReader:
             return self.condition(expr.a).complement()
         if isinstance(expr, tvm.ir.Call) and _operator(expr).endswith("likely"):
             return self.condition(expr.args[0])
+        if isinstance(expr, tvm.ir.Var | tvm.ir.TensorLoad):
+            meaning = self._meaning(expr)
+            if meaning is not None and not isinstance(meaning, int):
+                return self.condition(meaning)
         raise NotAffine(f"the condition {_short(expr)} is no comparison of loops and sizes")
 
     def index(self, index: Any) -> isl.Map:
@@ -304,6 +308,8 @@ class AffineReader:
         if len(atoms) == 1:
             return self._atom(atoms[0])
         others = [atom for atom in atoms if not self._is_size(atom)]
+        if self._parameters.sizes is not None and len(others) <= 1:
+            return self._times_numbers(atoms, others)
         if not others:
             return self._parameter(self._parameters.name_of_product(atoms))
         for one in others:
@@ -315,6 +321,14 @@ class AffineReader:
             return self._case_by_case(self._atom(one), few, self._product(tuple(rest)))
         text = " * ".join(_short(self._atoms.exprs[atom]) for atom in atoms)
         raise NotAffine(f"{text} multiplies two values that are no numbers")
+
+    def _times_numbers(self, atoms: Monomial, others: Sequence[int]) -> isl.PwAff:
+        """The product of what is a number at the sizes that are sampled, and of one other atom."""
+        found = self._atom(others[0]) if others else self._number(1)
+        for atom in atoms:
+            if atom not in others:
+                found = found.mul(self._atom(atom))
+        return found
 
     def _few_values(self, atom: int) -> range | None:
         """The values that an atom may have, where these are few."""
@@ -340,7 +354,9 @@ class AffineReader:
     def _is_of_sizes(self, expr: Any, loops: Set[int] = frozenset()) -> bool:
         """Whether an expression depends on sizes only, and on these loops."""
         leaves = nodes(expr, tvm.ir.Var, tvm.ir.TensorLoad)
-        return all(self._is_of_sizes_leaf(leaf, loops) for leaf in leaves)
+        # Arrays are variables too: what is loaded of them counts.
+        values = [leaf for leaf in leaves if isinstance(leaf.ty, tvm.ir.PrimType)]
+        return all(self._is_of_sizes_leaf(leaf, loops) for leaf in values)
 
     def _is_of_sizes_leaf(self, leaf: Any, loops: Set[int]) -> bool:
         meaning = self._meaning(leaf)

@@ -327,11 +327,32 @@ class _Reader:
         if isinstance(stmt, tirx.DeclBuffer) and hash(stmt.buffer) in self._views:
             self._keep(f"{stmt.buffer.name} is a view of another array")
         elif _is_masked(stmt, "masked_store"):
-            buffer, value, *indices, _mask = stmt.value.args
-            self._keep(f"{buffer.name} is stored under a mask")
-            self._store(tirx.BufferStore(buffer, value, indices), around, is_masked=True)
+            self._masked_store(stmt.value, around)
         elif not _does_nothing(stmt):
             raise NotAffine(f"what a statement of kind {_kind(stmt)} accesses is not known")
+
+    def _masked_store(self, call: tvm.ir.Call, around: _Around) -> None:
+        """Notes a store under a mask as a loop over its lanes, each of them under a condition."""
+        buffer, value, *indices, mask = call.args
+        self._keep(f"{buffer.name} is stored under a mask")
+        lanes = {static_extent(one.lanes) for index in indices for one in nodes(index, tirx.Ramp)}
+        count = next(iter(lanes), None) if len(lanes) == 1 else None
+        if count is None or any(
+            _is_masked(one, "masked_load") for one in nodes(value, tvm.ir.Call)
+        ):
+            self._store(tirx.BufferStore(buffer, value, indices), around, is_masked=True)
+            return
+        lane = tirx.Var("lane", "int64")
+        # Of the value, only what it loads counts.
+        loads = [
+            tirx.BufferLoad(load.source, [_of_lane(index, lane) for index in load.indices])
+            for load in nodes(value, tvm.ir.TensorLoad)
+        ]
+        loaded = [tirx.Cast(str(buffer.dtype), load) for load in loads]
+        whole = sum(loaded[1:], loaded[0]) if loaded else tirx.const(0, str(buffer.dtype))
+        store = tirx.BufferStore(buffer, whole, [_of_lane(index, lane) for index in indices])
+        body = tirx.IfThenElse(_of_lane(mask, lane), store, None)
+        self._visit(tirx.For(lane, 0, count, tirx.ForKind.SERIAL, body), around)
 
     def _keep(self, reason: str) -> None:
         if reason not in self._found.not_rewritable:
@@ -564,7 +585,7 @@ def _stored_once(func: tirx.PrimFunc) -> set[Element]:
     stores = [
         (hash(store.buffer), element_of(store))
         for store in nodes(func.body, tirx.BufferStore)
-        if "int" in str(store.buffer.dtype)
+        if "int" in str(store.buffer.dtype) or str(store.buffer.dtype) == "bool"
     ]
     unknown = {buffer for buffer, element in stores if element is None}
     unknown |= {hash(param) for param in func.params}
@@ -703,6 +724,16 @@ def _is_part(own: Any, base: Any, start: list[Any]) -> bool:
 def _address(buffer: Any, indices: list[Any]) -> Any:
     """The place of an element in memory, with indices that may be plain numbers."""
     return flat_address(buffer, [tirx.const(0, "int64") + index for index in indices])
+
+
+def _of_lane(expr: Any, lane: tirx.Var) -> Any:
+    """What one lane of a vector has."""
+
+    def one_of(ramp: tirx.Ramp) -> Any:
+        return ramp.base + ramp.stride * lane.astype(str(ramp.base.ty))
+
+    kinds = ((tirx.Ramp, one_of), (tirx.Broadcast, lambda same: same.value))
+    return structural_map(expr, kinds)
 
 
 def _is_masked(node: Any, name: str) -> bool:
