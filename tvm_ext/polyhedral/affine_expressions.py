@@ -462,9 +462,23 @@ class AffineReader:
         try:
             holds = self.value_of(first).lt_set(self.value_of(second))
         except NotAffine:
-            return False
+            return self._is_less_in_digits(first, second)
         iterations = self._iterations.align_params(holds.get_space())
         return self._parameters.possible(iterations).is_subset(holds)
+
+    def _is_less_in_digits(self, first: Polynomial, second: Polynomial) -> bool:
+        """Whether ``row * length + column`` is surely less than ``rows * length``."""
+        if len(second) != 1:
+            return False
+        ((atoms, factor),) = second.items()
+        for place, atom in enumerate(atoms if len(atoms) > 1 else ()):
+            size = {(atom,): 1}
+            rows, column = divided(first, size)
+            rest = {atoms[:place] + atoms[place + 1 :]: factor}
+            within = self._is_least(column) and self._is_less(column, size)
+            if rows and within and self._is_less(rows, rest):
+                return True
+        return False
 
 
 # Of so many values of a loop, each is a case of its own where the loop is multiplied by a size.

@@ -60,12 +60,11 @@ def _extents(loop: tirx.For) -> list[Any]:
     factors = _factors(loop.extent)
     found: list[Any] = []
     for divisor in divisors:
-        size = _size(divisor)
-        left = _without(factors, _factors(size))
+        left = _without(factors, _factors(divisor))
         if left is None:
             break
         factors = left
-        found.insert(0, size)
+        found.insert(0, divisor)
     return [_product(factors, str(loop.loop_var.ty)), *found]
 
 
@@ -76,13 +75,27 @@ def _divisors(loop: tirx.For) -> list[Any]:
     current: Any = loop.loop_var
     while True:
         by = [one for one in parts if structural_equal(one.a, current)]
-        if not by or any(not structural_equal(one.b, by[0].b) for one in by):
-            return found
-        found.append(by[0].b)
+        steps = _steps([_size(one.b) for one in by], str(loop.loop_var.ty))
+        found += steps
         quotients = [one for one in by if isinstance(one, _DIVISIONS)]
-        if not quotients:
+        if len(steps) != 1 or not quotients:
             return found
         current = quotients[0]
+
+
+def _steps(divisors: list[Any], dtype: str) -> list[Any]:
+    """Divisors of one value, each as a multiple of the one before; none if they are not that."""
+    by_length = sorted(divisors, key=lambda one: len(_factors(one)))
+    found: list[Any] = []
+    before: list[Any] = []
+    for divisor in by_length:
+        left = _without(_factors(divisor), before)
+        if left is None:
+            return []
+        before = _factors(divisor)
+        if left:
+            found.append(_product(left, dtype))
+    return found
 
 
 def _size(divisor: Any) -> Any:
