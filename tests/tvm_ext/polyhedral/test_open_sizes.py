@@ -35,8 +35,15 @@ def fused_of_tiles(a: T.handle, n: T.int64, m: T.int64):
             ] = T.float32(1)
 
 
+@T.prim_func(private=True)
+def fused_of_three(a: T.handle, n: T.int64, m: T.int64, k: T.int64):
+    y = T.match_buffer(a, (n, m, k), "float32")
+    for all3 in T.parallel(n * m * k):
+        y[all3 // (m * k), all3 % (m * k) // k, all3 % k] = T.float32(1)
+
+
 def test_a_fused_loop_is_taken_apart_by_a_size():
-    for kernel in (fused, fused_of_tiles):
+    for kernel in (fused, fused_of_tiles, fused_of_three):
         found = check_schedule(kernel)
         assert (found.races, found.not_proved, found.checked_at) == ([], [], [])
         assert found.proved
@@ -132,6 +139,32 @@ def test_a_factor_with_few_values_is_taken_case_by_case(tail):
 
     found = check_schedule(halves)
     assert bool(found.races) == bool(tail)
+    assert found.not_proved == []
+
+
+def masked(columns):
+    """Vectors of four, the last of which would reach into the next row without its mask."""
+
+    @T.prim_func(private=True)
+    def kernel(a: T.handle, n: T.int64):
+        y = T.match_buffer(a, (n * T.int64(6),), "float32")
+        for row in T.parallel(n):
+            for part in range(2):
+                value = T.alloc_buffer((4,), "float32")
+                T.masked_store(
+                    y,
+                    value[T.Ramp(0, 1, 4)],
+                    T.Ramp(row * T.int64(6) + part * T.int64(4), T.int64(1), 4),
+                    T.Ramp(part * T.int64(4), T.int64(1), 4) < T.Broadcast(T.int64(columns), 4),
+                )
+
+    return kernel
+
+
+@pytest.mark.parametrize("columns", [6, 7])
+def test_lanes_that_a_mask_leaves_out_are_not_written(columns):
+    found = check_schedule(masked(columns))
+    assert bool(found.races) == (columns == 7)
     assert found.not_proved == []
 
 
