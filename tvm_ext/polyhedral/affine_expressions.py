@@ -295,13 +295,14 @@ class AffineReader:
     def _meaning(self, leaf: Any) -> Any:
         """What a variable or a load stands for; None for itself."""
         if isinstance(leaf, tvm.ir.TensorLoad):
-            return self._stored.get(element_of(leaf))
+            element = element_of(leaf)
+            return None if element is None else self._stored.get(element)
         if hash(leaf) in self._loops:
             return None
         if hash(leaf) in self._bound:
             return self._bound[hash(leaf)]
-        is_sampled = self._parameters.sizes is not None and _is_integer(leaf)
-        return self._parameters.sizes.number(leaf) if is_sampled else None
+        sizes = self._parameters.sizes
+        return None if sizes is None or not _is_integer(leaf) else sizes.number(leaf)
 
     def _product(self, atoms: Monomial) -> isl.PwAff:
         """The product of atoms. Raises NotAffine."""
@@ -472,7 +473,7 @@ class AffineReader:
             return False
         ((atoms, factor),) = second.items()
         for place, atom in enumerate(atoms if len(atoms) > 1 else ()):
-            size = {(atom,): 1}
+            size: Polynomial = {(atom,): 1}
             rows, column = divided(first, size)
             rest = {atoms[:place] + atoms[place + 1 :]: factor}
             within = self._is_least(column) and self._is_less(column, size)
