@@ -12,6 +12,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.check_bounds import InsertBoundsChecks
 from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, TruncateDivisions
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
+    ArraysOnStack,
     FlattenFewAccesses,
     JoinArgumentChecks,
     LookUpInRegisters,
@@ -133,6 +134,7 @@ _OURS: dict[str, tuple[_Passes, _Passes]] = {
             TruncateDivisions,
             HoistDivisions,
             OutlineThreadChoices,
+            ArraysOnStack,
         ),
     ),
 }

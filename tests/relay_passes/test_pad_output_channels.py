@@ -74,6 +74,26 @@ def test_matmul_numbers(shape):
     np.testing.assert_allclose(run(after, x), run(before, x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "found"),
+    [
+        ("n", 1008, ["matmul_padded"]),
+        # Tiles of two vectors divide it, a cache holds it, or the schedule of known rows packs it.
+        ("n", 1024, []),
+        ("n", 112, []),
+        (4, 1008, []),
+    ],
+)
+def test_a_large_weight_of_an_open_product_is_read_in_order(rows, columns, found):
+    size = tirx.Var("n", "int64") if rows == "n" else rows
+    before = matmul_module((size, 600), columns)
+    assert AVX512.l2_bytes < 4 * 600 * 1008
+    assert [name for name in kernels(padded(before)) if "padded" in name] == found
+    if found:
+        x = np.random.default_rng(4).normal(size=(3, 600)).astype("float32")
+        np.testing.assert_allclose(run(padded(before), x), run(before, x), rtol=1e-4, atol=1e-4)
+
+
 def test_padded_kernel_and_activation_become_one():
     mod = padded(conv_module(19))
     with compiling_for(AVX512):

@@ -18,8 +18,9 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import pick_threads, worth_thr
 from tvm_ext.tir_schedules.statements import sequence, stack_array
 from tvm_ext.tir_schedules.template import Decisions
 
-# Windows of so many taps are written out; of larger ones, each row is.
-_UNROLLED_TAPS = 9
+# Windows of so many taps are written out, so that LLVM loads a row that several rows of results
+# read once; of larger ones, each row is.
+_UNROLLED_TAPS = 49
 
 # Rows of results in a tile: each row of the input that is read serves several.
 _ROWS = 6
@@ -98,7 +99,10 @@ def _staged_rows(
     rows = slide.output.extent
     most = min(rows, held_by(machine.l2_bytes))
     options = [n for n in (tile, 2 * tile, 4 * tile, most) if tile <= n <= most]
-    default = min(rows, max(held_by(machine.l1d_bytes), tile))
+    fitting = min(rows, max(held_by(machine.l1d_bytes), tile))
+    # The last stretch begins earlier where it would be shorter, so they are of about one length.
+    even = -(-rows // -(-rows // fitting))
+    default = min(fitting, -(-even // tile) * tile)
     return decisions.pick("staged_rows", options, default)
 
 

@@ -2,6 +2,7 @@
 arguments, what they check of them, look-ups and rounding, and loops that fill with one value.
 """
 
+import math
 from collections import Counter
 from functools import cache, reduce
 from typing import Any
@@ -55,6 +56,62 @@ class NoAliasOfLoneArguments:
         if (func.attrs is not None and _NO_ALIAS in func.attrs) or len(func.params) > 1:
             return func
         return func.with_attr(_NO_ALIAS, True)
+
+
+# Arrays of a few KiB lie on the stack, where LLVM may keep them in registers.
+#
+# TVM asks a pool of the thread for an array of one KiB or more, whenever control reaches it, and
+# 256 floats that are transposed in registers are one KiB.
+
+# Of one array, and of all in a kernel: a thread of a C program may have a stack of 256 KiB.
+_ARRAY_BYTES = 8192
+_STACK_BYTES = 1 << 16
+# TVM's own name for it, transform::kDisableLowerTVMBuiltin. StorageRewrite drops annotations.
+STAYS_ON_STACK = "disable_lower_builtin"
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="ArraysOnStack")
+class ArraysOnStack:
+    """Arrays of known size, up to 8 KiB, are left where TVM would ask a pool for them.
+
+    Before: ``tile: float32[256]``, for which TVM calls ``TVMBackendAllocWorkspace``
+    After:  ``tile: float32[256]`` with ``disable_lower_builtin``
+
+    Leaves alone: kernels whose arrays together are too large for a stack.
+
+    Run after: StorageRewrite. Run before: LowerTVMBuiltin.
+    """
+
+    def transform_function(
+        self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
+        """Functions without such arrays stay as they are."""
+        small = {
+            node.buffer: size
+            for node in nodes(func.body, tirx.AllocBuffer)
+            if (size := _small_bytes(node.buffer))
+        }
+        if not small or sum(small.values()) > _STACK_BYTES:
+            return func
+
+        def kept(node: tirx.AllocBuffer) -> tirx.Stmt:
+            if node.buffer not in small:
+                return node
+            stays = {STAYS_ON_STACK: tirx.const(1, "int32")}
+            return tirx.AllocBuffer(node.buffer, annotations={**dict(node.annotations), **stays})
+
+        return func.with_body(structural_map(func.body, (tirx.AllocBuffer, kept)))
+
+
+def _small_bytes(array: tirx.Buffer) -> int:
+    """Bytes of an array that may lie on the stack; zero for others."""
+    extents = [static_extent(extent) for extent in array.shape]
+    known = [extent for extent in extents if extent is not None]
+    if len(known) < len(extents):
+        return 0
+    dtype = tvm.DataType(str(array.dtype))
+    size = math.prod(known) * ((dtype.bits * dtype.lanes + 7) // 8)
+    return size if size <= _ARRAY_BYTES else 0
 
 
 # Kernels whose accesses are nearly all to arrays of one dimension reach the rest by flat views.

@@ -74,7 +74,10 @@ def _symbolic_loops_around(axes: Sequence[LoopAxis], body: tirx.Stmt, cores: int
     """The same where some extents are known in the run only.
 
     The innermost loop stays by itself: its place in a joined one would take divisions every time.
+    Where that would leave the threads a batch alone, which is often of one, it is cut in two.
     """
+    if len(axes) == 2 and cores > 1 and not axes[1].is_symbolic:
+        axes, body = _with_parts(axes, body, _ITERATIONS_PER_THREAD * cores)
     count = max(1, len(axes) - 1)
     if len(axes) == 2 and axes[1].is_symbolic:
         # The outer one is often a batch of one.
@@ -97,6 +100,22 @@ def _symbolic_loops_around(axes: Sequence[LoopAxis], body: tirx.Stmt, cores: int
         indices.append(tirx.Bind(axis.var, Analyzer().simplify(place)))
         inner = extent * inner
     return loop(LoopAxis(fused, inner), sequence([*indices, body]), tirx.ForKind.PARALLEL)
+
+
+def _with_parts(
+    axes: Sequence[LoopAxis], body: tirx.Stmt, parts: int
+) -> tuple[Sequence[LoopAxis], tirx.Stmt]:
+    """The axes with the last one in two, the outer of at most ``parts``; unchanged if it is short.
+
+    The last part begins earlier where that is no divisor, and repeats what the one before does.
+    """
+    *outer, axis = axes
+    length = -(-axis.extent // parts)
+    if length < 2:
+        return axes, body
+    part, start = chunks(axis.extent, length, axis.var)
+    inner = new_axis("within", length, axis.var)
+    return [*outer, part, inner], sequence([tirx.Bind(axis.var, start + inner.var), body])
 
 
 def _trips(axes: Sequence[LoopAxis]) -> int:

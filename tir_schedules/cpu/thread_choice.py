@@ -205,8 +205,9 @@ def _sequence_work(parts: list[tirx.Stmt], inner: frozenset[tirx.Var]) -> tvm.ir
 
 
 def _known(extent: tvm.ir.Expr, inner: frozenset[tirx.Var]) -> Any:
-    """The extent where the variables inside do not decide it, or what bounds it."""
-    if not any(variable in inner for variable in tirx.analysis.undefined_vars(extent)):
+    """The extent where no variables inside and no tensors decide it, or what bounds it."""
+    decides = any(variable in inner for variable in tirx.analysis.undefined_vars(extent))
+    if not decides and not nodes(extent, tvm.ir.TensorLoad):
         return extent.astype("int64")
     if not isinstance(extent, tirx.Min | tirx.Max):
         return None

@@ -20,12 +20,12 @@ from tvm_ext.compiler.kernel_records import calls_at
 from tvm_ext.compiler.stages import LoweredModel, usual_sizes
 from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.cpu.llvm_preparation import STAYS_ON_STACK, ArraysOnStack
 from tvm_ext.tir_schedules.statements import has_exact_arrays, sizes_at
 
 # What TVM rounds up to, and below what it takes the stack (kMaxStackAlloca).
 _PAGE_BYTES = 4096
 _STACK_BYTES = 1024
-_ON_STACK = "disable_lower_tvm_builtin"
 # Kernels with less are not looked at: lowering one takes some milliseconds.
 _LEAST_BYTES = 1 << 16
 
@@ -161,6 +161,7 @@ def _lowered(func: tirx.PrimFunc) -> tirx.Stmt | None:
         s_tir.transform.ConvertBlocksToOpaque(),
         *([] if has_exact_arrays(func) else [s_tir.transform.CompactBufferAllocation()]),
         s_tir.transform.LowerOpaqueBlock(),
+        ArraysOnStack(),
     ]
     try:
         return tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))["main"].body
@@ -229,7 +230,7 @@ def _parts(stmt: tirx.Stmt) -> Sequence[tirx.Stmt]:
 
 def _pooled_bytes(stmt: tirx.AllocBuffer, values: _Values) -> int:
     """What it takes from the pool; zero for what lies on the stack."""
-    if _ON_STACK in stmt.annotations:
+    if STAYS_ON_STACK in stmt.annotations:
         return 0
     array = stmt.buffer
     nbytes = _bytes_of(array, values)

@@ -1,5 +1,7 @@
 """Kernels before LLVM: what they promise of their arguments, and accesses by flat views."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tvm
@@ -16,6 +18,7 @@ from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules import lowering_pipeline
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
+    ArraysOnStack,
     FlattenFewAccesses,
     JoinArgumentChecks,
     NoAliasOfLoneArguments,
@@ -270,3 +273,46 @@ def test_rounding_and_conversion_are_one_instruction(target: str, dtype: str, fo
     new = RoundToIntegers()(tvm.IRModule({"main": func}))["main"]
     assert ("lrint" in new.script()) is found
     assert tvm_ffi.structural_equal(new, func) is not found
+
+
+# Arrays of a kernel: on the stack, or from a pool of the thread.
+
+
+def with_arrays(count: int, size: int) -> tirx.PrimFunc:
+    """So many arrays of ``size`` floats, each twice the one before from its end on."""
+    made = [stack_array(size, "float32", f"array{number}") for number in range(count)]
+    source, result = (tirx.decl_buffer((size,), "float32", name) for name in "xy")
+    loops = []
+    for read, written in itertools.pairwise([source, *(array for array, _ in made), result]):
+        at = tirx.Var("at", "int64")
+        value = tirx.BufferLoad(read, [tirx.const(size - 1, "int64") - at])
+        store = tirx.BufferStore(written, value * tirx.const(2, "float32"), [at])
+        ends = tirx.const(0, "int64"), tirx.const(size, "int64")
+        loops.append(tirx.For(at, *ends, tirx.ForKind.SERIAL, store))
+    body = sequence([*(declaration for _, declaration in made), *loops])
+    func = tirx.PrimFunc([source, result], in_root_block(body))
+    return func.with_attr("tirx.noalias", True).with_attr("global_symbol", "main")
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "is_pooled"),
+    [(1, 256, False), (1, 2048, False), (1, 2049, True), (3, 2048, False)],
+)
+def test_arrays_of_a_few_kib_lie_on_the_stack(count: int, size: int, is_pooled: bool) -> None:
+    kernel = with_arrays(count, size)
+    target = host_description().tvm_target()
+    built = compile_kernels(tvm.IRModule({"main": kernel}), target)
+    assert ("TVMBackendAllocWorkspace" in str(built.mod.inspect_source("ll"))) is is_pooled
+    x = np.arange(size, dtype="float32")
+    y = tvm.runtime.tensor(np.empty_like(x))
+    built["main"](tvm.runtime.tensor(x), y)
+    np.testing.assert_array_equal(y.numpy(), (x if count % 2 else x[::-1]) * 2 ** (count + 1))
+
+
+def test_more_than_a_stack_holds_comes_from_the_pool() -> None:
+    few, many = (
+        ArraysOnStack()(tvm.IRModule({"main": with_arrays(count, 2048)}))["main"]
+        for count in (8, 9)
+    )
+    assert few.script().count("disable_lower_builtin") == 8
+    assert "disable_lower_builtin" not in many.script()

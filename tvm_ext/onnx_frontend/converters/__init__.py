@@ -60,7 +60,6 @@ from tvm_ext.onnx_frontend.converters.reductions import (
     CumProd,
     CumSum,
     LayerNormalization,
-    TopK,
 )
 from tvm_ext.onnx_frontend.converters.resize import Resize
 from tvm_ext.onnx_frontend.converters.sampling import (
@@ -89,6 +88,7 @@ from tvm_ext.onnx_frontend.converters.signal import (
 )
 from tvm_ext.onnx_frontend.converters.slice import Slice
 from tvm_ext.onnx_frontend.converters.tfidf import TfIdfVectorizer
+from tvm_ext.onnx_frontend.converters.top_k import TopK
 from tvm_ext.onnx_frontend.converters.training import TRAINING_CONVERTERS, BatchNormalization
 
 # The table of the shape, index, image and detection operators; see the files of the families.

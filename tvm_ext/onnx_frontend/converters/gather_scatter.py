@@ -135,7 +135,7 @@ def _of_coordinates(shape: list[Any], coordinates: int, attr: dict) -> Any:
 def _clamping(converter: type, sizes: _Sizes, alone: Callable[..., Any] | None = None) -> type:
     """TVM's ``converter`` with indices that are clamped to ``sizes`` beforehand.
 
-    ``alone``: what takes its place for symbolic sizes, and on GPUs where updates are not combined.
+    ``alone``: what takes its place, except on GPUs where updates of known sizes are combined.
     """
 
     class Clamping(converter):
@@ -200,10 +200,13 @@ def _clamped_in_the_run(bb: relax.BlockBuilder, inputs: Any, attr: dict, sizes: 
 
 
 def _is_taken(inputs: Any, attr: dict) -> bool:
-    """Whether sizes are symbolic, or updates take the place of data on a GPU."""
+    """Whether sizes are symbolic, or the target is a CPU, or updates take the place of data.
+
+    TVM's kernels for CPUs hand the elements of each update to threads, one update after the other.
+    """
     if any(static_shape(value) is None for value in inputs[:3]):
         return True
-    return text(attr, "reduction", "none") == "none" and current_gpu() is not None
+    return text(attr, "reduction", "none") == "none" or current_gpu() is None
 
 
 def _elements_alone(bb: relax.BlockBuilder, inputs: Any, attr: dict) -> relax.Expr:

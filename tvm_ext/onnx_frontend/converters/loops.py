@@ -13,6 +13,9 @@ from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 
+# Iterations of a loop that are too few to be handed to threads, where there is another loop.
+_FEW = 4
+
 # Reads and writes the buffers that it is given, inputs first, through T's loops and branches.
 LoopBody = Callable[..., None]
 
@@ -112,3 +115,20 @@ def in_any_order(*extents: Any) -> Iterator[list[Any]]:
     with ExitStack() as stack:
         variables = [stack.enter_context(T.parallel(0, extent)) for extent in (*extents, 1)]
         yield variables[: len(extents)]
+
+
+@contextmanager
+def on_threads(*extents: Any) -> Iterator[list[Any]]:
+    """The same on a CPU: one of the loops runs on threads, and the others inside of it.
+
+    That is the longest one, or one of an extent that a run decides if no other is long.
+    """
+    known = [extent if isinstance(extent, int) else _FEW for extent in extents]
+    outer = max(range(len(extents)), key=lambda place: known[place], default=None)
+    with ExitStack() as stack:
+        variables: dict[int, Any] = {}
+        if outer is not None:
+            variables[outer] = stack.enter_context(T.parallel(0, extents[outer]))
+        for place in (one for one in range(len(extents)) if one != outer):
+            variables[place] = stack.enter_context(T.serial(0, extents[place]))
+        yield [variables[place] for place in range(len(extents))]

@@ -10,8 +10,10 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.onnx_frontend.converters.arguments import constant_array, sizes_of
-from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
+from tvm_ext.onnx_frontend.converters.heap import Heap
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested, on_threads
 from tvm_ext.onnx_frontend.converters.reductions import cumulated
 from tvm_ext.onnx_frontend.converters.runtime_sizes import dimensions_of, first_rows, wide
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
@@ -45,15 +47,26 @@ class NonMaxSuppression(OnnxOpConverter):
         threshold = _argument(bb, inputs, 4, params, -np.inf, "float32")
         most = _most(inputs, params, count)
         centered = bool(attr.get("center_point_box", 0))
-        order = bb.emit(relax.op.argsort(scores, axis=-1, descending=True, dtype="int32"))
-        kept, taken = emit_loops(
-            bb,
-            "suppress_boxes",
-            [boxes, scores, order, limit, overlap, threshold],
-            [((batches, classes, most), "int32"), ((batches, classes), "int64")],
-            _nms(batches, classes, count, centered),
-            {ANNOTATION: CENTERS if centered else CORNERS},
-        )
+        results = [((batches, classes, most), "int32"), ((batches, classes), "int64")]
+        if current_cpu() is not None:
+            candidates = [((batches, classes, count), dtype) for dtype in ("float32", "int32")]
+            kept, taken, *_ = emit_loops(
+                bb,
+                "suppress_boxes",
+                [boxes, scores, limit, overlap, threshold],
+                [*results, *candidates],
+                _nms_by_heaps(batches, classes, count, centered),
+            )
+        else:
+            order = bb.emit(relax.op.argsort(scores, axis=-1, descending=True, dtype="int32"))
+            kept, taken = emit_loops(
+                bb,
+                "suppress_boxes",
+                [boxes, scores, order, limit, overlap, threshold],
+                results,
+                _nms(batches, classes, count, centered),
+                {ANNOTATION: CENTERS if centered else CORNERS},
+            )
         rows, found = _in_one_list(bb, kept, taken, (batches, classes, most))
         (size,) = dimensions_of(bb, found, ["boxes_kept"])
         return first_rows(bb, rows, size, "boxes_kept")
@@ -81,8 +94,65 @@ def _most(inputs: Any, params: Any, count: Any) -> Any:
     return min(count, most) if isinstance(count, int) else tirx.min(count, most)
 
 
+def _nms_by_heaps(batches: Any, classes: Any, count: Any, centered: bool) -> Any:
+    """For each batch and class, the boxes that stay and their number.
+
+    Only boxes above the threshold are put in order, and no more of them than are looked at.
+    """
+
+    def before(one: Any, other: Any) -> Any:
+        (score, box), (other_score, other_box) = one, other
+        return tirx.any(score > other_score, tirx.all(score == other_score, box < other_box))
+
+    def body(
+        boxes: Any,
+        scores: Any,
+        limit: Any,
+        overlap: Any,
+        threshold: Any,
+        kept: Any,
+        taken: Any,
+        keys: Any,
+        places: Any,
+    ) -> None:
+        def corners_of(batch: Any, box: Any) -> list[tirx.Expr]:
+            return corners([boxes[batch, box, place] for place in range(4)], centered)
+
+        with on_threads(batches, classes) as (batch, label):
+            heap = Heap.in_buffers(keys, places, lambda n: (batch, label, n), before)
+            state, best = local_array(3, "int64"), local_array(4, "float32")
+            number, left, earlier = range(3)
+            state[number] = T.int64(0)
+            state[left] = T.int64(0)
+            with T.serial(0, count) as box:
+                score = scores[batch, label, box]
+                with T.If(score > threshold[0]), T.Then():
+                    keys[batch, label, state[left]] = score
+                    places[batch, label, state[left]] = tirx.Cast("int32", box)
+                    state[left] = state[left] + 1
+            heap.order(state[left])
+            with T.While(tirx.all(state[left] > 0, state[number] < limit[0])):
+                state[left] = state[left] - 1
+                heap.move_root(state[left])
+                _, box = heap.entry(state[left])
+                for place, corner in enumerate(corners_of(batch, box)):
+                    best[place] = corner
+                state[earlier] = T.int64(0)
+                with T.While(state[earlier] < state[number]):
+                    other = corners_of(batch, kept[batch, label, state[earlier]])
+                    ratio = overlap_of([best[place] for place in range(4)], other)
+                    next_one = state[earlier] + 1
+                    state[earlier] = tirx.if_then_else(ratio > overlap[0], T.int64(_MANY), next_one)
+                with T.If(state[earlier] == state[number]), T.Then():
+                    kept[batch, label, state[number]] = box
+                    state[number] = state[number] + 1
+            taken[batch, label] = state[number]
+
+    return body
+
+
 def _nms(batches: Any, classes: Any, count: Any, centered: bool) -> Any:
-    """For each batch and class, the boxes that stay and their number."""
+    """The same of boxes in order of their scores, one after the other."""
 
     def body(
         boxes: Any,

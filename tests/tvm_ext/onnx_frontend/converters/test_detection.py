@@ -8,7 +8,9 @@ from onnx import TensorProto
 from operator_models import check_operator
 from small_models import model, node, rand, value
 
+import tvm_ext
 from tvm_ext.check.reference import run_reference
+from tvm_ext.errors import RunError
 
 BOXES = np.sort(np.random.default_rng(3).uniform(0, 1, (2, 12, 4)), axis=-1).astype(np.float32)
 SCORES = np.random.default_rng(4).uniform(0, 1, (2, 3, 12)).astype(np.float32)
@@ -77,6 +79,27 @@ def test_top_k_of_every_type(dtype: str, stored: tuple) -> None:
     values, places = _top_k(x, 4, stored)
     np.testing.assert_array_equal(places, [[2, 5, 1, 4]])
     np.testing.assert_array_equal(values, x[0][places])
+
+
+@in_one_model
+@pairwise(size=[7, 70, 71, 200], order=["rising", "falling", "few values"], largest=[0, 1])
+def test_top_k_of_long_rows(size: int, order: str, largest: int) -> None:
+    """Rows of which whole blocks hold nothing better, or every element is."""
+    rows = np.arange(3 * size, dtype="float32").reshape(3, size)
+    x = {"rising": rows, "falling": -rows, "few values": rows % 3}[order]
+    check_operator("TopK", {"x": x, "k": np.array([7])}, 2, ("k",), largest=largest)
+
+
+def test_top_k_of_more_than_there_are() -> None:
+    nodes = [node("TopK", ["x", "k"], ["v", "i"])]
+    given = [value("x", ["n", 5]), value("k", [1], TensorProto.INT64)]
+    proto = model(nodes, given, [value("v", None), value("i", None, TensorProto.INT64)])
+    compiled = tvm_ext.compile(proto)
+    x = np.arange(10, dtype="float32").reshape(2, 5)
+    for k in (0, 5):
+        assert compiled.run({"x": x, "k": np.array([k])})["i"].shape == (2, k)
+    with pytest.raises(RunError, match="sizes do not fit together at or right after 'TopK_0'"):
+        compiled.run({"x": x, "k": np.array([6])})
 
 
 def test_top_k_of_unsigned_64_bits() -> None:

@@ -1,0 +1,152 @@
+"""TopK with a k of the run, of every type of numbers.
+
+TVM's converter takes a constant k and sorted results only. On CPUs TVM sorts whole rows, one after
+the other, with a function of its runtime; here a heap keeps the best k while a row is read.
+"""
+
+from typing import Any
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm.script.ir_builder import tirx as T
+
+from tvm_ext.errors import FormError
+from tvm_ext.hardware.cpu.description import current_cpu
+from tvm_ext.onnx_frontend.converters.arguments import size_argument, sizes_of, takes_sizes
+from tvm_ext.onnx_frontend.converters.heap import Heap
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, on_threads
+from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
+
+# What the sorting function of the runtime takes; others are turned into one of these.
+_SORTED = ("float32", "float64", "int32", "int64")
+_WIDER = {
+    **dict.fromkeys(("int8", "int16", "uint8", "uint16", "bool"), "int32"),
+    **dict.fromkeys(("float16", "bfloat16"), "float32"),
+    "uint32": "int64",
+}
+
+# Elements that are compared at a time with the worst of those kept: mostly, none is better.
+_BLOCK = 64
+
+
+@takes_sizes(1)
+class TopK(OnnxOpConverter):
+    """Values and their places along an axis; of equal ones the first comes first."""
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        return _top(bb, inputs[0], int(attr["k"]), attr)
+
+    @classmethod
+    def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        return _top(bb, inputs[0], size_argument(bb, inputs[1], params, "k"), attr)
+
+
+def _top(bb: relax.BlockBuilder, data: relax.Expr, k: Any, attr: dict) -> relax.Expr:
+    sizes, largest = sizes_of(data), bool(attr.get("largest", 1))
+    axis = attr.get("axis", -1) % len(sizes)
+    if isinstance(k, int) and isinstance(sizes[axis], int) and not 0 <= k <= sizes[axis]:
+        raise FormError(f"its k is {k}, and the axis has {sizes[axis]} elements")
+    if current_cpu() is not None and not (isinstance(k, int) and k == 0):
+        return relax.Tuple(_by_heaps(bb, data, k, axis, largest))
+    if isinstance(k, int) and k > 0 and str(data.ty.dtype) in _SORTED:
+        return relax.op.topk(data, k, axis, ret_type="both", largest=largest, dtype="int64")
+    return _of_sorted(bb, data, k, axis, largest)
+
+
+def _by_heaps(
+    bb: relax.BlockBuilder, data: relax.Expr, k: Any, axis: int, largest: bool
+) -> list[relax.Expr]:
+    """Reads each row once. The worst of the best k so far is the root of a heap."""
+    sizes, dtype = sizes_of(data), str(data.ty.dtype)
+    size, before, behind = sizes[axis], sizes[:axis], sizes[axis + 1 :]
+
+    def below(key: Any, other: Any) -> Any:
+        key, other = _comparable(key), _comparable(other)
+        return key < other if largest else key > other
+
+    def worse(one: Any, other: Any) -> Any:
+        (key, place), (other_key, other_place) = one, other
+        is_equal = _comparable(key) == _comparable(other_key)
+        return tirx.any(below(key, other_key), tirx.all(is_equal, place > other_place))
+
+    def body(read: Any, values: Any, places: Any) -> None:
+        with on_threads(*before, *behind) as outer:
+
+            def at(number: Any) -> tuple[Any, ...]:
+                return (*outer[: len(before)], number, *outer[len(before) :])
+
+            heap = Heap.in_buffers(values, places, at, worse)
+            found = local_array(1, "int32")
+            with T.serial(0, k) as number:
+                values[at(number)] = read[at(number)]
+                places[at(number)] = wide(number)
+            kept = wide(k)
+            heap.order(kept)
+
+            def look_at(place: Any) -> None:
+                worst, _ = heap.root
+                # Of equal ones the earlier one stays.
+                with T.If(below(worst, read[at(place)])), T.Then():
+                    heap.replace_root((read[at(place)], place), kept)
+
+            # Of none there is no worst one.
+            left = tirx.if_then_else(kept > 0, wide(size - k), T.int64(0))
+            blocks = T.int64(0) if behind else left // _BLOCK
+            with T.serial(0, blocks) as block:
+                start = kept + block * _BLOCK
+                found[0] = T.int32(0)
+                with T.serial(0, _BLOCK) as step:
+                    worst, _ = heap.root
+                    is_found = below(worst, read[at(start + step)])
+                    found[0] = found[0] + tirx.Select(is_found, T.int32(1), T.int32(0))
+                with T.If(found[0] > 0), T.Then(), T.serial(0, _BLOCK) as step:
+                    look_at(start + step)
+            with T.serial(0, left - blocks * _BLOCK) as step:
+                look_at(kept + blocks * _BLOCK + step)
+            # The worst of what is left goes behind it.
+            with T.serial(0, k) as step:
+                heap.move_root(kept - 1 - wide(step))
+
+    shape = [*before, k, *behind]
+    return emit_loops(bb, "top_k", [data], [(shape, dtype), (shape, "int64")], body)
+
+
+def _comparable(key: Any) -> Any:
+    """Numbers of 16 bits are compared as those that hold them."""
+    return tirx.Cast("float32", key) if str(key.ty) in ("float16", "bfloat16") else key
+
+
+def _of_sorted(
+    bb: relax.BlockBuilder, data: relax.Expr, k: Any, axis: int, largest: bool
+) -> relax.Expr:
+    keys = _sortable(bb, data)
+    order = bb.emit(relax.op.argsort(keys, axis=axis, descending=largest, dtype="int64"))
+
+    def kernel(data: te.Tensor, order: te.Tensor, k: Any) -> list[te.Tensor]:
+        shape = [k if place == axis else size for place, size in enumerate(data.shape)]
+
+        def value(*index: tirx.Var) -> tirx.Expr:
+            return data(*index[:axis], order(*index), *index[axis + 1 :])
+
+        places = te.compute(shape, lambda *index: order(*index), name="places")
+        return [te.compute(shape, value, name="values"), places]
+
+    both = bb.emit_te(kernel, data, order, k, primfunc_name_hint="top_k")
+    return relax.Tuple([bb.emit(relax.TupleGetItem(both, place)) for place in range(2)])
+
+
+def _sortable(bb: relax.BlockBuilder, data: relax.Expr) -> relax.Expr:
+    """Numbers in the same order, of a type that the runtime can sort."""
+    dtype = str(data.ty.dtype)
+    if dtype in _SORTED:
+        return data
+    if dtype == "uint64":
+        # The upper half wraps around to negative numbers: turning the top bit puts it on top.
+        signed = bb.emit(relax.op.astype(data, "int64"))
+        top = relax.const(np.iinfo(np.int64).min, "int64")
+        return bb.emit(relax.op.bitwise_xor(signed, top))
+    if dtype not in _WIDER:
+        raise FormError(f"its elements are {dtype}, which have no order")
+    return bb.emit(relax.op.astype(data, _WIDER[dtype]))
