@@ -514,7 +514,7 @@ class _Reader:
         while hash(buffer) in self._views:
             view = self._views[hash(buffer)]
             starts = [_address(view.base, view.start)] if is_flat else view.start
-            indices = [start + index for start, index in zip(starts, indices, strict=True)]
+            indices = [_behind(start, index) for start, index in zip(starts, indices, strict=True)]
             buffer = view.base
         return buffer, indices
 
@@ -722,8 +722,24 @@ def _is_part(own: Any, base: Any, start: list[Any]) -> bool:
 
 
 def _address(buffer: Any, indices: list[Any]) -> Any:
-    """The place of an element in memory, with indices that may be plain numbers."""
+    """The place of an element in memory, with indices that may be plain numbers.
+
+    Of a vector along the last axis it is a vector as well. Raises NotAffine for any other.
+    """
+    last = indices[-1] if indices else None
+    if isinstance(last, tirx.Ramp):
+        start = _address(buffer, [*indices[:-1], last.base])
+        return tirx.Ramp(start, last.stride.astype(str(start.ty)), last.lanes)
+    if any(nodes(index, tirx.Ramp, tirx.Broadcast) for index in indices):
+        raise NotAffine(f"a vector of {buffer.name} runs along no last axis")
     return flat_address(buffer, [tirx.const(0, "int64") + index for index in indices])
+
+
+def _behind(start: Any, index: Any) -> Any:
+    """An index, or the indices of a vector, counted from ``start``."""
+    if isinstance(index, tirx.Ramp):
+        return tirx.Ramp(start + index.base, index.stride, index.lanes)
+    return start + index
 
 
 def _of_lane(expr: Any, lane: tirx.Var) -> Any:
