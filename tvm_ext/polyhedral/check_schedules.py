@@ -16,12 +16,13 @@ from typing import Any
 import islpy as isl
 import tvm
 from tvm import s_tir, tirx
-from tvm_ffi import structural_map
 
-from tvm_ext.polyhedral.affine_expressions import NotAffine
+from tvm_ext.polyhedral.affine_expressions import SAMPLES, NotAffine, SampledSizes
 from tvm_ext.polyhedral.dependences import Dependence, dependence_between, same_element
+from tvm_ext.polyhedral.fused_loops import split_fused_loops
 from tvm_ext.polyhedral.kernel_domain import Access, KernelDomain, Statement, kernel_domain
 from tvm_ext.polyhedral.legality import Violation, broken_by_lanes, carried_by, violation
+from tvm_ext.polyhedral.size_polynomials import total
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 
 
@@ -40,12 +41,16 @@ class ScheduleCheck:
         the loop is proved but for these, which both write with what they are computed from alike.
     not_proved : list[str]
         What could not be decided, and why: accesses or conditions that are not affine.
+    checked_at : list[dict[str, int]]
+        Numbers for the symbolic sizes with which all loops and vectors were proved, where they were
+        not with any size. Empty where that was not needed, or did not help.
     """
 
     proved: list[str] = field(default_factory=list)
     races: list[Violation] = field(default_factory=list)
     moved_back: list[Violation] = field(default_factory=list)
     not_proved: list[str] = field(default_factory=list)
+    checked_at: list[dict[str, int]] = field(default_factory=list)
 
 
 def check_module(mod: tvm.IRModule) -> dict[str, ScheduleCheck]:
@@ -58,18 +63,45 @@ def check_module(mod: tvm.IRModule) -> dict[str, ScheduleCheck]:
 
 
 def check_schedule(func: tirx.PrimFunc) -> ScheduleCheck:
-    """The check of one kernel for a CPU."""
-    found = ScheduleCheck()
+    """The check of one kernel for a CPU.
+
+    What is not affine with symbolic sizes is checked with numbers for these, which says nothing of
+    other numbers: see ``ScheduleCheck.checked_at``.
+    """
     loops = [loop for loop in nodes(func.body, tirx.For) if loop.kind in _AT_ONCE]
     if not loops:
-        return found
-    placed = _with_placed_arrays(func)
+        return ScheduleCheck()
+    placed = split_fused_loops(_with_placed_arrays(func))
+    found = _check_at(placed, None)
+    if found.not_proved and not found.races:
+        _check_with_numbers(placed, found)
+    return found
+
+
+def _check_with_numbers(func: tirx.PrimFunc, found: ScheduleCheck) -> None:
+    """Notes in ``found`` at which sizes a kernel is proved, or the race at one of them."""
+    checked: list[dict[str, int]] = []
+    for sample in range(len(SAMPLES)):
+        sizes = SampledSizes(sample)
+        one = _check_at(func, sizes)
+        if one.races:
+            found.races += one.races
+            return
+        if one.not_proved or not sizes.given:
+            return
+        checked.append(sizes.given)
+    found.checked_at = checked
+
+
+def _check_at(func: tirx.PrimFunc, sizes: SampledSizes | None) -> ScheduleCheck:
+    """The check with these numbers for symbolic sizes."""
+    found = ScheduleCheck()
     try:
-        kernel = kernel_domain(placed)
+        kernel = kernel_domain(func, sizes)
     except NotAffine as error:
         found.not_proved.append(error.reason)
         return found
-    tiles = _MovedBackTiles(placed, kernel)
+    tiles = _MovedBackTiles(func, kernel)
     for loop in _loops_at_once(kernel):
         _check_loop(kernel, loop, tiles, found)
     return found
@@ -103,53 +135,57 @@ class _MovedBackTiles:
     @cached_property
     def _apart(self) -> KernelDomain:
         """The kernel with the tiles that were moved back in a place of their own."""
-        body = structural_map(self._func.body, (tirx.Min, _far_start))
-        return kernel_domain(self._func.with_body(body))
+        return kernel_domain(self._func, self._kernel.parameters.sizes, self._kernel.layouts)
 
-    def explain(self, one: Dependence, broken: isl.Map, loop: tirx.For) -> bool:
-        """Whether these pairs of a dependence, which a parallel loop carries, are harmless."""
+    def explain(self, one: Dependence, broken: isl.Map, loop: tirx.For) -> bool | None:
+        """Whether these pairs of a dependence, which a parallel loop carries, are harmless.
+
+        None where it is not known whether both read the same.
+        """
         # What is behind the loop waits until all iterations have written.
         inside = [s for s in self._kernel.statements if any(loop.same_as(x) for x in s.loops)]
         accesses = [a for statement in inside for a in statement.accesses]
         is_read = any(a.buffer == one.buffer and not a.is_write for a in accesses)
-        if one.kind != "output" or is_read or not self._read_alike(one, broken):
+        if one.kind != "output" or is_read:
             return False
         number = next(n for n, around in enumerate(one.source.loops) if around.same_as(loop))
         source, sink = (self._apart.statement(s.name) for s in (one.source, one.sink))
         ends = [(s, next(a for a in s.accesses if a.is_write)) for s in (source, sink)]
         same = dependence_between(self._apart, ends[0], ends[1])
-        return same is None or carried_by(self._apart, same, source.loops[number]).is_empty()
+        is_moved = same is None or carried_by(self._apart, same, source.loops[number]).is_empty()
+        return self._read_alike(one, broken, number) if is_moved else False
 
-    def _read_alike(self, one: Dependence, broken: isl.Map) -> bool:
+    def _read_alike(self, one: Dependence, broken: isl.Map, depth: int) -> bool | None:
         """Whether both runs load the same elements of arrays that are not an iteration's own."""
         local = {array.name for array in self._kernel.local_arrays if array.loops}
+        ends = (one.source, one.sink)
         loads = [
-            [a for a in statement.accesses if not a.is_write and a.buffer not in local]
-            for statement in (one.source, one.sink)
+            [a for a in end.accesses if not a.is_write and a.buffer not in local] for end in ends
         ]
         if [a.buffer for a in loads[0]] != [a.buffer for a in loads[1]]:
             return False
-        return all(
-            broken.is_subset(same_element(first, second))
-            for first, second in zip(*loads, strict=True)
-        )
+        stores = [next(a for a in end.accesses if a.is_write) for end in ends]
+        alike: bool | None = True
+        for first, second in zip(*loads, strict=True):
+            if _is_beside(first, stores[0], second, stores[1], depth):
+                continue
+            if not first.is_exact or not second.is_exact:
+                alike = None
+            elif not broken.is_subset(same_element(first, second)):
+                return False
+        return alike
 
 
-# Behind all arrays.
-_FAR = 2**30
-
-
-def _far_start(start: tirx.Min) -> tirx.Expr:
-    """Where a tile begins, and far behind its array if that is not the last place for it."""
-    counted = isinstance(start.a, tirx.Mul) and isinstance(start.a.b, tirx.IntImm)
-    # The last place is a number, or an open size without a tile.
-    last = start.b.b if isinstance(start.b, tirx.Sub) else start.b
-    if not counted or not isinstance(last, tirx.IntImm):
-        return start
-    is_moved = tirx.Min(
-        tirx.Max(start.a - start.b, tirx.const(0, str(start.a.ty))), tirx.const(1, str(start.a.ty))
-    )
-    return start.a + is_moved * _FAR
+def _is_beside(
+    first: Access, first_store: Access, second: Access, second_store: Access, depth: int
+) -> bool:
+    """Whether two loads lie at one distance from what is stored, the same in all iterations."""
+    ends = ((first, first_store), (second, second_store))
+    if any(load.noted.lanes != store.noted.lanes for load, store in ends):
+        return False
+    distances = [total(load.noted.address, store.noted.address, -1) for load, store in ends]
+    reader = first_store.noted.reader
+    return distances[0] == distances[1] and not reader.depends_on(distances[0], depth)
 
 
 def _check_loop(
@@ -160,15 +196,16 @@ def _check_loop(
     inside = [one for one in kernel.statements if any(loop.same_as(around) for around in one.loops)]
     is_proved = True
     moved: list[Violation] = []
-    for one, is_exact in _pairs(kernel, inside):
+    for one, is_exact in _pairs(kernel, inside, _shared_arrays(kernel, inside, loop)):
         broken = (broken_by_lanes if is_vector else carried_by)(kernel, one, loop)
         if broken.is_empty():
             continue
-        if is_exact and not is_vector and tiles.explain(one, broken, loop):
+        is_harmless = is_exact and not is_vector and tiles.explain(one, broken, loop)
+        if is_harmless:
             moved.append(violation(what, one, broken))
             continue
         is_proved = False
-        if is_exact:
+        if is_exact and is_harmless is not None:
             found.races.append(violation(what, one, broken))
             return
         found.not_proved.append(f"{what}: {_reason(kernel, one)}")
@@ -183,11 +220,60 @@ def _reason(kernel: KernelDomain, one: Dependence) -> str:
     return f"what {one.source.name} and {one.sink.name} access of {one.buffer}: {reasons}"
 
 
+def _shared_arrays(
+    kernel: KernelDomain, statements: Sequence[Statement], loop: tirx.For
+) -> set[str]:
+    """The arrays of which two iterations of a loop access one element, which one of them writes.
+
+    All statements are taken together, so that the many pairs of them are looked at only where there
+    is something to be found.
+    """
+    own = {array.name for array in kernel.local_arrays if any(loop.same_as(x) for x in array.loops)}
+    found: set[str] = set()
+    depth = next(n for n, one in enumerate(statements[0].loops) if one.same_as(loop))
+    for buffer in {a.buffer for s in statements for a in s.accesses if a.is_write} - own:
+        accesses = [(s, a) for s in statements for a in s.accesses if a.buffer == buffer]
+        writes = _elements_of(kernel, [one for one in accesses if one[1].is_write], depth)
+        whole = _elements_of(kernel, accesses, depth)
+        if not writes.apply_range(whole.reverse()).intersect(_apart(kernel, depth)).is_empty():
+            found.add(buffer)
+    return found
+
+
+def _elements_of(
+    kernel: KernelDomain, accesses: Sequence[tuple[Statement, Access]], depth: int
+) -> isl.UnionMap:
+    """From the iterations of a loop, and of those around it, to the elements that they access."""
+    union = isl.UnionMap.read_from_str(kernel.context, "{ }")
+    for statement, access in accesses:
+        relation = access.relation.project_out(
+            isl.dim_type.in_, depth + 1, len(statement.loops) - depth - 1
+        )
+        named = relation.set_tuple_name(isl.dim_type.in_, _ITERATION)
+        union = union.union(isl.UnionMap.from_map(named))
+    return union.coalesce()
+
+
+_ITERATION = "iteration"
+
+
+def _apart(kernel: KernelDomain, depth: int) -> isl.UnionMap:
+    """Pairs of iterations of a loop in one iteration of those around it."""
+    around = [f"c{number}" for number in range(depth)]
+    first, second = (f"{_ITERATION}[{', '.join([*around, end])}]" for end in ("a", "b"))
+    return isl.UnionMap.read_from_str(kernel.context, f"{{ {first} -> {second} : a != b }}")
+
+
 def _pairs(
-    kernel: KernelDomain, statements: Sequence[Statement]
+    kernel: KernelDomain, statements: Sequence[Statement], arrays: set[str]
 ) -> Iterator[tuple[Dependence, bool]]:
     """Any two accesses of an element, one a write, and whether both surely take place."""
-    accesses = [(statement, a) for statement in statements for a in _distinct(statement.accesses)]
+    accesses = [
+        (statement, a)
+        for statement in statements
+        for a in _distinct(statement.accesses)
+        if a.buffer in arrays
+    ]
     for source, first in accesses:
         for sink, second in accesses:
             if first.buffer != second.buffer or not (first.is_write or second.is_write):

@@ -52,6 +52,8 @@ class CpuLoopNest:
             tile=decisions.pick("tile", _TILES, 32),
             inner_tile=decisions.pick("inner_tile", _INNER_TILES, 64),
             fuses=bool(decisions.pick("fusion", (0, 1), 0)),
+            # The rest is for what is accessed once.
+            cache_bytes=int(machine.l2_bytes) // 2,
         )
         try:
             kernel = kernel_domain(func)

@@ -7,6 +7,7 @@ not affine is kept as "may": a condition that is unknown may hold, an index that
 any, and the reason is noted.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +18,15 @@ import tvm
 from tvm import s_tir, tirx
 from tvm_ffi import structural_equal, structural_map
 
-from tvm_ext.polyhedral.affine_expressions import AffineReader, NotAffine, Parameters
+from tvm_ext.polyhedral.affine_expressions import (
+    AffineReader,
+    Element,
+    NotAffine,
+    Parameters,
+    SampledSizes,
+    element_of,
+)
+from tvm_ext.polyhedral.array_layouts import Layout, Layouts, NotedAccess
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     flat_address,
     is_compact,
@@ -36,22 +45,37 @@ class Access:
     ----------
     buffer : str
         The array's name in the relations, unique in the kernel.
-    relation : isl.Map
-        From the statement's runs to the elements. An array that is allocated within loops has one
-        copy for each iteration of these, so the first indices are those loops.
     is_write : bool
         Whether the element is written.
-    is_exact : bool
-        Whether every element of the relation is accessed; if not, it may be.
     text : str
         The access as the kernel has it.
+    noted : NotedAccess
+        Its indices, of which the relation is made.
     """
 
     buffer: str
-    relation: isl.Map
     is_write: bool
-    is_exact: bool
     text: str
+    noted: NotedAccess
+
+    @cached_property
+    def _found(self) -> tuple[isl.Map, bool]:
+        # Of what is only read, nobody may ask.
+        return self.noted.placed()
+
+    @property
+    def relation(self) -> isl.Map:
+        """From the statement's runs to the elements.
+
+        An array that is allocated within loops has one copy for each iteration of these, so the
+        first indices are those loops.
+        """
+        return self._found[0]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every element of the relation is accessed; if not, it may be."""
+        return self._found[1]
 
 
 @dataclass(frozen=True)
@@ -130,6 +154,8 @@ class KernelDomain:
     not_rewritable : list[str]
         Why the statements cannot be written anew in another order, one text each: what a kernel
         says besides its stores would be lost, or a value is loaded before it is used.
+    layouts : dict[str, Layout]
+        Which axes of each array count as one; see ``Layout``.
     """
 
     func: tirx.PrimFunc
@@ -139,6 +165,7 @@ class KernelDomain:
     local_arrays: list[LocalArray] = field(default_factory=list)
     not_affine: list[str] = field(default_factory=list)
     not_rewritable: list[str] = field(default_factory=list)
+    layouts: dict[str, "Layout"] = field(default_factory=dict)
 
     def statement(self, name: str) -> Statement:
         """The statement of that name."""
@@ -196,8 +223,20 @@ def place_of(statement: Statement) -> Place:
     return place
 
 
-def kernel_domain(func: tirx.PrimFunc) -> KernelDomain:
+def kernel_domain(
+    func: tirx.PrimFunc,
+    sizes: SampledSizes | None = None,
+    layouts: Mapping[str, Layout] | None = None,
+) -> KernelDomain:
     """The statements of ``func``, whose domains and accesses are sets of isl.
+
+    Parameters
+    ----------
+    sizes : SampledSizes or None
+        Numbers for the symbolic sizes; without them these are parameters of the sets.
+    layouts : mapping of str to Layout, or None
+        Layouts of arrays that are taken as they are: indices need not be within an axis, and tiles
+        that were moved back lie in a place of their own.
 
     Raises
     ------
@@ -205,18 +244,29 @@ def kernel_domain(func: tirx.PrimFunc) -> KernelDomain:
         The kernel holds a statement of which it is not known what it accesses: a call that gets an
         address, a loop that ends when the data say so.
     """
-    found = KernelDomain(func, isl.Context())
-    _Reader(found).read(func.body)
+    found = KernelDomain(func, isl.Context(), parameters=Parameters(sizes=sizes))
+    for param in func.params:
+        if not isinstance(param.ty, tvm.ir.PrimType):
+            found.parameters.note_shape(param.shape)
+    reader = _Reader(found)
+    reader.read(func.body)
+    chosen = Layouts(reader.noted, layouts)
+    found.layouts, reasons = chosen.by_array, chosen.reasons
+    found.not_affine += [one for one in dict.fromkeys(reasons) if one not in found.not_affine]
+    if found.parameters.products:
+        found.not_rewritable.append("a product of symbolic sizes is part of it")
     return found
 
 
 @dataclass(frozen=True)
 class _Around:
-    """What is around a statement: loops, conditions, bound names, and positions so far."""
+    """What is around a statement: loops, conditions, bound names, integers that were stored before,
+    and positions so far."""
 
     loops: tuple[Any, ...] = ()
     conditions: tuple[Any, ...] = ()
     bound: Mapping[int, Any] = field(default_factory=dict)
+    stored: Mapping[Element, Any] = field(default_factory=dict)
     position: tuple[int, ...] = ()
 
 
@@ -230,7 +280,9 @@ class _Reader:
         self._flat = {
             hash(self._whole(view.base)) for view in self._views.values() if not view.is_part
         }
+        self.noted: list[NotedAccess] = []
         self._counts: list[int] = [0]
+        self._final = _stored_once(found.func)
         for param in found.func.params:
             if not isinstance(param.ty, tvm.ir.PrimType):
                 self._add_array(param, ())
@@ -250,6 +302,9 @@ class _Reader:
         read = known.get(type(stmt))
         if read is not None:
             read(stmt, around)
+            element = element_of(stmt) if isinstance(stmt, tirx.BufferStore) else None
+            if element in self._final:
+                return replace(around, stored={**around.stored, element: stmt.value})
         elif isinstance(stmt, tirx.SeqStmt):
             inner = around
             for part in stmt.seq:
@@ -272,11 +327,32 @@ class _Reader:
         if isinstance(stmt, tirx.DeclBuffer) and hash(stmt.buffer) in self._views:
             self._keep(f"{stmt.buffer.name} is a view of another array")
         elif _is_masked(stmt, "masked_store"):
-            buffer, value, *indices, _mask = stmt.value.args
-            self._keep(f"{buffer.name} is stored under a mask")
-            self._store(tirx.BufferStore(buffer, value, indices), around, is_masked=True)
+            self._masked_store(stmt.value, around)
         elif not _does_nothing(stmt):
             raise NotAffine(f"what a statement of kind {_kind(stmt)} accesses is not known")
+
+    def _masked_store(self, call: tvm.ir.Call, around: _Around) -> None:
+        """Notes a store under a mask as a loop over its lanes, each of them under a condition."""
+        buffer, value, *indices, mask = call.args
+        self._keep(f"{buffer.name} is stored under a mask")
+        lanes = {static_extent(one.lanes) for index in indices for one in nodes(index, tirx.Ramp)}
+        count = next(iter(lanes), None) if len(lanes) == 1 else None
+        if count is None or any(
+            _is_masked(one, "masked_load") for one in nodes(value, tvm.ir.Call)
+        ):
+            self._store(tirx.BufferStore(buffer, value, indices), around, is_masked=True)
+            return
+        lane = tirx.Var("lane", "int64")
+        # Of the value, only what it loads counts.
+        loads = [
+            tirx.BufferLoad(load.source, [_of_lane(index, lane) for index in load.indices])
+            for load in nodes(value, tvm.ir.TensorLoad)
+        ]
+        loaded = [tirx.Cast(str(buffer.dtype), load) for load in loads]
+        whole = sum(loaded[1:], loaded[0]) if loaded else tirx.const(0, str(buffer.dtype))
+        store = tirx.BufferStore(buffer, whole, [_of_lane(index, lane) for index in indices])
+        body = tirx.IfThenElse(_of_lane(mask, lane), store, None)
+        self._visit(tirx.For(lane, 0, count, tirx.ForKind.SERIAL, body), around)
 
     def _keep(self, reason: str) -> None:
         if reason not in self._found.not_rewritable:
@@ -340,8 +416,15 @@ class _Reader:
         space = isl.Space.create_from_names(self._found.context, set=names)
         space = space.set_tuple_name(isl.dim_type.set, name)
         loops = {hash(loop.loop_var): number for number, loop in enumerate(around.loops)}
-        reader = AffineReader(space, loops, around.bound, self._found.parameters)
+        reader = AffineReader(space, loops, around.bound, self._found.parameters, around.stored)
         domain, exact = self._domain(reader, around)
+        reader.within(domain)
+        if around.conditions or not exact:
+            # With what is known of the loops, more conditions and bounds are understood.
+            domain, exact = self._domain(reader, around)
+            reader.within(domain)
+        for reason in self._unread:
+            self.note(reason)
         if not exact:
             self._keep("it is not known when a statement runs")
         accesses = _Accesses(self, reader, domain, around)
@@ -366,6 +449,7 @@ class _Reader:
     def _domain(self, reader: AffineReader, around: _Around) -> tuple[isl.Set, bool]:
         """The iterations of the loops for which the conditions hold, and whether all are known."""
         domain, exact = isl.Set.universe(reader.space), True
+        self._unread = []
         for loop in around.loops:
             if loop.step is not None and not _is_one(loop.step):
                 raise NotAffine(f"loop {loop.loop_var.name} has steps of {loop.step}")
@@ -376,22 +460,25 @@ class _Reader:
                 domain = domain.intersect(variable.lt_set(low.add(reader.value(loop.extent))))
             except NotAffine as error:
                 exact = False
-                self.note(f"the bounds of loop {loop.loop_var.name}: {error.reason}")
+                self._unread.append(f"the bounds of loop {loop.loop_var.name}: {error.reason}")
         for condition in around.conditions:
             try:
                 domain = domain.intersect(reader.condition(condition))
             except NotAffine as error:
                 exact = False
-                self.note(error.reason)
-        return domain, exact
+                self._unread.append(error.reason)
+        return self._found.parameters.possible(domain), exact
 
     def note(self, reason: str) -> None:
         """Notes once what is not affine."""
         if reason not in self._found.not_affine:
             self._found.not_affine.append(reason)
 
-    def array(self, buffer: Any, indices: Any) -> tuple[str, tuple[Any, ...], list[Any]]:
-        """Name, loops around the allocation, and indices of an element, through matched regions."""
+    def array(self, buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
+        """The array that an element lies in, and its indices there: through regions and views.
+
+        One index, the address, where the array is seen as a flat one somewhere.
+        """
         indices = list(indices)
         region = self._regions.get(hash(buffer))
         while region is not None:
@@ -407,8 +494,11 @@ class _Reader:
         buffer, indices = self._in_whole(buffer, indices)
         if hash(buffer) not in self._arrays:
             raise NotAffine(f"which memory {buffer.name} lies in is not known")
-        name, loops = self._arrays[hash(buffer)]
-        return name, loops, indices
+        return buffer, indices
+
+    def named(self, buffer: Any) -> tuple[str, tuple[Any, ...]]:
+        """The name of an array, and the loops around its allocation."""
+        return self._arrays[hash(buffer)]
 
     def _whole(self, buffer: Any) -> Any:
         """The array that ``buffer`` is a view of, through views of views."""
@@ -424,7 +514,7 @@ class _Reader:
         while hash(buffer) in self._views:
             view = self._views[hash(buffer)]
             starts = [_address(view.base, view.start)] if is_flat else view.start
-            indices = [start + index for start, index in zip(starts, indices, strict=True)]
+            indices = [_behind(start, index) for start, index in zip(starts, indices, strict=True)]
             buffer = view.base
         return buffer, indices
 
@@ -478,23 +568,34 @@ class _Accesses:
         self, buffer: Any, indices: Any, where: isl.Set, *, writes: bool, exact: bool = True
     ) -> None:
         """Notes the access of one element."""
-        name, loops, indices = self._owner.array(buffer, indices)
-        relation = isl.Map.from_domain_and_range(
-            where, isl.Set.universe(isl.Space.set_alloc(where.get_ctx(), 0, 0))
-        )
-        places = [*(loop.loop_var for loop in loops), *indices]
-        for place in places:
-            try:
-                part = self._reader.index(place)
-            except NotAffine as error:
-                self._owner.note(error.reason)
-                exact = False
-                line = isl.Set.universe(isl.Space.set_alloc(where.get_ctx(), 0, 1))
-                part = isl.Map.from_domain_and_range(isl.Set.universe(self._reader.space), line)
-            relation = relation.flat_range_product(part)
-        relation = relation.set_tuple_name(isl.dim_type.out, name)
         text = f"{buffer.name}[{', '.join(str(index) for index in indices)}]"
-        self.found.append(Access(name, relation, writes, exact, text))
+        whole, indices = self._owner.array(buffer, indices)
+        name, loops = self._owner.named(whole)
+        copies = [loop.loop_var for loop in loops]
+        one = NotedAccess(name, whole, copies, indices, self._reader, where, writes, exact)
+        self._owner.noted.append(one)
+        self.found.append(Access(name, writes, text, one))
+
+
+def _stored_once(func: tirx.PrimFunc) -> set[Element]:
+    """Elements of a kernel's own arrays of integers that one statement stores, and no other.
+
+    What is loaded behind that statement, in the loops around it, is what it stored.
+    """
+    stores = [
+        (hash(store.buffer), element_of(store))
+        for store in nodes(func.body, tirx.BufferStore)
+        if "int" in str(store.buffer.dtype) or str(store.buffer.dtype) == "bool"
+    ]
+    unknown = {buffer for buffer, element in stores if element is None}
+    unknown |= {hash(param) for param in func.params}
+    for view in _views_in(func.body).items():
+        unknown |= {view[0], hash(view[1].base)}
+    for call in nodes(func.body, tirx.Evaluate):
+        if _is_masked(call, "masked_store"):
+            unknown.add(hash(call.value.args[0]))
+    counts = Counter(element for _, element in stores if element is not None)
+    return {one for one, count in counts.items() if count == 1 and one[0] not in unknown}
 
 
 def _children(expr: Any) -> Iterator[Any]:
@@ -621,8 +722,34 @@ def _is_part(own: Any, base: Any, start: list[Any]) -> bool:
 
 
 def _address(buffer: Any, indices: list[Any]) -> Any:
-    """The place of an element in memory, with indices that may be plain numbers."""
+    """The place of an element in memory, with indices that may be plain numbers.
+
+    Of a vector along the last axis it is a vector as well. Raises NotAffine for any other.
+    """
+    last = indices[-1] if indices else None
+    if isinstance(last, tirx.Ramp):
+        start = _address(buffer, [*indices[:-1], last.base])
+        return tirx.Ramp(start, last.stride.astype(str(start.ty)), last.lanes)
+    if any(nodes(index, tirx.Ramp, tirx.Broadcast) for index in indices):
+        raise NotAffine(f"a vector of {buffer.name} runs along no last axis")
     return flat_address(buffer, [tirx.const(0, "int64") + index for index in indices])
+
+
+def _behind(start: Any, index: Any) -> Any:
+    """An index, or the indices of a vector, counted from ``start``."""
+    if isinstance(index, tirx.Ramp):
+        return tirx.Ramp(start + index.base, index.stride, index.lanes)
+    return start + index
+
+
+def _of_lane(expr: Any, lane: tirx.Var) -> Any:
+    """What one lane of a vector has."""
+
+    def one_of(ramp: tirx.Ramp) -> Any:
+        return ramp.base + ramp.stride * lane.astype(str(ramp.base.ty))
+
+    kinds = ((tirx.Ramp, one_of), (tirx.Broadcast, lambda same: same.value))
+    return structural_map(expr, kinds)
 
 
 def _is_masked(node: Any, name: str) -> bool:

@@ -15,7 +15,16 @@ import islpy as isl
 from tvm_ext.polyhedral.dependences import Dependence
 from tvm_ext.polyhedral.generate_loops import PARALLEL, VECTOR
 from tvm_ext.polyhedral.kernel_domain import KernelDomain
-from tvm_ext.polyhedral.vector_loops import Band, Loop, vector_loops, with_loops, with_whole_tiles
+from tvm_ext.polyhedral.vector_loops import (
+    Band,
+    Loop,
+    box_size,
+    runs_in_rows,
+    vector_loops,
+    with_loops,
+    with_rows,
+    with_whole_tiles,
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,8 @@ class SchedulerOptions:
         Elements of a vector; 1 for no vectors.
     fuses : bool
         Whether statements that do not depend on each other in a circle may share loops.
+    cache_bytes : int
+        Loops that may be parallel are tiled where an array that they access again is larger.
     separates : bool
         Whether loops are cut where the first or last run of a statement is, so that no condition is
         left in them.
@@ -41,6 +52,7 @@ class SchedulerOptions:
     inner_tile: int = 64
     lanes: int = 1
     fuses: bool = False
+    cache_bytes: int = 0
     separates: bool = True
 
 
@@ -199,7 +211,7 @@ class _Bands:
         self._found.is_outermost_parallel |= (
             not in_parallel and node.get_schedule_depth() == 0 and band.has_parallel_loop
         )
-        tiles = band.is_permutable and len(band.members) > 1 and self._options.tile > 1
+        tiles = self._is_tiled(band)
         inside = in_parallel or tiles or any(one.coincident for one in band.members)
         # The band goes last: what is below asks which loops are around it.
         below = self.optimised(node.child(0), inside).parent().delete()
@@ -211,17 +223,27 @@ class _Bands:
         for one in loops:
             one.is_separated = self._options.separates and not one.tile
         if tiles:
+            if band.is_last and self._options.lanes > 1 and runs_in_rows(band):
+                below = with_rows(below, loops.pop())
             below = with_loops(below, loops)
             return self._tiles(below, band, in_parallel)
         return self._untiled(below, band, loops, in_parallel)
+
+    def _is_tiled(self, band: Band) -> bool:
+        """Whether tiles keep what a band accesses again in a cache, or make it parallel."""
+        if not band.is_permutable or len(band.members) < 2 or self._options.tile <= 1:
+            return False
+        if not band.has_parallel_loop:
+            return True
+        return band.reused_bytes() > self._options.cache_bytes
 
     def _is_worth_threads(self, node: isl.ScheduleNode) -> bool:
         """Whether one run of the loops of a band is long enough to wake threads for."""
         runs = 0.0
         for domain in _sets(node.get_domain()):
-            runs += _box_size(domain)
+            runs += box_size(domain)
         times = node.get_prefix_schedule_union_map().intersect_domain(node.get_domain()).range()
-        launches = max((_box_size(time) for time in _sets(times)), default=1.0)
+        launches = max((box_size(time) for time in _sets(times)), default=1.0)
         return runs / max(launches, 1.0) >= _WORTH_THREADS
 
     # Bands without tiles.
@@ -284,13 +306,3 @@ _WORTH_THREADS = 20000
 def _sets(union: isl.UnionSet) -> list[isl.Set]:
     found = union.get_set_list()
     return [found.get_at(number) for number in range(found.n_set())]
-
-
-def _box_size(domain: isl.Set) -> float:
-    """The points of the box around a set; each loop without a known end counts as long."""
-    size = 1.0
-    for dim in range(domain.dim(isl.dim_type.set)):
-        low, high = domain.dim_min_val(dim), domain.dim_max_val(dim)
-        known = low.is_int() and high.is_int()
-        size *= high.to_python() - low.to_python() + 1 if known else 1e3
-    return size

@@ -17,10 +17,24 @@ from tvm_ext.polyhedral.dependences import Dependence
 from tvm_ext.polyhedral.generate_loops import PARALLEL, UNROLLED, VECTOR
 from tvm_ext.polyhedral.kernel_domain import KernelDomain, Statement
 
-__all__ = ["PARALLEL", "VECTOR", "Band", "Loop", "vector_loops", "with_loops"]
+__all__ = [
+    "PARALLEL",
+    "VECTOR",
+    "Band",
+    "Loop",
+    "box_size",
+    "runs_in_rows",
+    "vector_loops",
+    "with_loops",
+    "with_rows",
+]
 
 # Rows whose sums are in registers at a time.
 ROWS = 4
+
+
+# Of the widest elements.
+_ELEMENT_BYTES = 8
 
 
 @dataclass
@@ -122,6 +136,16 @@ class Band:
                 found.append((access.is_write, _stride(time, access.relation, at)))
         return found
 
+    def reused_bytes(self) -> float:
+        """The bytes of the largest array of which a loop of the band accesses elements again."""
+        sizes = [0.0]
+        for number in range(len(self.members)):
+            accesses = [a for statement in self.statements for a in statement.accesses]
+            for access, (_, stride) in zip(accesses, self.strides(number), strict=True):
+                if stride == 0:
+                    sizes.append(box_size(access.relation.range()) * _ELEMENT_BYTES)
+        return max(sizes)
+
     def may_be_lanes(self, number: int) -> bool:
         """Whether a loop, put innermost, may run as lanes, one statement after the other."""
         if self.members[number].coincident:
@@ -141,6 +165,16 @@ class Band:
     def _below_of(self, statement: Statement) -> isl.Map:
         runs = isl.UnionSet.from_set(statement.domain)
         return isl.Map.from_union_map(self._below.intersect_domain(runs))
+
+
+def box_size(points: isl.Set) -> float:
+    """The points of the box around a set; each axis without a known end counts as long."""
+    size = 1.0
+    for dim in range(points.dim(isl.dim_type.set)):
+        low, high = points.dim_min_val(dim), points.dim_max_val(dim)
+        known = low.is_int() and high.is_int()
+        size *= high.to_python() - low.to_python() + 1 if known else 1e3
+    return size
 
 
 def _without(time: isl.Map, at: int) -> isl.Map:
@@ -181,6 +215,27 @@ def vector_loops(band: Band, lanes: int) -> list[Loop]:
     row = replace(band.members[rows], mark=UNROLLED, tile=ROWS)
     outer = [band.members[n] for n in rest]
     return [*outer, row_tile, strip, band.members[sums], row, lane]
+
+
+def runs_in_rows(band: Band) -> bool:
+    """Whether the innermost loop may run to its end for one statement after the other.
+
+    Where a loop holds several statements that depend on each other, LLVM makes no vectors of it; of
+    a loop that holds one of them it does.
+    """
+    last = len(band.members) - 1
+    return band.is_skewed and len(band.statements) > 1 and band.may_be_lanes(last)
+
+
+def with_rows(below: isl.ScheduleNode, one: Loop) -> isl.ScheduleNode:
+    """A loop above each of the statements that follow each other below a node."""
+    if below.get_type() != isl.schedule_node_type.sequence:
+        return with_loops(below, [one])
+    for number in range(below.n_children()):
+        inner = below.child(number).child(0)
+        own = one.function.intersect_domain(inner.get_domain())
+        below = _with_loop(inner, replace(one, function=own)).parent().parent()
+    return below
 
 
 def _vector_member(band: Band) -> int | None:

@@ -53,6 +53,9 @@ def note(label: str, func: tirx.PrimFunc, counts: Counter[str], wrong: list[str]
     if found.races:
         counts["races"] += 1
         wrong.append(f"{label}: {found.races[0]}")
+    elif found.checked_at:
+        counts["checked at sizes"] += 1
+        counts[f"checked at sizes: {found.not_proved[0][:100]}"] += 1
     elif found.not_proved:
         counts["not affine"] += 1
         counts[f"not affine: {found.not_proved[0][:100]}"] += 1
