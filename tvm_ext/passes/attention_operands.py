@@ -103,9 +103,24 @@ def find_operand(view: GraphView, expr: relax.Expr, axes: str) -> AttentionOpera
     parts = tuple((_Part(letter, size),) for letter, size in zip(axes, sizes, strict=True))
     step: _Step | None = _Step(expr, parts)
     while step is not None:
-        found = step.operand() or found
+        behind = step.operand()
+        if behind is not None and not _has_axes_added(behind, found):
+            found = behind
         step = _next(view, step)
     return found
+
+
+def _has_axes_added(behind: AttentionOperand, found: AttentionOperand) -> bool:
+    """Whether ``behind`` is ``found`` with more axes of size 1.
+
+    Passes that read heads out of a product know them by the views that take such axes away.
+    """
+    if "?" not in behind.axes or behind.value.ty.dtype != found.value.ty.dtype:
+        return False
+    (new, *scale), (old, *other) = (
+        (one.axes.replace("?", ""), one.scale, one.repeats) for one in (behind, found)
+    )
+    return new == old and scale == other
 
 
 def _next(view: GraphView, step: _Step) -> _Step | None:
