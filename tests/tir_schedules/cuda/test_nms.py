@@ -19,6 +19,7 @@ from machines import GPU
 from tvm import IRModule, relax, runtime, tirx
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.onnx_frontend.converters.non_max_suppression import NonMaxSuppression
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.nms import NMS
@@ -33,7 +34,7 @@ def nms(batches: int, classes: int, count: Any, limit: int, centered: int) -> ti
     boxes = relax.Var("boxes", relax.TensorType([batches, count, 4], "float32"))
     scores = relax.Var("scores", relax.TensorType([batches, classes, count], "float32"))
     most = relax.const(np.array([limit]), "int64")
-    with builder.function("main", [boxes, scores]):
+    with compiling_for(GPU), builder.function("main", [boxes, scores]):
         inputs, attributes = [boxes, scores, most], {"center_point_box": centered}
         found = NonMaxSuppression._impl_v10(builder, inputs, attributes, [{}, {}])
         builder.emit_func_output(found)
