@@ -34,7 +34,7 @@ from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
-from tvm_ext.tune_model import ModelKernels, model_kernels
+from tvm_ext.tune_model import ModelTasks, model_tasks
 from tvm_ext.tuning.candidate import (
     Candidate,
     KernelTask,
@@ -76,9 +76,9 @@ class KernelPair:
 
     name: str
     task: KernelTask
-    kernels: ModelKernels
+    kernels: ModelTasks
     rival_task: KernelTask
-    rival_kernels: ModelKernels
+    rival_kernels: ModelTasks
 
 
 def kernel_pairs(asked: Namespace) -> Iterator[KernelPair]:
@@ -90,17 +90,17 @@ def kernel_pairs(asked: Namespace) -> Iterator[KernelPair]:
         for kernel in select_kernels(known, asked.kernels) if asked.kernels else ():
             path = Path(folder) / f"{kernel.name}.onnx"
             path.write_bytes(kernel.build().SerializeToString())
-            ours = model_kernels(path, None, pipeline)
-            yield next(_matched(kernel.name, ours, model_kernels(path, None, plain)))
+            ours = model_tasks(path, None, pipeline)
+            yield next(_matched(kernel.name, ours, model_tasks(path, None, plain)))
         for entry in entries_of([], {}, [asked.models] if asked.models else []):
-            ours = model_kernels(entry.path, entry.shapes, pipeline)
-            theirs = model_kernels(entry.path, entry.shapes, plain)
+            ours = model_tasks(entry.path, entry.shapes, pipeline)
+            theirs = model_tasks(entry.path, entry.shapes, plain)
             every = list(_matched(entry.name, ours, theirs))
             for one in every[: asked.per_model]:
                 yield replace(one, name=f"{entry.name}: {one.rival_task.name}")
 
 
-def _matched(name: str, ours: ModelKernels, theirs: ModelKernels) -> Iterator[KernelPair]:
+def _matched(name: str, ours: ModelTasks, theirs: ModelTasks) -> Iterator[KernelPair]:
     """Kernels in the order of what they cost without Winograd, with the one that does it here."""
     for rival in theirs.tasks:
         mine = [task for task in ours.tasks if set(task.origins) & set(rival.origins)]

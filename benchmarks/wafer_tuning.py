@@ -28,7 +28,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.hardware.wafer.description import WaferDescription, WaferLimitError
 from tvm_ext.passes.pipeline import build_pipeline
-from tvm_ext.tune_model import model_kernels
+from tvm_ext.tune_model import model_tasks
 from tvm_ext.tuning.candidate import KernelTask, kernel_task
 from tvm_ext.tuning.search import Point, TemplateSpace
 from tvm_ext.tuning.session import TuningSession
@@ -75,7 +75,7 @@ def _tasks(asked: argparse.Namespace) -> Iterator[KernelTask]:
         yield kernel_task("GEMV 16384 float16", _product(1, 16384))
         return
     for entry in entries_of([], {}, [asked.models]):
-        for task in model_kernels(entry.path, entry.shapes, build_pipeline("O3")).tasks:
+        for task in model_tasks(entry.path, entry.shapes, build_pipeline("O3")).tasks:
             yield KernelTask(f"{entry.name}: {task.name}", task.func, task.workload, task.hash)
 
 

@@ -47,7 +47,7 @@ _MOST_SIZES = 8
 
 
 @dataclass(frozen=True)
-class ModelKernels:
+class ModelTasks:
     """What there is to tune in a model.
 
     Attributes
@@ -161,7 +161,7 @@ def tune(
     passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
     folder = Path(work_dir)
     with compiling_for(machine):
-        found = model_kernels(model, input_shapes, passes, sizes or {})
+        found = model_tasks(model, input_shapes, passes, sizes or {})
         session = TuningSession(
             found.model,
             _selected(found.tasks, list(only), list(skip)),
@@ -176,12 +176,12 @@ def tune(
         return session.run()
 
 
-def model_kernels(
+def model_tasks(
     model: ModelSource,
     input_shapes: Mapping[str, Sequence[int | str]] | None,
     pipeline: Pipeline,
     sizes: Mapping[str, Sequence[int]] | None = None,
-) -> ModelKernels:
+) -> ModelTasks:
     """The kernels of a model as ``compile`` schedules them, for the target that TVM has set.
 
     ``sizes`` are as for ``tune``.
@@ -192,7 +192,7 @@ def model_kernels(
     tasks = distinct_tasks(_tasks(lowered, _combined(lowered, sizes or {})))
     modelled = {task.hash: _modelled_seconds(task, costs) for task in tasks}
     tasks.sort(key=lambda task: -modelled[task.hash] * task.calls)
-    return ModelKernels(lowered.imported.name, tasks, modelled, kernel_finish(pipeline))
+    return ModelTasks(lowered.imported.name, tasks, modelled, kernel_finish(pipeline))
 
 
 def kernel_finish(pipeline: Pipeline) -> Finish:

@@ -15,7 +15,7 @@ from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 from tvm_ext.tir_schedules.template import FixedDecisions
 from tvm_ext.tir_schedules.wafer.matmul import ON_RIGHT, ON_SUMMED, SUMMA, WaferMatmul
-from tvm_ext.tune_model import model_kernels
+from tvm_ext.tune_model import model_tasks
 from tvm_ext.tuning.candidate import KernelTask
 from tvm_ext.wafer.csl import CslError
 
@@ -109,7 +109,7 @@ def model_kernel(
         As ``compile``.
     """
     with compiling_for(mesh):
-        tasks = model_kernels(model, input_shapes, pipeline).tasks
+        tasks = model_tasks(model, input_shapes, pipeline).tasks
         task = _chosen(tasks, wanted)
         summa = scheduled_as_summa(task.func, mesh)
         if not isinstance(summa, NotApplicable):
