@@ -146,8 +146,9 @@ def buffer_bytes(buffer: tirx.Buffer) -> int:
 
 
 def element_bytes(buffer: tirx.Buffer) -> int:
-    """Bytes of one element of a buffer; types below a byte count as one."""
-    return max(1, tvm.DataType(str(buffer.dtype)).bits // 8)
+    """Bytes of one element of a buffer, all lanes of a vector; types below a byte count as one."""
+    dtype = tvm.DataType(str(buffer.dtype))
+    return max(1, dtype.bits * dtype.lanes // 8)
 
 
 def operands_of(stmt: s_tir.SBlock) -> list[TensorRegion]:

@@ -2,7 +2,6 @@
 arguments, what they check of them, look-ups and rounding, and loops that fill with one value.
 """
 
-import math
 from collections import Counter
 from functools import cache, reduce
 from typing import Any
@@ -16,11 +15,13 @@ from tvm_ext.configs.errors import CONTRADICTING_SIZES
 from tvm_ext.hardware.cpu.description import llvm_features
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     among,
+    element_bytes,
     flat_address,
     is_compact,
     is_looked_up,
     nodes,
     static_extent,
+    static_product,
 )
 from tvm_ext.tir_schedules.statements import (
     FlatViews,
@@ -105,12 +106,7 @@ class ArraysOnStack:
 
 def _small_bytes(array: tirx.Buffer) -> int:
     """Bytes of an array that may lie on the stack; zero for others."""
-    extents = [static_extent(extent) for extent in array.shape]
-    known = [extent for extent in extents if extent is not None]
-    if len(known) < len(extents):
-        return 0
-    dtype = tvm.DataType(str(array.dtype))
-    size = math.prod(known) * ((dtype.bits * dtype.lanes + 7) // 8)
+    size = (static_product(array.shape) or 0) * element_bytes(array)
     return size if size <= _ARRAY_BYTES else 0
 
 

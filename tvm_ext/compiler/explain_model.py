@@ -11,7 +11,7 @@ from tvm import tirx
 
 from tvm_ext.api import TargetSource
 from tvm_ext.compiler.compile_context import CompileContext, compiling
-from tvm_ext.compiler.kernel_records import calls_at, kernel_records
+from tvm_ext.compiler.kernel_records import first_arguments, kernel_records
 from tvm_ext.compiler.kernel_work import work_of_call
 from tvm_ext.compiler.stages import (
     LoweredModel,
@@ -239,9 +239,7 @@ def _explained(
     machine = context.machine
     kernels, costs = lowered.kernels, cost_model(machine)
     records = kernel_records(kernels, lowered.calls, context.choices, costs, asked_records)
-    arguments: dict[str, Any] = {}
-    for name, given in calls_at(kernels, sizes):
-        arguments.setdefault(name, given)
+    arguments = first_arguments(kernels, sizes)
     as_scheduled = {str(var.name_hint): func for var, func in scheduled.functions_items()}
     found = []
     for record in records:

@@ -19,7 +19,7 @@ from tvm_ext.compiler.compile_context import CompileContext
 from tvm_ext.compiler.kernel_records import calls_at
 from tvm_ext.compiler.stages import LoweredModel, usual_sizes
 from tvm_ext.report.records import MemoryRecord
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, nodes
 from tvm_ext.tir_schedules.cpu.llvm_preparation import STAYS_ON_STACK, ArraysOnStack
 from tvm_ext.tir_schedules.statements import has_exact_arrays, sizes_at
 
@@ -139,8 +139,7 @@ def _bytes_of(array: tirx.Buffer, values: _Values) -> int:
     known = [extent for extent in extents if extent is not None]
     if len(known) < len(extents):
         return 0
-    dtype = tvm.DataType(str(array.dtype))
-    return math.prod(known) * ((dtype.bits * dtype.lanes + 7) // 8)
+    return math.prod(known) * element_bytes(array)
 
 
 def _extent(extent: tirx.Expr, values: _Values) -> int | None:

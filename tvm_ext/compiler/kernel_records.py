@@ -285,6 +285,16 @@ def calls_at(
         yield name, known if len(known) == len(values) else None
 
 
+def first_arguments(
+    kernels: tvm.IRModule, sizes: Mapping[str, int]
+) -> dict[str, tuple[tuple[int, ...] | int, ...] | None]:
+    """By the name of each kernel that ``main`` calls, the arguments of its first call."""
+    found: dict[str, tuple[tuple[int, ...] | int, ...] | None] = {}
+    for name, given in calls_at(kernels, sizes):
+        found.setdefault(name, given)
+    return found
+
+
 def _calls(kernels: tvm.IRModule) -> Iterator[tuple[str, list[Any]]]:
     """The kernels that ``main`` calls, with the shapes of tensors, of the results as well, and the
     numbers that they get; None for a shape that is not known.

@@ -35,7 +35,7 @@ from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, plain_text
 from tvm_ext.report.units import ABSENT, plain
 from tvm_ext.tensor_spec import listed, narrowest_float
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
-from tvm_ext.tir_schedules.lowering_pipeline import lowering_pipeline, pass_options
+from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 
 AGREES, DIFFERS, NOT_CONVERTED, NOT_COMPARED = (
     "agrees",
@@ -213,9 +213,7 @@ def _library(found: ModelKernels) -> Any:
 def tvm_code(kernels: Mapping[str, tirx.PrimFunc], machine: MachineDescription) -> Any:
     """Kernels by their names as TVM compiles them, to be called with its tensors."""
     named = {name: func.with_attr("global_symbol", name) for name, func in kernels.items()}
-    target = machine.tvm_target()
-    with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
-        return tirx.build(tvm.IRModule(named), target, lowering_pipeline(target))
+    return compile_kernels(tvm.IRModule(named), machine.tvm_target())
 
 
 def compare_kernel(

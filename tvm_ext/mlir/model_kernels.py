@@ -8,7 +8,7 @@ from tvm import tirx
 
 from tvm_ext.api import TargetSource
 from tvm_ext.compiler.compile_context import compiling
-from tvm_ext.compiler.kernel_records import calls_at
+from tvm_ext.compiler.kernel_records import first_arguments
 from tvm_ext.compiler.stages import (
     ModelSource,
     Phases,
@@ -135,9 +135,7 @@ def model_kernels(
             done = schedule_module(lowered, passes, runner, phases, context)
             scheduled = {str(var.name_hint): func for var, func in done.functions_items()}
         sizes = {**usual_sizes(lowered.imported), **request.sizes}
-    arguments: dict[str, Arguments | None] = {}
-    for name, given in calls_at(lowered.kernels, sizes):
-        arguments.setdefault(name, given)
+    arguments = first_arguments(lowered.kernels, sizes)
     origins = {call.kernel: tuple(call.origins) for call in reversed(lowered.calls)}
     names = dict.fromkeys(call.kernel for call in lowered.calls)
     kernels = []

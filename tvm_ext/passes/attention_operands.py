@@ -10,13 +10,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import tvm_ffi
 from tvm import relax, tirx
-from tvm.ir import GenericConst
 from tvm.sym import Analyzer
 
 from tvm_ext.relay_passes.binding_rewriter import GraphView
+from tvm_ext.relay_passes.expressions import constant_value
 
 NARROW = ("float16", "bfloat16")
 """Types whose products are added up in float32, with casts to it or without."""
@@ -237,17 +236,11 @@ def scaled_by(view: GraphView, expr: relax.Expr) -> tuple[relax.Expr, float] | N
 
 def uniform_value(view: GraphView, expr: relax.Expr) -> float | None:
     """The number that all elements of a constant are, infinities included."""
-    constant = constant_array(view, expr)
+    constant = constant_value(view, expr)
     if constant is None or not constant.size or constant.dtype.kind not in "fiuVb":
         return None
     values = constant.astype("float64").reshape(-1)
     return float(values[0]) if (values == values[0]).all() else None
-
-
-def constant_array(view: GraphView, expr: relax.Expr) -> np.ndarray | None:
-    """The elements of a constant."""
-    value = view.value(expr)
-    return value.value.numpy() if isinstance(value, GenericConst) else None
 
 
 def extents(expr: relax.Expr) -> list[Any] | None:

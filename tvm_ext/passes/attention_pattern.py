@@ -10,13 +10,13 @@ from tvm import relax
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.passes.attention_operands import (
     AttentionOperand,
-    constant_array,
     extents,
     find_operand,
     scaled_by,
     uniform_value,
 )
 from tvm_ext.relay_passes.binding_rewriter import GraphView
+from tvm_ext.relay_passes.expressions import constant_value
 from tvm_ext.tir_schedules.operators.attention import AttentionCompute, Mask
 
 # Recognises what changes the scores between the two products of an attention.
@@ -105,7 +105,7 @@ def causal_offset(view: GraphView, mask: Mask, tensor: relax.Expr, dtype: str) -
 
     Infinity for a mask that hides nothing; None for any other.
     """
-    array = constant_array(view, tensor)
+    array = constant_value(view, tensor)
     if array is None or array.ndim < 2 or math.prod(array.shape[:-2]) != 1:
         return None
     array = array.reshape(array.shape[-2:])

@@ -7,8 +7,9 @@ import tvm
 from tvm import relax
 
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
-from tvm_ext.passes.attention_operands import constant_array, extents, uniform_value
+from tvm_ext.passes.attention_operands import extents, uniform_value
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
+from tvm_ext.relay_passes.expressions import constant_value
 from tvm_ext.relay_passes.fuse_dequantize_matmul import NarrowWeights, narrow_weights
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.last_position_only import LAST
@@ -149,7 +150,7 @@ class _Joiner(BindingRewriter):
         attributes = self.mod[call.args[0]].attrs or {}
         if ATTRIBUTE not in attributes:
             return None
-        words = constant_array(self.view, call.args[1].fields[-1])
+        words = constant_value(self.view, call.args[1].fields[-1])
         if words is None:
             return None
         compute = BlockIntegers.from_attribute(str(attributes[ATTRIBUTE]))
