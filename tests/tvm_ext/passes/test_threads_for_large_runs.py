@@ -70,21 +70,29 @@ def test_what_is_read_and_written_counts() -> None:
 
 
 @T.prim_func(private=True, s_tir=True)
-def gathered(x: T.handle, t: T.handle, y: T.handle) -> None:
+def looked_up(x: T.handle, t: T.handle, y: T.handle) -> None:
     n = T.int64()
-    a = T.match_buffer(x, (64,), "float32")
-    places = T.match_buffer(t, (n, 64), "int64")
-    b = T.match_buffer(y, (n, 64), "float32")
+    a, places = T.match_buffer(x, (64,), "uint8"), T.match_buffer(t, (64,), "int64")
+    b = T.match_buffer(y, (n, 64), "uint8")
     for i in T.parallel(n):
         for j in T.vectorized(64):
-            b[i, j] = a[places[i, j]]
+            b[i, j] = a[places[j]]
+
+
+@T.prim_func(private=True, s_tir=True)
+def repeated(x: T.handle, y: T.handle) -> None:
+    n = T.int64()
+    a, b = T.match_buffer(x, (64,), "uint8"), T.match_buffer(y, (n, 64), "uint8")
+    for i in T.parallel(n):
+        for j in T.vectorized(64):
+            b[i, j] = a[j]
 
 
 def test_a_vector_of_gathered_elements_is_as_many_statements() -> None:
     cycles = PARALLEL_GAIN * MACHINE.parallel_overhead_us * MACHINE.clock_ghz * 1e3
     rows = round(1.1 * cycles / 64)
-    assert _has_threads(gathered, rows)
-    assert not _has_threads(copied, rows)
+    assert _has_threads(looked_up, rows)
+    assert not _has_threads(repeated, rows)
 
 
 def built(func: tirx.PrimFunc) -> tvm.runtime.Executable:

@@ -1,4 +1,4 @@
-"""GridSample at points inside of an image, between its borders and its last elements, and outside."""
+"""GridSample at points inside of an image, at its borders and outside of it."""
 
 import numpy as np
 import pytest
