@@ -57,9 +57,6 @@ _MOST_ROWS = 8
 # shorter than the largest tile would read it once for each row.
 _FEW_ROWS = (4, 3, 2)
 
-# Vectors of sums that hide the latency of the multiply-add units: two units, and four cycles.
-_BUSY_VECTORS = 8
-
 # Steps of a sum, at least, whose operand is copied: the rows that fewer steps read stay in L1.
 _LEAST_PANEL = 64
 
@@ -244,8 +241,7 @@ def with_rows(
         return SymbolicTile(columns, sizes, None, (1,))
     large = _vector_bytes(contraction, columns, rows) > machine.l2_bytes // 2
     row_sizes = _row_sizes(rows, most, _may_have_few_rows(contraction, large))
-    enough = _BUSY_VECTORS * lanes
-    return SymbolicTile(columns, sizes, rows, row_sizes, large, enough_sums=enough)
+    return SymbolicTile(columns, sizes, rows, row_sizes, large, vector_sums=lanes)
 
 
 def _moved(tile: SymbolicTile, old: SymbolicContraction, new: SymbolicContraction) -> SymbolicTile:

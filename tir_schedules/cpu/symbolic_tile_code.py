@@ -43,6 +43,8 @@ from tvm_ext.tir_schedules.statements import sequence, stack_array, where_long
 _LONGER = 2
 _TILES_OF_WIDER = 4
 
+# Vectors of sums that hide the latency of the multiply-add units: two units, and four cycles.
+_BUSY_VECTORS = 8
 # Steps of a sum, at least, that are added in parts, which are added up at the end.
 _LEAST_STEPS = 32
 
@@ -157,7 +159,7 @@ class _Version:
         if common is not None and rows * columns <= common.most_sums:
             parts = max(1, common.enough_sums // (rows * columns))
         elif self._may_be_in_parts():
-            parts = tile.enough_sums // (rows * columns)
+            parts = _BUSY_VECTORS // (rows * -(-columns // tile.vector_sums))
         if parts > (common is None):
             made = [stack_array(columns, self.dtype, "block") for _ in range(rows * parts)]
             self.blocks = [[a for a, _ in made[row * parts :][:parts]] for row in range(rows)]
@@ -408,6 +410,7 @@ class _Version:
         tile, axes = self.tile, self.contraction.reduction
         one_by_one = tile.dot_product is None and tile.common_factor is None
         is_plain = one_by_one and tile.panel is None and tile.implicit_padding is None
+        is_plain = is_plain and tile.vector_sums > 0
         steps = axes[-1].length if axes else 0
         return is_plain and self.lanes == self.columns and (steps is None or steps >= _LEAST_STEPS)
 
