@@ -15,14 +15,13 @@ import islpy as isl
 from tvm_ext.polyhedral.dependences import Dependence
 from tvm_ext.polyhedral.generate_loops import PARALLEL, VECTOR
 from tvm_ext.polyhedral.kernel_domain import KernelDomain
+from tvm_ext.polyhedral.row_order import with_rows_or_diagonals
 from tvm_ext.polyhedral.vector_loops import (
     Band,
     Loop,
     box_size,
-    runs_in_rows,
     vector_loops,
     with_loops,
-    with_rows,
     with_whole_tiles,
 )
 
@@ -223,9 +222,10 @@ class _Bands:
         for one in loops:
             one.is_separated = self._options.separates and not one.tile
         if tiles:
-            if band.is_last and self._options.lanes > 1 and runs_in_rows(band):
-                below = with_rows(below, loops.pop())
-            below = with_loops(below, loops)
+            if band.is_last and not any(one.mark for one in loops):
+                below = with_rows_or_diagonals(below, band, loops)
+            else:
+                below = with_loops(below, loops)
             return self._tiles(below, band, in_parallel)
         return self._untiled(below, band, loops, in_parallel)
 

@@ -23,10 +23,8 @@ __all__ = [
     "Band",
     "Loop",
     "box_size",
-    "runs_in_rows",
     "vector_loops",
     "with_loops",
-    "with_rows",
 ]
 
 # Rows whose sums are in registers at a time.
@@ -162,6 +160,17 @@ class Band:
                 return False
         return True
 
+    def dependences_in_a_row(self) -> list[Dependence]:
+        """Those of which both ends may be in one run of the innermost loop."""
+        at = self._node.get_schedule_depth() + len(self.members) - 1
+        found = []
+        for one in self._dependences:
+            source, sink = self.time(one.source), self.time(one.sink)
+            together = _without(source, at).apply_range(_without(sink, at).reverse())
+            if not one.relation.intersect(together).is_empty():
+                found.append(one)
+        return found
+
     def _below_of(self, statement: Statement) -> isl.Map:
         runs = isl.UnionSet.from_set(statement.domain)
         return isl.Map.from_union_map(self._below.intersect_domain(runs))
@@ -215,27 +224,6 @@ def vector_loops(band: Band, lanes: int) -> list[Loop]:
     row = replace(band.members[rows], mark=UNROLLED, tile=ROWS)
     outer = [band.members[n] for n in rest]
     return [*outer, row_tile, strip, band.members[sums], row, lane]
-
-
-def runs_in_rows(band: Band) -> bool:
-    """Whether the innermost loop may run to its end for one statement after the other.
-
-    Where a loop holds several statements that depend on each other, LLVM makes no vectors of it; of
-    a loop that holds one of them it does.
-    """
-    last = len(band.members) - 1
-    return band.is_skewed and len(band.statements) > 1 and band.may_be_lanes(last)
-
-
-def with_rows(below: isl.ScheduleNode, one: Loop) -> isl.ScheduleNode:
-    """A loop above each of the statements that follow each other below a node."""
-    if below.get_type() != isl.schedule_node_type.sequence:
-        return with_loops(below, [one])
-    for number in range(below.n_children()):
-        inner = below.child(number).child(0)
-        own = one.function.intersect_domain(inner.get_domain())
-        below = _with_loop(inner, replace(one, function=own)).parent().parent()
-    return below
 
 
 def _vector_member(band: Band) -> int | None:
