@@ -143,6 +143,32 @@ def _bands(
     return _within_limit(kernel, relation.coalesce())
 
 
+def _near(relation: isl.UnionMap) -> isl.UnionMap:
+    """The dependences whose runs may be brought near each other: their distance is bounded.
+
+    isl asks for one bound on the distances of all that it is to bring near. Sizes are mostly
+    numbers here and not parameters, so distances that grow with a size have none, and isl would
+    find no loop that they are carried by, such as those of rows and columns in an LU decomposition.
+    """
+    found = isl.UnionMap.read_from_str(relation.get_ctx(), "{ }")
+    maps = relation.get_map_list()
+    for number in range(maps.n_map()):
+        one = maps.get_at(number)
+        if _distances(one).is_bounded():
+            found = found.union(isl.UnionMap.from_map(one))
+    return found
+
+
+def _distances(relation: isl.Map) -> isl.Set:
+    """How far apart both runs are along the loops that both statements have."""
+    ends = (isl.dim_type.in_, isl.dim_type.out)
+    common = min(relation.dim(end) for end in ends)
+    for end in ends:
+        relation = relation.project_out(end, common, relation.dim(end) - common)
+        relation = relation.set_tuple_name(end, "")
+    return relation.deltas()
+
+
 def _box(domain: isl.Set) -> isl.Set:
     """The least and the largest value of each loop, where they are numbers."""
     box = isl.Set.universe(domain.get_space())
@@ -169,7 +195,7 @@ def _within_limit(kernel: KernelDomain, relation: isl.UnionMap) -> isl.Schedule:
     """isl's schedule. Raises NoSchedule where it takes too long or finds none."""
     constraints = isl.ScheduleConstraints.on_domain(kernel.domain)
     constraints = constraints.set_validity(relation).set_coincidence(relation)
-    constraints = constraints.set_proximity(relation)
+    constraints = constraints.set_proximity(_near(relation))
     kernel.context.reset_operations()
     kernel.context.set_max_operations(_OPERATIONS)
     try:
