@@ -54,6 +54,7 @@ class CpuLoopNest:
             fuses=bool(decisions.pick("fusion", (0, 1), 0)),
             # The rest is for what is accessed once.
             cache_bytes=int(machine.l2_bytes) // 2,
+            threads=machine.cores,
         )
         try:
             kernel = kernel_domain(func)

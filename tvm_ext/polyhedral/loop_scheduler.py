@@ -7,23 +7,19 @@ parallel, and where a band has none, its tiles run in wavefronts: tiles of an eq
 coordinates do not depend on each other.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import islpy as isl
 
+from tvm_ext.polyhedral.bands import Band, Loop, box_size
 from tvm_ext.polyhedral.dependences import Dependence
 from tvm_ext.polyhedral.generate_loops import PARALLEL, VECTOR
 from tvm_ext.polyhedral.kernel_domain import KernelDomain
-from tvm_ext.polyhedral.row_order import with_rows_or_diagonals
-from tvm_ext.polyhedral.vector_loops import (
-    Band,
-    Loop,
-    box_size,
-    vector_loops,
-    with_loops,
-    with_whole_tiles,
-)
+from tvm_ext.polyhedral.row_order import in_row_order, with_rows_or_diagonals
+from tvm_ext.polyhedral.schedule_tree import with_loops, with_whole_tiles
+from tvm_ext.polyhedral.vector_loops import InnerLoops, vector_loops
 
 
 @dataclass(frozen=True)
@@ -45,6 +41,8 @@ class SchedulerOptions:
     separates : bool
         Whether loops are cut where the first or last run of a statement is, so that no condition is
         left in them.
+    threads : int
+        Among how many threads parallel loops are shared out.
     """
 
     tile: int = 32
@@ -53,6 +51,7 @@ class SchedulerOptions:
     fuses: bool = False
     cache_bytes: int = 0
     separates: bool = True
+    threads: int = 1
 
 
 @dataclass
@@ -240,20 +239,21 @@ class _Bands:
         inside = in_parallel or tiles or any(one.coincident for one in band.members)
         # The band goes last: what is below asks which loops are around it.
         below = self.optimised(node.child(0), inside).parent().delete()
+        inner = InnerLoops(list(band.members))
         if band.is_last:
-            loops = vector_loops(band, self._options.lanes)
-            self._found.vectors += any(one.mark == VECTOR for one in loops)
-        else:
-            loops = list(band.members)
-        for one in loops:
+            inner = vector_loops(band, self._options.lanes, tiles)
+            self._found.vectors += any(one.mark == VECTOR for one in inner.loops)
+        for one in inner.loops:
             one.is_separated = self._options.separates and not one.tile
-        if tiles:
-            if band.is_last and not any(one.mark for one in loops):
-                below = with_rows_or_diagonals(below, band, loops)
-            else:
-                below = with_loops(below, loops)
-            return self._tiles(below, band, in_parallel)
-        return self._untiled(below, band, loops, in_parallel)
+        if inner.vector is not None:
+            below = in_row_order(below, band, inner.vector)
+        if not tiles:
+            return self._untiled(below, band, inner, in_parallel)
+        if band.is_last and inner.vector is None:
+            below = with_rows_or_diagonals(below, band)
+        else:
+            below = with_loops(below, inner.loops)
+        return self._tiles(below, band, in_parallel)
 
     def _is_tiled(self, band: Band) -> bool:
         """Whether tiles keep what a band accesses again in a cache, or make it parallel."""
@@ -275,23 +275,27 @@ class _Bands:
     # Bands without tiles.
 
     def _untiled(
-        self,
-        below: isl.ScheduleNode,
-        band: "Band",
-        loops: list[Loop],
-        in_parallel: bool,
+        self, below: isl.ScheduleNode, band: Band, inner: InnerLoops, in_parallel: bool
     ) -> isl.ScheduleNode:
         allowed = band.members if band.is_permutable else band.members[:1]
         chosen = next((one for one in allowed if one.coincident), None)
+        loops = inner.loops
         if in_parallel or chosen is None:
             return with_loops(below, loops)
         self._found.parallel += 1
         if chosen.function is loops[0].function and not loops[0].mark:
             return with_loops(below, [replace(loops[0], mark=PARALLEL), *loops[1:]])
         # Threads share out pieces, in which vectors and rows are whole.
-        size = self._options.inner_tile * 8 if len(band.members) == 1 else _PIECE
+        is_along = inner.vector is not None and chosen is band.members[inner.vector]
+        size = self._piece(chosen) if is_along else _PIECE
         outer = replace(chosen.tiled(size), mark=PARALLEL)
         return with_loops(with_loops(below, loops), [outer])
+
+    def _piece(self, along: Loop) -> int:
+        """How much of a loop that vectors run along a thread takes at a time."""
+        most = self._options.inner_tile * 8
+        share = along.extent / self._options.threads
+        return int(min(most, max(_PIECE, _PIECE * math.ceil(share / _PIECE))))
 
     # Tiles.
 

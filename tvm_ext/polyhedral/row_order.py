@@ -1,11 +1,11 @@
-"""How the innermost loops of tiles run where no vectors were made of them.
+"""The order of the parts of an innermost iteration in a row, which is one run of a loop.
 
-A row is one run of the innermost loop. Where no statement needs what it, or one behind it, computed
-before in the row, the row runs to its end for one statement after the other, and LLVM makes vectors
-of each (loop distribution, as in R. Allen and K. Kennedy, "Automatic translation of Fortran
-programs to vector form", 1987). Otherwise each iteration waits for the one before it, and diagonals
-run instead, one after the other: iterations on one diagonal do not depend on each other, so that
-the processor works at several of them at a time.
+Where no part needs what it, or one behind it, computed before in the row, the row may run to its
+end for one part after the other, as vectors do (loop distribution, as in R. Allen and K. Kennedy,
+"Automatic translation of Fortran programs to vector form", 1987). LLVM makes vectors of each such
+row as well. Otherwise each iteration waits for the one before it, and diagonals run instead, one
+after the other: iterations on one diagonal do not depend on each other, so that the processor
+works at several of them at a time.
 """
 
 from collections.abc import Sequence
@@ -14,25 +14,26 @@ from functools import cached_property
 
 import islpy as isl
 
-from tvm_ext.polyhedral.vector_loops import Band, Loop, with_loops
+from tvm_ext.polyhedral.bands import Band, Loop
+from tvm_ext.polyhedral.dependences import Dependence
+from tvm_ext.polyhedral.schedule_tree import with_loops
 
 
-def with_rows_or_diagonals(
-    below: isl.ScheduleNode, band: Band, loops: Sequence[Loop]
-) -> isl.ScheduleNode:
-    """The loops of a permutable band that holds no other, above what is ``below`` it.
-
-    Parameters
-    ----------
-    loops : Sequence[Loop]
-        The loops of the band in its own order; the innermost one is last.
-    """
-    rows = _Rows(band, _parts(below))
+def with_rows_or_diagonals(below: isl.ScheduleNode, band: Band) -> isl.ScheduleNode:
+    """The loops of a permutable band that holds no other, above what is ``below`` it."""
+    loops = band.members
+    rows = RowOrder(band, len(loops) - 1)
     if rows.has_chain:
         return with_loops(below, _diagonals(loops))
-    if len(rows.parts) == 1:
+    if len(rows.groups) == 1:
         return with_loops(below, loops)
     return with_loops(_distributed(below, rows.groups, loops[-1]), loops[:-1])
+
+
+def in_row_order(below: isl.ScheduleNode, band: Band, number: int) -> isl.ScheduleNode:
+    """The parts ``below`` a band in the order in which rows of one of its loops may run."""
+    groups = RowOrder(band, number).groups
+    return _with_sequence(below.cut(), [_union(group) for group in groups])
 
 
 def _diagonals(loops: Sequence[Loop]) -> list[Loop]:
@@ -44,30 +45,15 @@ def _diagonals(loops: Sequence[Loop]) -> list[Loop]:
     return [*outer, diagonal, row]
 
 
-def _parts(below: isl.ScheduleNode) -> list[isl.UnionSet]:
-    """The runs of each part of a node, which follow each other in an iteration."""
-    if below.get_type() != isl.schedule_node_type.sequence:
-        return [below.get_domain()]
-    children = [below.child(number) for number in range(below.n_children())]
-    if any(not _is_leaf(one.child(0)) for one in children):
-        return [below.get_domain()]
-    return [one.filter_get_filter() for one in children]
-
-
-def _is_leaf(node: isl.ScheduleNode) -> bool:
-    return bool(node.get_type() == isl.schedule_node_type.leaf)
-
-
 def _distributed(
     below: isl.ScheduleNode, groups: Sequence[Sequence[isl.UnionSet]], row: Loop
 ) -> isl.ScheduleNode:
     """A row for each group of parts, one after the other."""
     below = _with_sequence(below.cut(), [_union(group) for group in groups])
     for number, group in enumerate(groups):
-        leaf = below.child(number).child(0) if len(groups) > 1 else below
         own = row.function.intersect_domain(_union(group))
-        inside = with_loops(_with_sequence(leaf, group), [replace(row, function=own)])
-        below = inside.parent().parent() if len(groups) > 1 else inside
+        inside = with_loops(below.child(number).child(0), [replace(row, function=own)])
+        below = inside.parent().parent()
     return below
 
 
@@ -88,23 +74,32 @@ def _union(sets: Sequence[isl.UnionSet]) -> isl.UnionSet:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """The parts of the innermost iteration, and which of them depend on each other in a row."""
+class RowOrder:
+    """The parts of an iteration, and how they depend on each other in a row of a loop.
+
+    Attributes
+    ----------
+    number : int
+        The place of the loop in the band.
+    """
 
     band: Band
-    parts: Sequence[isl.UnionSet]
+    number: int
 
     @cached_property
-    def _edges(self) -> set[tuple[int, int, str]]:
-        """Pairs of parts, the second of which depends on the first, and the kinds of that."""
-        found: set[tuple[int, int, str]] = set()
-        for one in self.band.dependences_in_a_row():
-            source, sink = (self._part_of(end.name) for end in (one.source, one.sink))
-            found.add((source, sink, one.kind))
-        return found
+    def _in_a_row(self) -> list[tuple[Dependence, bool]]:
+        return list(self.band.in_a_row(self.number))
+
+    @cached_property
+    def _edges(self) -> set[tuple[int, int]]:
+        """Pairs of parts, the second of which depends on the first."""
+        return {
+            (self._part_of(one.source.name), self._part_of(one.sink.name))
+            for one, _ in self._in_a_row
+        }
 
     def _part_of(self, statement: str) -> int:
-        for number, part in enumerate(self.parts):
+        for number, part in enumerate(self.band.parts):
             sets = part.get_set_list()
             names = [sets.get_at(place).get_tuple_name() for place in range(sets.n_set())]
             if statement in names:
@@ -115,31 +110,36 @@ class _Rows:
     def has_chain(self) -> bool:
         """Whether an iteration of a row needs what one before it computed.
 
-        What a part overwrites of what it read itself is no such need.
+        What a statement overwrites of what it read itself is no such need.
         """
         if any(len(group) > 1 for group in self.groups):
             return True
-        return any(source == sink and kind != "anti" for source, sink, kind in self._edges)
+        for one, is_apart in self._in_a_row:
+            is_kept_in_place = one.kind == "anti" and one.source.name == one.sink.name
+            is_within = self._part_of(one.source.name) == self._part_of(one.sink.name)
+            if is_apart and is_within and not is_kept_in_place:
+                return True
+        return False
 
     @cached_property
     def groups(self) -> list[list[isl.UnionSet]]:
         """Parts that depend on each other in a circle, each circle behind what it depends on."""
         behind = self._reachable()
-        left = list(range(len(self.parts)))
+        left = list(range(len(self.band.parts)))
         found = []
         while left:
             first = next(
                 n for n in left if all(m in behind[n] for m in left if m != n and n in behind[m])
             )
             circle = [m for m in left if m == first or (m in behind[first] and first in behind[m])]
-            found.append([self.parts[number] for number in circle])
+            found.append([self.band.parts[number] for number in circle])
             left = [number for number in left if number not in circle]
         return found
 
     def _reachable(self) -> list[set[int]]:
         """For each part those that depend on it, directly or not."""
-        count = range(len(self.parts))
-        behind: list[set[int]] = [{b for a, b, _ in self._edges if a == number} for number in count]
+        count = range(len(self.band.parts))
+        behind: list[set[int]] = [{b for a, b in self._edges if a == number} for number in count]
         for middle in count:
             for number in count:
                 if middle in behind[number]:
