@@ -17,7 +17,7 @@ from tvm_ext.polyhedral.bands import Band, Loop, box_size
 from tvm_ext.polyhedral.dependences import Dependence
 from tvm_ext.polyhedral.generate_loops import PARALLEL, VECTOR
 from tvm_ext.polyhedral.kernel_domain import KernelDomain
-from tvm_ext.polyhedral.row_order import in_row_order, with_rows_or_diagonals
+from tvm_ext.polyhedral.row_order import RowOrder, in_row_order, with_rows_or_diagonals
 from tvm_ext.polyhedral.schedule_tree import with_loops, with_whole_tiles
 from tvm_ext.polyhedral.vector_loops import InnerLoops, vector_loops
 
@@ -65,8 +65,8 @@ class LoopSchedule:
     parallel, tiled, skewed, wavefront, vectors : int
         How many bands have a parallel loop, tiles, a skewed loop, tiles that run in wavefronts,
         vectors.
-    is_outermost_parallel : bool
-        Whether a loop that no other is around is parallel.
+    cost : float
+        About how many cycles the innermost loops take on one core, to compare schedules with.
     """
 
     tree: isl.Schedule
@@ -75,15 +75,15 @@ class LoopSchedule:
     skewed: int = 0
     wavefront: int = 0
     vectors: int = 0
-    is_outermost_parallel: bool = False
+    cost: float = 0.0
 
     @property
     def gains(self) -> bool:
-        """Whether loops were tiled, or outermost ones are parallel.
+        """Whether loops were tiled, or some are parallel that run long enough.
 
         Skewed loops without tiles only walk through memory in a worse order.
         """
-        return bool(self.tiled) or self.is_outermost_parallel
+        return bool(self.tiled) or (self.parallel > 0 and not self.skewed)
 
     def __str__(self) -> str:
         """What was found, in words."""
@@ -108,7 +108,28 @@ def schedule_loops(
 ) -> LoopSchedule:
     """The schedule of a kernel that keeps its dependences."""
     options = options or SchedulerOptions()
-    tree = _bands(kernel, dependences, options)
+    relation = _validity(kernel, dependences)
+    found = []
+    for near in (_near(relation), relation):
+        try:
+            tree = _within_limit(kernel, relation, near, options)
+        except NoSchedule:
+            continue
+        found.append(_optimised(kernel, dependences, options, tree))
+        if near.is_equal(relation):
+            break
+    if not found:
+        raise NoSchedule
+    return min(found, key=lambda one: one.cost)
+
+
+def _optimised(
+    kernel: KernelDomain,
+    dependences: Sequence[Dependence],
+    options: SchedulerOptions,
+    tree: isl.Schedule,
+) -> LoopSchedule:
+    """Tiles, parallel loops and vectors for isl's bands."""
     found = LoopSchedule(tree)
     bands = _Bands(kernel, dependences, options, found)
     root = bands.optimised(tree.get_root().child(0), False)
@@ -124,30 +145,27 @@ class NoSchedule(Exception):
     """isl found no order of the runs within the time that it is given."""
 
 
-def _bands(
-    kernel: KernelDomain, dependences: Sequence[Dependence], options: SchedulerOptions
-) -> isl.Schedule:
-    """isl's schedule: bands of permutable loops. Raises NoSchedule."""
+def _validity(kernel: KernelDomain, dependences: Sequence[Dependence]) -> isl.UnionMap:
+    """What isl's schedule has to keep."""
     relation = isl.UnionMap.read_from_str(kernel.context, "{ }")
     for one in dependences:
         relation = relation.union(isl.UnionMap.from_map(one.relation))
     boxes = isl.UnionSet.read_from_str(kernel.context, "{ }")
     for statement in kernel.statements:
         boxes = boxes.union(isl.UnionSet.from_set(_box(statement.domain)))
-    _set_options(kernel.context, options)
     # Each bound is a variable of isl's programs. Those that are numbers say little of the order of
     # runs; those of triangles do.
     if not boxes.is_empty():
         relation = relation.gist_domain(boxes).gist_range(boxes)
-    return _within_limit(kernel, relation.coalesce())
+    return relation.coalesce()
 
 
 def _near(relation: isl.UnionMap) -> isl.UnionMap:
     """The dependences whose runs may be brought near each other: their distance is bounded.
 
     isl asks for one bound on the distances of all that it is to bring near. Sizes are mostly
-    numbers here and not parameters, so distances that grow with a size have none, and isl would
-    find no loop that they are carried by, such as those of rows and columns in an LU decomposition.
+    numbers here and not parameters, so distances that grow with a size have none, and isl finds no
+    loop that they are carried by, such as those of rows and columns in an LU decomposition.
     """
     found = isl.UnionMap.read_from_str(relation.get_ctx(), "{ }")
     maps = relation.get_map_list()
@@ -190,11 +208,14 @@ def _set_options(context: isl.Context, options: SchedulerOptions) -> None:
     context.set_ast_build_detect_min_max(1)
 
 
-def _within_limit(kernel: KernelDomain, relation: isl.UnionMap) -> isl.Schedule:
-    """isl's schedule. Raises NoSchedule where it takes too long or finds none."""
+def _within_limit(
+    kernel: KernelDomain, relation: isl.UnionMap, near: isl.UnionMap, options: SchedulerOptions
+) -> isl.Schedule:
+    """isl's bands of permutable loops. Raises NoSchedule where it takes too long or finds none."""
+    _set_options(kernel.context, options)
     constraints = isl.ScheduleConstraints.on_domain(kernel.domain)
     constraints = constraints.set_validity(relation).set_coincidence(relation)
-    constraints = constraints.set_proximity(_near(relation))
+    constraints = constraints.set_proximity(near)
     kernel.context.reset_operations()
     kernel.context.set_max_operations(_OPERATIONS)
     try:
@@ -232,9 +253,6 @@ class _Bands:
         band = Band(self._kernel, self._dependences, node)
         self._found.skewed += band.is_skewed
         in_parallel = in_parallel or not self._is_worth_threads(node)
-        self._found.is_outermost_parallel |= (
-            not in_parallel and node.get_schedule_depth() == 0 and band.has_parallel_loop
-        )
         tiles = self._is_tiled(band)
         inside = in_parallel or tiles or any(one.coincident for one in band.members)
         # The band goes last: what is below asks which loops are around it.
@@ -243,6 +261,7 @@ class _Bands:
         if band.is_last:
             inner = vector_loops(band, self._options.lanes, tiles)
             self._found.vectors += any(one.mark == VECTOR for one in inner.loops)
+            self._found.cost += self._cost(band, inner, tiles)
         for one in inner.loops:
             one.is_separated = self._options.separates and not one.tile
         if inner.vector is not None:
@@ -254,6 +273,22 @@ class _Bands:
         else:
             below = with_loops(below, inner.loops)
         return self._tiles(below, band, in_parallel)
+
+    def _cost(self, band: Band, inner: InnerLoops, is_tiled: bool) -> float:
+        """About how many cycles the statements of a band that holds no other take."""
+        number = len(band.members) - 1 if inner.vector is None else inner.vector
+        is_chain = inner.vector is None and RowOrder(band, number).has_chain
+        from_memory = not is_tiled and band.reused_bytes() > self._options.cache_bytes
+        strides = band.strides(number)
+        cycles = 0.0
+        for statement in band.statements:
+            own = [strides.pop(0) for _ in statement.accesses]
+            jumps = sum(stride is None or (is_write and stride != 1) for is_write, stride in own)
+            each = jumps + from_memory + 1 / self._options.lanes
+            if is_chain:
+                each += _CHAIN if len(band.members) == 1 or not is_tiled else _DIAGONAL
+            cycles += each * box_size(statement.domain)
+        return cycles
 
     def _is_tiled(self, band: Band) -> bool:
         """Whether tiles keep what a band accesses again in a cache, or make it parallel."""
@@ -328,6 +363,9 @@ _SKEWED_LINES = 32
 
 # Iterations of an outer loop that a thread takes at a time.
 _PIECE = 32
+
+# Cycles for each iteration that waits for the one before, and where diagonals run instead.
+_CHAIN, _DIAGONAL = 5.0, 2.0
 
 # Runs of statements that take longer than waking threads, about 10 us.
 _WORTH_THREADS = 20000
