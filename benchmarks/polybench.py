@@ -24,6 +24,7 @@ import numpy as np
 import tvm
 from polybench_kernels import KERNELS
 from polybench_kernels.catalogue import PolybenchKernel
+from polybench_kernels.further import FURTHER
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
@@ -199,10 +200,13 @@ def main() -> None:
     """Parses the options and compares the kernels that they name."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("kernels", nargs="*", help="names; all without any")
+    parser.add_argument("--further", action="store_true", help="nests that are not PolyBench's")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each program")
     parser.add_argument("--json", type=Path, help="where to write the results")
     options = parser.parse_args()
-    kernels = [KERNELS[name] for name in options.kernels or KERNELS]
+    known = KERNELS | FURTHER
+    names = options.kernels or (FURTHER if options.further else KERNELS)
+    kernels = [known[name] for name in names]
     compare(kernels, options.repeats, options.json)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tvm
 from polybench_kernels import KERNELS
+from polybench_kernels.further import FURTHER
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
@@ -15,11 +16,11 @@ from tvm_ext.polyhedral.loop_scheduler import SchedulerOptions, schedule_loops
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 
 # The rest are as long again, and run every night.
-QUICK = ("gemm", "trisolv", "jacobi-1d", "floyd-warshall")
+QUICK = ("gemm", "trisolv", "jacobi-1d", "floyd-warshall", "smith-waterman", "banded-lu")
 
 
 def check(name):
-    kernel = KERNELS[name]
+    kernel = (KERNELS | FURTHER)[name]
     func = kernel.build(*kernel.small)
     expected = kernel.arguments(func)
     kernel.reference(*expected)
@@ -56,6 +57,6 @@ def test_kernel(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in KERNELS if name not in QUICK])
+@pytest.mark.parametrize("name", [name for name in KERNELS | FURTHER if name not in QUICK])
 def test_every_kernel(name):
     check(name)
