@@ -7,7 +7,7 @@ from functools import cached_property
 import islpy as isl
 
 from tvm_ext.polyhedral.dependences import Dependence
-from tvm_ext.polyhedral.kernel_domain import KernelDomain, Statement
+from tvm_ext.polyhedral.kernel_domain import Access, KernelDomain, Statement
 
 # Of the widest elements.
 _ELEMENT_BYTES = 8
@@ -118,14 +118,48 @@ class Band:
         return found
 
     def reused_bytes(self) -> float:
-        """The bytes of the largest array of which a loop of the band accesses elements again."""
+        """The bytes of the largest array that is to stay in a cache until it is accessed again.
+
+        Of an array of which a loop of the band accesses the same elements in each iteration, these
+        are the elements of one iteration.
+        """
         sizes = [0.0]
         for number in range(len(self.members)):
-            accesses = [a for statement in self.statements for a in statement.accesses]
-            for access, (_, stride) in zip(accesses, self.strides(number), strict=True):
+            accesses = [(s, a) for s in self.statements for a in s.accesses]
+            for (statement, access), (_, stride) in zip(
+                accesses, self.strides(number), strict=True
+            ):
                 if stride == 0:
-                    sizes.append(box_size(access.relation.range()) * _ELEMENT_BYTES)
+                    sizes.append(self._bytes_of(statement, access, number))
         return max(sizes)
+
+    def bytes_of_an_iteration(self) -> float:
+        """The bytes that one iteration of the outermost loop accesses, array by array."""
+        sizes: dict[str, float] = {}
+        for statement in self.statements:
+            for access in statement.accesses:
+                size = self._bytes_of(statement, access, 0)
+                sizes[access.buffer] = max(size, sizes.get(access.buffer, 0.0))
+        return sum(sizes.values())
+
+    def _bytes_of(self, statement: Statement, access: Access, number: int) -> float:
+        """The bytes that an access touches in one iteration of a loop, amid those around it."""
+        time = self.time(statement)
+        fixed = time.dim(isl.dim_type.out) - len(self.members) + number + 1
+        runs = time.intersect_range(middle(time.range(), range(fixed))).domain()
+        elements = access.relation.intersect_domain(runs).range()
+        return box_size(elements) * _ELEMENT_BYTES
+
+    def extent_amid(self, number: int) -> float:
+        """How many iterations a loop has in the middle of all other loops, at most."""
+        extents = [0.0]
+        for statement in self.statements:
+            times = self.time(statement).range()
+            depth = times.dim(isl.dim_type.set)
+            at = depth - len(self.members) + number
+            others = [dim for dim in range(depth) if dim != at]
+            extents.append(box_size(middle(times, others)))
+        return max(extents)
 
     def in_a_row(self, number: int) -> Iterator[tuple[Dependence, bool]]:
         """The dependences between runs that only a loop tells apart, or not even that.
@@ -150,6 +184,18 @@ class Band:
         if any(one.child(0).get_type() != isl.schedule_node_type.leaf for one in children):
             return [self._domain]
         return [one.filter_get_filter() for one in children]
+
+
+def middle(points: isl.Set, dims: Sequence[int]) -> isl.Set:
+    """Points whose coordinates along ``dims`` are in the middle, one after the other."""
+    for dim in dims:
+        low, high = points.dim_min_val(dim), points.dim_max_val(dim)
+        if low.is_int() and high.is_int():
+            half = (low.to_python() + high.to_python()) // 2
+            points = points.fix_val(
+                isl.dim_type.set, dim, isl.Val.int_from_si(points.get_ctx(), half)
+            )
+    return points
 
 
 def box_size(points: isl.Set) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import islpy as isl
 
-from tvm_ext.polyhedral.bands import Band, Loop, box_size
+from tvm_ext.polyhedral.bands import Band, Loop, box_size, middle
 from tvm_ext.polyhedral.dependences import Dependence
 from tvm_ext.polyhedral.generate_loops import PARALLEL, VECTOR
 from tvm_ext.polyhedral.kernel_domain import KernelDomain
@@ -291,21 +291,23 @@ class _Bands:
         return cycles
 
     def _is_tiled(self, band: Band) -> bool:
-        """Whether tiles keep what a band accesses again in a cache, or make it parallel."""
+        """Whether tiles keep what a band accesses again in a cache, or let it run side by side."""
         if not band.is_permutable or len(band.members) < 2 or self._options.tile <= 1:
             return False
-        if not band.has_parallel_loop:
+        if band.has_parallel_loop:
+            return band.reused_bytes() > self._options.cache_bytes
+        if band.bytes_of_an_iteration() > self._options.cache_bytes:
             return True
-        return band.reused_bytes() > self._options.cache_bytes
+        return band.is_last and RowOrder(band, len(band.members) - 1).has_chain
 
     def _is_worth_threads(self, node: isl.ScheduleNode) -> bool:
         """Whether one run of the loops of a band is long enough to wake threads for."""
+        prefix = node.get_prefix_schedule_union_map().intersect_domain(node.get_domain())
         runs = 0.0
-        for domain in _sets(node.get_domain()):
-            runs += box_size(domain)
-        times = node.get_prefix_schedule_union_map().intersect_domain(node.get_domain()).range()
-        launches = max((box_size(time) for time in _sets(times)), default=1.0)
-        return runs / max(launches, 1.0) >= _WORTH_THREADS
+        for times in _maps(prefix):
+            once = middle(times.range(), range(times.dim(isl.dim_type.out)))
+            runs += box_size(times.intersect_range(once).domain())
+        return runs >= _WORTH_THREADS
 
     # Bands without tiles.
 
@@ -371,6 +373,6 @@ _CHAIN, _DIAGONAL = 5.0, 2.0
 _WORTH_THREADS = 20000
 
 
-def _sets(union: isl.UnionSet) -> list[isl.Set]:
-    found = union.get_set_list()
-    return [found.get_at(number) for number in range(found.n_set())]
+def _maps(union: isl.UnionMap) -> list[isl.Map]:
+    found = union.get_map_list()
+    return [found.get_at(number) for number in range(found.n_map())]

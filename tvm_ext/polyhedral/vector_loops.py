@@ -8,10 +8,15 @@ loaded for one row serves all.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm
+from tvm import tirx
 
 from tvm_ext.polyhedral.bands import Band, Loop
 from tvm_ext.polyhedral.generate_loops import UNROLLED, VECTOR
 from tvm_ext.polyhedral.row_order import RowOrder
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 
 # Rows whose sums are in registers at a time.
 ROWS = 4
@@ -34,7 +39,7 @@ class InnerLoops:
 def vector_loops(band: Band, lanes: int, is_tiled: bool) -> InnerLoops:
     """The loops of a band that holds no other, with vectors where they may be."""
     # Along a skewed loop every row begins elsewhere: whole vectors are few, LLVM's own are better.
-    vector = _vector_member(band) if lanes > 1 and not band.is_skewed else None
+    vector = _vector_member(band, lanes) if lanes > 1 and not band.is_skewed else None
     if vector is None:
         return InnerLoops(list(band.members))
     return InnerLoops(_lanes(band, vector, lanes, is_tiled), vector)
@@ -74,12 +79,46 @@ def _jumps(band: Band, number: int) -> tuple[int, int]:
     return scattered, gathered
 
 
-def _vector_member(band: Band) -> int | None:
-    """The loop that vectors run along; None where none may be lanes."""
+def _vector_member(band: Band, lanes: int) -> int | None:
+    """The loop that vectors run along; None where none may be lanes, or none is worth it."""
     count = len(band.members)
     allowed = range(count) if band.is_permutable else range(count - 1, count)
-    fitting = [number for number in allowed if _may_be_lanes(band, number)]
-    return min(fitting, key=lambda number: (*_jumps(band, number), -number), default=None)
+    fitting = [
+        number
+        for number in allowed
+        if band.extent_amid(number) >= _LEAST_VECTORS * lanes and _may_be_lanes(band, number)
+    ]
+    best = min(fitting, key=lambda number: (*_jumps(band, number), -number), default=None)
+    return best if best is None or _is_worth_lanes(band, best) else None
+
+
+def _is_worth_lanes(band: Band, number: int) -> bool:
+    """Whether lanes that store to elements apart are faster than one iteration after the other."""
+    scattered, gathered = _jumps(band, number)
+    if not scattered:
+        return True
+    operations = sum(_operations(one.store.value) for one in band.statements)
+    return _APART * (scattered + gathered) < _OPERATION * operations
+
+
+def _operations(value: Any) -> int:
+    """How long the operations of a value take, one after the other, without those of indices."""
+    indices = [index for load in nodes(value, tvm.ir.TensorLoad) for index in load.indices]
+    found = 0
+    for sign, exprs in ((1, [value]), (-1, indices)):
+        for one in exprs:
+            found += sign * len(nodes(one, *_OPERATIONS))
+            found += sign * _DIVISION * len(nodes(one, tirx.Div))
+    return found
+
+
+# A loop that is shorter than so many vectors gets none.
+_LEAST_VECTORS = 2
+
+# Cycles for an element of a gathered or scattered vector, and for an operation whose result the
+# next one waits for; a division is as long as so many operations.
+_APART, _OPERATION, _DIVISION = 1.3, 2.0, 4
+_OPERATIONS = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min)
 
 
 def _may_be_lanes(band: Band, number: int) -> bool:
