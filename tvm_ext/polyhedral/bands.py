@@ -1,7 +1,7 @@
 """A band of isl's schedule: its loops, and what they do to accesses and dependences."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import islpy as isl
@@ -162,7 +162,7 @@ class Band:
         return max(extents)
 
     def in_a_row(self, number: int) -> Iterator[tuple[Dependence, bool]]:
-        """The dependences between runs that only a loop tells apart, or not even that.
+        """The dependences, between runs that only a loop tells apart, or not even that.
 
         And whether there are such runs in two iterations of the loop.
         """
@@ -172,7 +172,8 @@ class Band:
             together = _without(source, at).apply_range(_without(sink, at).reverse())
             pairs = one.relation.intersect(together)
             if not pairs.is_empty():
-                yield one, not pairs.is_subset(source.apply_range(sink.reverse()))
+                is_apart = not pairs.is_subset(source.apply_range(sink.reverse()))
+                yield replace(one, relation=pairs), is_apart
 
     @cached_property
     def parts(self) -> list[isl.UnionSet]:

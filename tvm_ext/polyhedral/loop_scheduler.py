@@ -298,7 +298,8 @@ class _Bands:
             return band.reused_bytes() > self._options.cache_bytes
         if band.bytes_of_an_iteration() > self._options.cache_bytes:
             return True
-        return band.is_last and RowOrder(band, len(band.members) - 1).has_chain
+        # Diagonals of tiles are faster where each iteration waits for the one before.
+        return band.is_last and RowOrder(band, len(band.members) - 1).has_long_chain
 
     def _is_worth_threads(self, node: isl.ScheduleNode) -> bool:
         """Whether one run of the loops of a band is long enough to wake threads for."""

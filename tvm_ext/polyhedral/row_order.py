@@ -14,7 +14,7 @@ from functools import cached_property
 
 import islpy as isl
 
-from tvm_ext.polyhedral.bands import Band, Loop
+from tvm_ext.polyhedral.bands import Band, Loop, box_size, middle
 from tvm_ext.polyhedral.dependences import Dependence
 from tvm_ext.polyhedral.schedule_tree import with_loops
 
@@ -112,14 +112,31 @@ class RowOrder:
 
         What a statement overwrites of what it read itself is no such need.
         """
+        return any(len(group) > 1 for group in self.groups) or bool(self._chains())
+
+    @cached_property
+    def has_long_chain(self) -> bool:
+        """Whether that is so all along a row, and not for a single iteration that others need."""
         if any(len(group) > 1 for group in self.groups):
             return True
+        return any(self._is_all_along(one) for one in self._chains())
+
+    def _chains(self) -> list[Dependence]:
+        """The dependences of parts on themselves in other iterations of a row."""
+        found = []
         for one, is_apart in self._in_a_row:
             is_kept_in_place = one.kind == "anti" and one.source.name == one.sink.name
             is_within = self._part_of(one.source.name) == self._part_of(one.sink.name)
             if is_apart and is_within and not is_kept_in_place:
-                return True
-        return False
+                found.append(one)
+        return found
+
+    def _is_all_along(self, one: Dependence) -> bool:
+        """Whether more than one iteration of a row is needed, in the middle of the other loops."""
+        times = self.band.time(one.source).intersect_domain(one.relation.domain()).range()
+        depth = times.dim(isl.dim_type.set)
+        at = depth - len(self.band.members) + self.number
+        return box_size(middle(times, [dim for dim in range(depth) if dim != at])) > 1
 
     @cached_property
     def groups(self) -> list[list[isl.UnionSet]]:
@@ -140,8 +157,8 @@ class RowOrder:
         """For each part those that depend on it, directly or not."""
         count = range(len(self.band.parts))
         behind: list[set[int]] = [{b for a, b in self._edges if a == number} for number in count]
-        for middle in count:
+        for via in count:
             for number in count:
-                if middle in behind[number]:
-                    behind[number] |= behind[middle]
+                if via in behind[number]:
+                    behind[number] |= behind[via]
         return behind
