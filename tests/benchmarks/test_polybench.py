@@ -90,6 +90,16 @@ def test_single_operations_are_no_vectors_of_elements_apart():
     assert tirx.ForKind.VECTORIZED not in kinds
 
 
+def test_short_loops_stay_as_they_are_in_an_outer_loop_on_threads():
+    kernel = FURTHER["small-choleskys"]
+    scheduled, _ = scheduled_large("small-choleskys")
+    before, after = (
+        [(str(loop.loop_var.name), loop.kind) for loop in nodes(one.body, tirx.For)]
+        for one in (kernel.build(*kernel.large), scheduled)
+    )
+    assert after == [("b", tirx.ForKind.PARALLEL), *before[1:]]
+
+
 def test_there_are_thirty():
     assert len(KERNELS) == 30
 

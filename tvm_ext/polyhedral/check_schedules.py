@@ -305,11 +305,15 @@ def _apart(kernel: KernelDomain, depth: int) -> isl.UnionMap:
 
 def _pairs(kernel: KernelDomain, meetings: Iterable[_Meeting]) -> Iterator[tuple[Dependence, bool]]:
     """Any two accesses of an element, one a write, and whether both surely take place."""
+    known: dict[tuple[str, str], list[Access]] = {}
+
+    def accesses_of(end: Statement, buffer: str) -> list[Access]:
+        if (end.name, buffer) not in known:
+            known[end.name, buffer] = _distinct([a for a in end.accesses if a.buffer == buffer])
+        return known[end.name, buffer]
+
     for one in meetings:
-        first_ones, second_ones = (
-            _distinct([a for a in end.accesses if a.buffer == one.buffer])
-            for end in (one.source, one.sink)
-        )
+        first_ones, second_ones = (accesses_of(end, one.buffer) for end in (one.source, one.sink))
         for first in first_ones:
             for second in second_ones:
                 if not (first.is_write or second.is_write):
