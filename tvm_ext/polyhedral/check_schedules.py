@@ -245,8 +245,9 @@ def _meetings(
             continue
         accesses = [(s, a) for s in statements for a in s.accesses if a.buffer == buffer]
         writes = [one for one in accesses if one[1].is_write]
-        elements = [_elements_of(kernel, one, depth) for one in (writes, accesses)]
-        if not _meet(*elements, apart):
+        if not _meet(
+            _elements_of(kernel, writes, depth), _elements_of(kernel, accesses, depth), apart
+        ):
             continue
         by_statement = [_by_statement(kernel, one, depth) for one in (writes, accesses)]
         names = [one.name for one in statements if one.name in by_statement[1]]
