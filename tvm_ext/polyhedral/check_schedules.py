@@ -8,7 +8,7 @@ array. It then computes some elements of the tile before once more, which is no 
 them in the parallel loop, and both write the value that the element has.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -196,7 +196,7 @@ def _check_loop(
     inside = [one for one in kernel.statements if any(loop.same_as(around) for around in one.loops)]
     is_proved = True
     moved: list[Violation] = []
-    for one, is_exact in _pairs(kernel, inside, _shared_arrays(kernel, inside, loop)):
+    for one, is_exact in _pairs(kernel, _meetings(kernel, inside, loop)):
         broken = (broken_by_lanes if is_vector else carried_by)(kernel, one, loop)
         if broken.is_empty():
             continue
@@ -220,24 +220,64 @@ def _reason(kernel: KernelDomain, one: Dependence) -> str:
     return f"what {one.source.name} and {one.sink.name} access of {one.buffer}: {reasons}"
 
 
-def _shared_arrays(
-    kernel: KernelDomain, statements: Sequence[Statement], loop: tirx.For
-) -> set[str]:
-    """The arrays of which two iterations of a loop access one element, which one of them writes.
+@dataclass(frozen=True)
+class _Meeting:
+    """Two statements that access an element of an array in two iterations of a loop."""
 
-    All statements are taken together, so that the many pairs of them are looked at only where there
-    is something to be found.
+    buffer: str
+    source: Statement
+    sink: Statement
+
+
+def _meetings(
+    kernel: KernelDomain, statements: Sequence[Statement], loop: tirx.For
+) -> Iterator[_Meeting]:
+    """The statements of which one writes what the other accesses, each pair in both orders.
+
+    First all statements are taken together and then all accesses of each, so that the many pairs of
+    accesses are looked at only where there is something to be found.
     """
     own = {array.name for array in kernel.local_arrays if any(loop.same_as(x) for x in array.loops)}
-    found: set[str] = set()
     depth = next(n for n, one in enumerate(statements[0].loops) if one.same_as(loop))
-    for buffer in {a.buffer for s in statements for a in s.accesses if a.is_write} - own:
+    apart = _apart(kernel, depth)
+    for buffer in dict.fromkeys(a.buffer for s in statements for a in s.accesses if a.is_write):
+        if buffer in own:
+            continue
         accesses = [(s, a) for s in statements for a in s.accesses if a.buffer == buffer]
-        writes = _elements_of(kernel, [one for one in accesses if one[1].is_write], depth)
-        whole = _elements_of(kernel, accesses, depth)
-        if not writes.apply_range(whole.reverse()).intersect(_apart(kernel, depth)).is_empty():
-            found.add(buffer)
-    return found
+        writes = [one for one in accesses if one[1].is_write]
+        if not _meet(
+            _elements_of(kernel, writes, depth), _elements_of(kernel, accesses, depth), apart
+        ):
+            continue
+        by_statement = [_by_statement(kernel, one, depth) for one in (writes, accesses)]
+        names = [one.name for one in statements if one.name in by_statement[1]]
+        for source in names:
+            for sink in names:
+                if _one_writes_what_the_other_accesses(source, sink, by_statement, apart):
+                    yield _Meeting(buffer, kernel.statement(source), kernel.statement(sink))
+
+
+def _meet(first: isl.UnionMap, second: isl.UnionMap, apart: isl.UnionMap) -> bool:
+    return not first.apply_range(second.reverse()).intersect(apart).is_empty()
+
+
+def _by_statement(
+    kernel: KernelDomain, accesses: Sequence[tuple[Statement, Access]], depth: int
+) -> dict[str, isl.UnionMap]:
+    names = dict.fromkeys(statement.name for statement, _ in accesses)
+    return {
+        name: _elements_of(kernel, [one for one in accesses if one[0].name == name], depth)
+        for name in names
+    }
+
+
+def _one_writes_what_the_other_accesses(
+    source: str, sink: str, by_statement: Sequence[dict[str, isl.UnionMap]], apart: isl.UnionMap
+) -> bool:
+    writes, accesses = by_statement
+    if source in writes and _meet(writes[source], accesses[sink], apart):
+        return True
+    return sink in writes and _meet(accesses[source], writes[sink], apart)
 
 
 def _elements_of(
@@ -264,24 +304,25 @@ def _apart(kernel: KernelDomain, depth: int) -> isl.UnionMap:
     return isl.UnionMap.read_from_str(kernel.context, f"{{ {first} -> {second} : a != b }}")
 
 
-def _pairs(
-    kernel: KernelDomain, statements: Sequence[Statement], arrays: set[str]
-) -> Iterator[tuple[Dependence, bool]]:
+def _pairs(kernel: KernelDomain, meetings: Iterable[_Meeting]) -> Iterator[tuple[Dependence, bool]]:
     """Any two accesses of an element, one a write, and whether both surely take place."""
-    accesses = [
-        (statement, a)
-        for statement in statements
-        for a in _distinct(statement.accesses)
-        if a.buffer in arrays
-    ]
-    for source, first in accesses:
-        for sink, second in accesses:
-            if first.buffer != second.buffer or not (first.is_write or second.is_write):
-                continue
-            one = dependence_between(kernel, (source, first), (sink, second))
-            exact = first.is_exact and second.is_exact and source.is_exact and sink.is_exact
-            if one is not None:
-                yield one, exact
+    known: dict[tuple[str, str], list[Access]] = {}
+
+    def accesses_of(end: Statement, buffer: str) -> list[Access]:
+        if (end.name, buffer) not in known:
+            known[end.name, buffer] = _distinct([a for a in end.accesses if a.buffer == buffer])
+        return known[end.name, buffer]
+
+    for one in meetings:
+        first_ones, second_ones = (accesses_of(end, one.buffer) for end in (one.source, one.sink))
+        for first in first_ones:
+            for second in second_ones:
+                if not (first.is_write or second.is_write):
+                    continue
+                found = dependence_between(kernel, (one.source, first), (one.sink, second))
+                ends = (first, second, one.source, one.sink)
+                if found is not None:
+                    yield found, all(end.is_exact for end in ends)
 
 
 def _distinct(accesses: Sequence[Access]) -> list[Access]:

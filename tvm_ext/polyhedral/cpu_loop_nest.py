@@ -45,6 +45,7 @@ class CpuLoopNest:
         from tvm_ext.polyhedral.generate_loops import CodeOptions, generated_kernel
         from tvm_ext.polyhedral.kernel_domain import kernel_domain
         from tvm_ext.polyhedral.loop_scheduler import NoSchedule, SchedulerOptions, schedule_loops
+        from tvm_ext.polyhedral.outer_threads import with_outer_threads
 
         lanes = machine.vector_lanes(_widest(func))
         options = SchedulerOptions(
@@ -54,18 +55,24 @@ class CpuLoopNest:
             fuses=bool(decisions.pick("fusion", (0, 1), 0)),
             # The rest is for what is accessed once.
             cache_bytes=int(machine.l2_bytes) // 2,
+            threads=machine.cores,
         )
         try:
             kernel = kernel_domain(func)
             if kernel.not_rewritable:
                 raise NotApplicable(kernel.not_rewritable[0])
-            found = schedule_loops(kernel, dependences_of(kernel), options)
+            dependences = dependences_of(kernel)
+            found = schedule_loops(kernel, dependences, options)
         except NotAffine as error:
             raise NotApplicable(error.reason) from None
         except NoSchedule:
             raise NotApplicable("isl finds no order of its loops") from None
         if not found.gains:
             raise NotApplicable("none of its loops may be tiled, or run in parallel")
+        if not found.tiled and not found.vectors:
+            as_written = with_outer_threads(kernel, dependences)
+            if as_written is not None:
+                return as_written, found
         code = CodeOptions(machine.cores, lanes)
         return generated_kernel(kernel, found.tree, code), found
 

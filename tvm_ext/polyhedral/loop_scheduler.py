@@ -7,24 +7,19 @@ parallel, and where a band has none, its tiles run in wavefronts: tiles of an eq
 coordinates do not depend on each other.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import islpy as isl
 
+from tvm_ext.polyhedral.bands import Band, Loop, box_size, middle
 from tvm_ext.polyhedral.dependences import Dependence
 from tvm_ext.polyhedral.generate_loops import PARALLEL, VECTOR
 from tvm_ext.polyhedral.kernel_domain import KernelDomain
-from tvm_ext.polyhedral.vector_loops import (
-    Band,
-    Loop,
-    box_size,
-    runs_in_rows,
-    vector_loops,
-    with_loops,
-    with_rows,
-    with_whole_tiles,
-)
+from tvm_ext.polyhedral.row_order import RowOrder, in_row_order, with_rows_or_diagonals
+from tvm_ext.polyhedral.schedule_tree import with_loops, with_whole_tiles
+from tvm_ext.polyhedral.vector_loops import InnerLoops, vector_loops
 
 
 @dataclass(frozen=True)
@@ -46,6 +41,8 @@ class SchedulerOptions:
     separates : bool
         Whether loops are cut where the first or last run of a statement is, so that no condition is
         left in them.
+    threads : int
+        Among how many threads parallel loops are shared out.
     """
 
     tile: int = 32
@@ -54,6 +51,7 @@ class SchedulerOptions:
     fuses: bool = False
     cache_bytes: int = 0
     separates: bool = True
+    threads: int = 1
 
 
 @dataclass
@@ -67,8 +65,8 @@ class LoopSchedule:
     parallel, tiled, skewed, wavefront, vectors : int
         How many bands have a parallel loop, tiles, a skewed loop, tiles that run in wavefronts,
         vectors.
-    is_outermost_parallel : bool
-        Whether a loop that no other is around is parallel.
+    cost : float
+        About how many cycles the innermost loops take on one core, to compare schedules with.
     """
 
     tree: isl.Schedule
@@ -77,15 +75,15 @@ class LoopSchedule:
     skewed: int = 0
     wavefront: int = 0
     vectors: int = 0
-    is_outermost_parallel: bool = False
+    cost: float = 0.0
 
     @property
     def gains(self) -> bool:
-        """Whether loops were tiled, or outermost ones are parallel.
+        """Whether loops were tiled, or some are parallel that run long enough.
 
         Skewed loops without tiles only walk through memory in a worse order.
         """
-        return bool(self.tiled) or self.is_outermost_parallel
+        return bool(self.tiled) or (self.parallel > 0 and not self.skewed)
 
     def __str__(self) -> str:
         """What was found, in words."""
@@ -110,7 +108,28 @@ def schedule_loops(
 ) -> LoopSchedule:
     """The schedule of a kernel that keeps its dependences."""
     options = options or SchedulerOptions()
-    tree = _bands(kernel, dependences, options)
+    relation = _validity(kernel, dependences)
+    found = []
+    for near in (_near(relation), relation):
+        try:
+            tree = _within_limit(kernel, relation, near, options)
+        except NoSchedule:
+            continue
+        found.append(_optimised(kernel, dependences, options, tree))
+        if near.is_equal(relation):
+            break
+    if not found:
+        raise NoSchedule
+    return min(found, key=lambda one: one.cost)
+
+
+def _optimised(
+    kernel: KernelDomain,
+    dependences: Sequence[Dependence],
+    options: SchedulerOptions,
+    tree: isl.Schedule,
+) -> LoopSchedule:
+    """Tiles, parallel loops and vectors for isl's bands."""
     found = LoopSchedule(tree)
     bands = _Bands(kernel, dependences, options, found)
     root = bands.optimised(tree.get_root().child(0), False)
@@ -126,22 +145,45 @@ class NoSchedule(Exception):
     """isl found no order of the runs within the time that it is given."""
 
 
-def _bands(
-    kernel: KernelDomain, dependences: Sequence[Dependence], options: SchedulerOptions
-) -> isl.Schedule:
-    """isl's schedule: bands of permutable loops. Raises NoSchedule."""
+def _validity(kernel: KernelDomain, dependences: Sequence[Dependence]) -> isl.UnionMap:
+    """What isl's schedule has to keep."""
     relation = isl.UnionMap.read_from_str(kernel.context, "{ }")
     for one in dependences:
         relation = relation.union(isl.UnionMap.from_map(one.relation))
     boxes = isl.UnionSet.read_from_str(kernel.context, "{ }")
     for statement in kernel.statements:
         boxes = boxes.union(isl.UnionSet.from_set(_box(statement.domain)))
-    _set_options(kernel.context, options)
     # Each bound is a variable of isl's programs. Those that are numbers say little of the order of
     # runs; those of triangles do.
     if not boxes.is_empty():
         relation = relation.gist_domain(boxes).gist_range(boxes)
-    return _within_limit(kernel, relation.coalesce())
+    return relation.coalesce()
+
+
+def _near(relation: isl.UnionMap) -> isl.UnionMap:
+    """The dependences whose runs may be brought near each other: their distance is bounded.
+
+    isl asks for one bound on the distances of all that it is to bring near. Sizes are mostly
+    numbers here and not parameters, so distances that grow with a size have none, and isl finds no
+    loop that they are carried by, such as those of rows and columns in an LU decomposition.
+    """
+    found = isl.UnionMap.read_from_str(relation.get_ctx(), "{ }")
+    maps = relation.get_map_list()
+    for number in range(maps.n_map()):
+        one = maps.get_at(number)
+        if _distances(one).is_bounded():
+            found = found.union(isl.UnionMap.from_map(one))
+    return found
+
+
+def _distances(relation: isl.Map) -> isl.Set:
+    """How far apart both runs are along the loops that both statements have."""
+    ends = (isl.dim_type.in_, isl.dim_type.out)
+    common = min(relation.dim(end) for end in ends)
+    for end in ends:
+        relation = relation.project_out(end, common, relation.dim(end) - common)
+        relation = relation.set_tuple_name(end, "")
+    return relation.deltas()
 
 
 def _box(domain: isl.Set) -> isl.Set:
@@ -166,11 +208,14 @@ def _set_options(context: isl.Context, options: SchedulerOptions) -> None:
     context.set_ast_build_detect_min_max(1)
 
 
-def _within_limit(kernel: KernelDomain, relation: isl.UnionMap) -> isl.Schedule:
-    """isl's schedule. Raises NoSchedule where it takes too long or finds none."""
+def _within_limit(
+    kernel: KernelDomain, relation: isl.UnionMap, near: isl.UnionMap, options: SchedulerOptions
+) -> isl.Schedule:
+    """isl's bands of permutable loops. Raises NoSchedule where it takes too long or finds none."""
+    _set_options(kernel.context, options)
     constraints = isl.ScheduleConstraints.on_domain(kernel.domain)
     constraints = constraints.set_validity(relation).set_coincidence(relation)
-    constraints = constraints.set_proximity(relation)
+    constraints = constraints.set_proximity(near)
     kernel.context.reset_operations()
     kernel.context.set_max_operations(_OPERATIONS)
     try:
@@ -208,64 +253,87 @@ class _Bands:
         band = Band(self._kernel, self._dependences, node)
         self._found.skewed += band.is_skewed
         in_parallel = in_parallel or not self._is_worth_threads(node)
-        self._found.is_outermost_parallel |= (
-            not in_parallel and node.get_schedule_depth() == 0 and band.has_parallel_loop
-        )
         tiles = self._is_tiled(band)
         inside = in_parallel or tiles or any(one.coincident for one in band.members)
         # The band goes last: what is below asks which loops are around it.
         below = self.optimised(node.child(0), inside).parent().delete()
+        inner = InnerLoops(list(band.members))
         if band.is_last:
-            loops = vector_loops(band, self._options.lanes)
-            self._found.vectors += any(one.mark == VECTOR for one in loops)
-        else:
-            loops = list(band.members)
-        for one in loops:
+            inner = vector_loops(band, self._options.lanes, tiles)
+            self._found.vectors += any(one.mark == VECTOR for one in inner.loops)
+            self._found.cost += self._cost(band, inner, tiles)
+        for one in inner.loops:
             one.is_separated = self._options.separates and not one.tile
-        if tiles:
-            if band.is_last and self._options.lanes > 1 and runs_in_rows(band):
-                below = with_rows(below, loops.pop())
-            below = with_loops(below, loops)
-            return self._tiles(below, band, in_parallel)
-        return self._untiled(below, band, loops, in_parallel)
+        if inner.vector is not None:
+            below = in_row_order(below, band, inner.vector)
+        if not tiles:
+            return self._untiled(below, band, inner, in_parallel)
+        if band.is_last and inner.vector is None:
+            below = with_rows_or_diagonals(below, band)
+        else:
+            below = with_loops(below, inner.loops)
+        return self._tiles(below, band, in_parallel)
+
+    def _cost(self, band: Band, inner: InnerLoops, is_tiled: bool) -> float:
+        """About how many cycles the statements of a band that holds no other take."""
+        number = len(band.members) - 1 if inner.vector is None else inner.vector
+        is_chain = inner.vector is None and RowOrder(band, number).has_chain
+        from_memory = not is_tiled and band.reused_bytes() > self._options.cache_bytes
+        strides = band.strides(number)
+        cycles = 0.0
+        for statement in band.statements:
+            own = [strides.pop(0) for _ in statement.accesses]
+            jumps = sum(stride is None or (is_write and stride != 1) for is_write, stride in own)
+            each = jumps + from_memory + 1 / self._options.lanes
+            if is_chain:
+                each += _CHAIN if len(band.members) == 1 or not is_tiled else _DIAGONAL
+            cycles += each * box_size(statement.domain)
+        return cycles
 
     def _is_tiled(self, band: Band) -> bool:
-        """Whether tiles keep what a band accesses again in a cache, or make it parallel."""
+        """Whether tiles keep what a band accesses again in a cache, or let it run side by side."""
         if not band.is_permutable or len(band.members) < 2 or self._options.tile <= 1:
             return False
-        if not band.has_parallel_loop:
+        if band.has_parallel_loop:
+            return band.reused_bytes() > self._options.cache_bytes
+        if band.bytes_of_an_iteration() > self._options.cache_bytes:
             return True
-        return band.reused_bytes() > self._options.cache_bytes
+        # Diagonals of tiles are faster where each iteration waits for the one before.
+        return band.is_last and RowOrder(band, len(band.members) - 1).has_long_chain
 
     def _is_worth_threads(self, node: isl.ScheduleNode) -> bool:
         """Whether one run of the loops of a band is long enough to wake threads for."""
+        prefix = node.get_prefix_schedule_union_map().intersect_domain(node.get_domain())
         runs = 0.0
-        for domain in _sets(node.get_domain()):
-            runs += box_size(domain)
-        times = node.get_prefix_schedule_union_map().intersect_domain(node.get_domain()).range()
-        launches = max((box_size(time) for time in _sets(times)), default=1.0)
-        return runs / max(launches, 1.0) >= _WORTH_THREADS
+        for times in _maps(prefix):
+            once = middle(times.range(), range(times.dim(isl.dim_type.out)))
+            runs += box_size(times.intersect_range(once).domain())
+        return runs >= _WORTH_THREADS
 
     # Bands without tiles.
 
     def _untiled(
-        self,
-        below: isl.ScheduleNode,
-        band: "Band",
-        loops: list[Loop],
-        in_parallel: bool,
+        self, below: isl.ScheduleNode, band: Band, inner: InnerLoops, in_parallel: bool
     ) -> isl.ScheduleNode:
         allowed = band.members if band.is_permutable else band.members[:1]
         chosen = next((one for one in allowed if one.coincident), None)
+        loops = inner.loops
         if in_parallel or chosen is None:
             return with_loops(below, loops)
         self._found.parallel += 1
         if chosen.function is loops[0].function and not loops[0].mark:
             return with_loops(below, [replace(loops[0], mark=PARALLEL), *loops[1:]])
         # Threads share out pieces, in which vectors and rows are whole.
-        size = self._options.inner_tile * 8 if len(band.members) == 1 else _PIECE
+        is_along = inner.vector is not None and chosen is band.members[inner.vector]
+        size = self._piece(chosen) if is_along else _PIECE
         outer = replace(chosen.tiled(size), mark=PARALLEL)
         return with_loops(with_loops(below, loops), [outer])
+
+    def _piece(self, along: Loop) -> int:
+        """How much of a loop that vectors run along a thread takes at a time."""
+        most = self._options.inner_tile * 8
+        share = along.extent / self._options.threads
+        return int(min(most, max(_PIECE, _PIECE * math.ceil(share / _PIECE))))
 
     # Tiles.
 
@@ -299,10 +367,13 @@ _SKEWED_LINES = 32
 # Iterations of an outer loop that a thread takes at a time.
 _PIECE = 32
 
+# Cycles for each iteration that waits for the one before, and where diagonals run instead.
+_CHAIN, _DIAGONAL = 5.0, 2.0
+
 # Runs of statements that take longer than waking threads, about 10 us.
 _WORTH_THREADS = 20000
 
 
-def _sets(union: isl.UnionSet) -> list[isl.Set]:
-    found = union.get_set_list()
-    return [found.get_at(number) for number in range(found.n_set())]
+def _maps(union: isl.UnionMap) -> list[isl.Map]:
+    found = union.get_map_list()
+    return [found.get_at(number) for number in range(found.n_map())]

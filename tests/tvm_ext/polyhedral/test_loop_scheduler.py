@@ -97,7 +97,7 @@ def test_a_kernel_without_blocks_gets_the_template():
     _, choice = schedule_kernel(jacobi(9, 97), machine)
     assert choice.schedule == "as written", "nobody asked for it"
     stated = {"loop nest": {"tile": 32}}
-    _, choice = schedule_kernel(jacobi(9, 97), machine, stated=stated)
+    _, choice = schedule_kernel(jacobi(9, 497), machine, stated=stated)
     assert choice.schedule == "loop nest"
     scheduled, choice = schedule_kernel(shifted, machine, stated=stated)
     assert choice.schedule == "as written"
