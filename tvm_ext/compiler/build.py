@@ -91,24 +91,12 @@ def _executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecuta
     kernels = sum(isinstance(func, tirx.PrimFunc) for func in mod.functions.values())
     is_small = target.kind.name == "llvm" and kernels < 2 * _KERNELS_PER_OBJECT
     entries = _entries(mod) if is_small else {}
-    rest = tvm.IRModule(
-        {
-            v: f
-            for v, f in mod.functions.items()
-            if v.name_hint not in {e.name_hint for e in entries}
-        },
-        attrs=mod.attrs,
-    )
-    functions = dict(vm_build._vmcodegen(builder, rest, "bytecode").functions.items())
+    functions = _without_bytecode(builder, mod, entries)
     objects: Sequence[tvm_ffi.Module] = ()
     if is_small:
         both = tvm.IRModule({**functions, **entries}, attrs=mod.attrs)
         functions = dict(vm_build._vmcodegen(builder, both, "compiled").functions.items())
     elif target.kind.name == "llvm":
-        functions = {
-            var: with_symbols(func, mod) if _calls_kernels(func) else func
-            for var, func in functions.items()
-        }
         made = _kernel_objects(functions, mod.attrs, target)
         objects, functions = made.modules, {}
         if (compilation := current_compilation()) is not None:
@@ -119,6 +107,19 @@ def _executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecuta
     libraries = [*attrs.get("external_mods", ()), *objects]
     constants = dict(attrs.get("const_name_to_constant", {}))
     return vm_build._vmlink(builder, target, rest, lowering_pipeline(target), libraries, constants)
+
+
+def _without_bytecode(
+    builder: relax.ExecBuilder,
+    mod: tvm.IRModule,
+    entries: Mapping[tvm.ir.GlobalVar, relax.Function],
+) -> dict[tvm.ir.GlobalVar, tirx.PrimFunc]:
+    """The kernels, once ``builder`` has bytecode of all functions that are no ``entries``."""
+    names = {str(var.name_hint) for var in entries}
+    others = {var: func for var, func in mod.functions.items() if var.name_hint not in names}
+    rest = tvm.IRModule(others, attrs=mod.attrs)
+    kernels = vm_build._vmcodegen(builder, rest, "bytecode").functions.items()
+    return {v: with_symbols(f, mod) if _calls_kernels(f) else f for v, f in kernels}
 
 
 # Objects with the code of a CPU's kernels, which threads make side by side, or which an earlier
@@ -316,7 +317,8 @@ def _linker_script(symbols: Mapping[str, str]) -> bytes:
 def _entries(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, relax.Function]:
     """The program's functions under the names that they have as machine code.
 
-    None where one calls another or has branches, which TVM makes no machine code of.
+    Those that call kernels directly are so named already. None where one calls another or has
+    branches, which TVM makes no machine code of.
     """
     programs = {str(var.name_hint): func for var, func in relax_functions(mod).items()}
     made = {name for name in programs if runs_a_model(name)}
@@ -324,9 +326,8 @@ def _entries(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, relax.Function]:
     values = [binding.value for func in programs.values() for binding in bindings_of(func)]
     if programs.keys() - made - direct or any(isinstance(v, relax.If) for v in values):
         return {}
-    entries = {
-        as_machine_code(name): programs.get(as_machine_code(name), programs[name]) for name in made
-    }
+    entries = {as_machine_code(name): programs[name] for name in made}
+    entries |= {name: programs[name] for name in direct & programs.keys()}
     return {
         tvm.ir.GlobalVar(name): func.with_attr("global_symbol", name)
         for name, func in entries.items()

@@ -86,7 +86,6 @@ class _Builder:
     def built(self, calls: Sequence[KernelArguments]) -> CallsOfKernels:
         for call in calls:
             arguments = [self._argument(one) for one in call.arguments]
-            # As TVM lowers calls of one kernel by another: it wants a handle behind the arguments.
             called = tvm.ir.Call(call.kernel, arguments, ret_ty="int32")
             self._statements.append(tirx.Evaluate(called))
         body = tirx.SeqStmt(
@@ -179,10 +178,10 @@ def _on_stack(kind: str, count: int) -> tirx.Expr:
 
 
 def with_symbols(func: tirx.PrimFunc, mod: tvm.IRModule) -> tirx.PrimFunc:
-    """The function with kernels called by the names that they have in objects of their own.
+    """The function with kernels called by their names, which may lie in other objects.
 
-    TVM takes a kernel for one of the same object unless its name was declared before, and declares
-    it by every call. So there is a first call of each, which never runs.
+    Of a kernel in another object TVM declares the name anew at every call, and without its prefix,
+    unless it is known. So there is a first call of each by its full name, which never runs.
     """
     names: dict[str, None] = {}
 
