@@ -138,7 +138,7 @@ class _Variables:
         if name == _VIEW:
             shape, dtype, offset = value.args[1:4]
             known = isinstance(shape, relax.ShapeExpr) and isinstance(offset, tirx.IntImm)
-            return known and isinstance(dtype, relax.DataTypeImm)
+            return known and hasattr(dtype, "value")
         if name not in (_RESHAPE, _FROM_ZERO):
             return False
         base = value.args[0].ty
