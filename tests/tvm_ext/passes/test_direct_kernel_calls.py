@@ -50,7 +50,7 @@ def test_one_function_calls_the_kernels_of_a_row() -> None:
     with compiling_for(resolve_target("avx2")):
         before = planned()
         after = DirectKernelCalls()(before)
-    assert called(before, "main") == ["exp", "tir_negative"]
+    assert called(before, "main") == ["exp", "negative"]
     for name in (DIRECT, WITH_OUT_PARAMS):
         (only,) = called(after, name)
         assert CALLS_KERNELS in after[only].attrs
