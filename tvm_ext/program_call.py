@@ -1,8 +1,8 @@
 """Calls of a program on the CPU, without the cost of new tensors at every run.
 
 TVM's own conversions take 15 and 6 microseconds a tensor, more than the kernels of a small model.
-An input is copied into a tensor that is kept, through a NumPy view of its memory; a large one is
-read where it lies.
+An input is copied into a tensor that is kept, through a NumPy view of its memory; one that is large
+or has another shape than in the run before is read where it lies.
 """
 
 import ctypes
@@ -112,13 +112,16 @@ class ProgramCall:
     def _tensor(self, position: int, array: np.ndarray | tvm_ffi.Tensor) -> tvm_ffi.Tensor:
         if isinstance(array, _Tensor):
             return array
+        _, copy, shape, dtype = self._kept.get(position, (None, None, None, array.dtype))
+        is_like_last = shape == array.shape and dtype == array.dtype
         in_place = None if array.nbytes < _LARGE_BYTES else self._in_place
-        tensor = None if in_place is None else in_place(array)
+        # What has another shape in each run, as the mask of a decoder, is read where it lies too.
+        reader = in_place if is_like_last else self._in_place
+        tensor = None if reader is None else reader(array)
         if tensor is not None:
             self._kept[position] = (in_place, None, array.shape, array.dtype)
             return tensor
-        _, copy, shape, dtype = self._kept.get(position, (None, None, (), array.dtype))
-        if copy is not None and shape == array.shape and dtype == array.dtype:
+        if copy is not None and is_like_last:
             tensor, view = copy
             view[...] = array
             return tensor
