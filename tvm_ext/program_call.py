@@ -7,6 +7,7 @@ or has another shape than in the run before is read where it lies.
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -172,7 +173,8 @@ def _never(_array: np.ndarray) -> None:
 
 def _in_place(array: np.ndarray) -> tvm_ffi.Tensor | None:
     """An array's own memory as a tensor, which a program reads only; None if it cannot be."""
-    if not lies_in_order(array):
+    # NumPy gives what is empty strides of zero, which kernels refuse.
+    if not array.size or not lies_in_order(array):
         return None
     try:
         return memory_tensor(array)
@@ -212,12 +214,24 @@ class _Writeable:
 
 def _own_tensor(array: np.ndarray) -> tvm_ffi.Tensor:
     """A tensor of an array's values in memory of its own, aligned as programs' memory is."""
-    dtype = tvm_ffi.dtype(str(array.dtype))
-    allocate = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
-    tensor = allocate(tvm_ffi.Shape(array.shape), dtype, tvm_ffi.device("cpu", 0), None)
-    copy = tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")
-    copy(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
+    allocate, copy, device = _functions_for_tensors()
+    tensor = allocate(tvm_ffi.Shape(array.shape), _own_type(array.dtype), device, None)
+    if array.size:
+        copy(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
     return tensor
+
+
+@cache
+def _own_type(dtype: np.dtype) -> tvm_ffi.dtype:
+    return tvm_ffi.dtype(str(dtype))
+
+
+@cache
+def _functions_for_tensors() -> tuple[Callable[..., Any], Callable[..., Any], Any]:
+    """TVM's functions that allocate a tensor and copy to it, and the CPU; TVM has to be there."""
+    names = "runtime.TVMTensorAllocWithScope", "runtime.TVMTensorCopyFromBytes"
+    allocate, copy = map(tvm_ffi.get_global_func, names)
+    return allocate, copy, tvm_ffi.device("cpu", 0)
 
 
 def memory_view(tensor: tvm_ffi.Tensor) -> np.ndarray:
