@@ -133,14 +133,14 @@ class _Variables:
     @staticmethod
     def _is_part_of(value: relax.Expr | None) -> bool:
         name = operator_name(value)
+        if value is None or name not in (_ALLOCATION, *_PARTS_OF_TENSORS):
+            return False
         if name == _ALLOCATION:
             return isinstance(value.args[2], relax.ShapeExpr)
         if name == _VIEW:
             shape, dtype, offset = value.args[1:4]
             known = isinstance(shape, relax.ShapeExpr) and isinstance(offset, tirx.IntImm)
             return known and hasattr(dtype, "value")
-        if name not in (_RESHAPE, _FROM_ZERO):
-            return False
         base = value.args[0].ty
         known = base.dtype is not None and isinstance(base.shape, relax.ShapeExpr)
         return known and (name == _FROM_ZERO or isinstance(value.args[1], relax.ShapeExpr))
