@@ -34,7 +34,7 @@ class AttentionFusion:
     The function has the attribute of ``AttentionCompute``, and is right under any schedule. Scales
     may stand before or after, as factor or divisor, on either operand; masks are added or choose a
     number, and are read where they are; a constant one that hides what is ahead becomes a rule;
-    scores may be capped by a tanh ahead of them, and have one axis for batch and heads on their way;
+    scores may be capped by a tanh ahead of them, and may have one axis for batch and heads;
     transposes and repeated heads are read through; sums are in float32, with casts or without.
 
     Leaves alone: other targets than CPUs and GPUs; scores or weights with another user; scales that

@@ -29,7 +29,9 @@ def bloom(batch: int | str, length: int | str, *, is_read: bool = False) -> onnx
         node("Transpose", ["key3"], ["keys"], perm=[0, 2, 1]),
         node("MatMul", ["query3", "keys"], ["products"]),
         node("Mul", ["products", "scale"], ["scaled"]),
-        node("Add", ["alibi", "scaled"], ["biased"]),
+        node("Concat", ["merged", "n1", "size2"], ["row"], axis=0),
+        node("Reshape", ["alibi", "row"], ["bias"]),
+        node("Add", ["bias", "scaled"], ["biased"]),
         node("Concat", ["size0", "size1", "size2", "size2"], ["apart"], axis=0),
         node("Reshape", ["biased", "apart"], ["scores"]),
         node("Add", ["scores", "mask"], ["masked"]),
@@ -40,13 +42,12 @@ def bloom(batch: int | str, length: int | str, *, is_read: bool = False) -> onnx
         node("Reshape", ["taken", "sizes"], ["y"]),
     ]
     shape = [batch, HEADS, length, DEPTH]
-    merged = f"{HEADS}*{batch}" if isinstance(batch, str) else HEADS * batch
     inputs = [ends(name, TensorProto.FLOAT, shape) for name in ("query", "key", "value")]
-    inputs.append(ends("alibi", TensorProto.FLOAT, [merged, 1, length]))
+    inputs.append(ends("alibi", TensorProto.FLOAT, [batch, HEADS, length]))
     inputs.append(ends("mask", TensorProto.FLOAT, [batch, 1, length, length]))
     outputs = [ends("y", TensorProto.FLOAT, shape)]
     if is_read:
-        outputs.append(ends("biased", TensorProto.FLOAT, [merged, length, length]))
+        outputs.append(ends("biased", TensorProto.FLOAT, None))
     graph = helper.make_graph(nodes, "bloom", inputs, outputs, [scale, *places])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
@@ -56,7 +57,7 @@ def arrays_of(batch: int, length: int) -> dict[str, np.ndarray]:
     shape = (batch, HEADS, length, DEPTH)
     made = {n: random.standard_normal(shape, dtype=np.float32) for n in ("query", "key", "value")}
     hidden = np.triu(np.full((batch, 1, length, length), -1e9, np.float32), 1)
-    alibi = random.standard_normal((batch * HEADS, 1, length), dtype=np.float32)
+    alibi = random.standard_normal((batch, HEADS, length), dtype=np.float32)
     return made | {"alibi": alibi, "mask": hidden}
 
 
