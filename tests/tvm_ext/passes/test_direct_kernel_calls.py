@@ -58,6 +58,8 @@ def test_one_function_calls_the_kernels_of_a_row() -> None:
         assert "relax.reshape" not in map(operator_name, values)
     tvm.ir.assert_structural_equal(after["main"], before["main"])
     relax.analysis.well_formed(after, check_ty=False)
+    with compiling_for(resolve_target("avx2")):
+        assert DirectKernelCalls()(after).same_as(after)
 
 
 def test_a_size_that_a_run_finds_ends_a_row() -> None:
