@@ -15,7 +15,7 @@ from tvm_ext.passes.results_to_out_params import ResultsToOutParams
 from tvm_ext.passes.share_storage import ShareStorage
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.spans import bindings_of
-from tvm_ext.report.records import WITH_OUT_PARAMS, as_machine_code
+from tvm_ext.report.records import WITH_OUT_PARAMS, as_machine_code, specialized_name
 
 DIRECT = as_machine_code("main")
 
@@ -99,6 +99,9 @@ def test_results_are_those_of_the_virtual_machine(layers: int) -> None:
 def test_specialised_programs_call_kernels_of_their_own() -> None:
     source, given = mlp(), {"x": rand(3, 6)}
     special = tvm_ext.compile(source, target=HOST, specialize=[{"x": (3, 6)}])
-    assert [len(special.specialized)] == [1]
+    (other,) = special.specialized
+    for one, number in ((special, 0), (other, 1)):
+        machine = one._new_machine()
+        assert machine.implements_function(as_machine_code(specialized_name("main", number)))
     for name, wanted in without(source).run(given).items():
         np.testing.assert_allclose(special.run(given)[name], wanted, rtol=1e-5, atol=1e-6)
