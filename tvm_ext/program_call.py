@@ -1,12 +1,13 @@
 """Calls of a program on the CPU, without the cost of new tensors at every run.
 
 TVM's own conversions take 15 and 6 microseconds a tensor, more than the kernels of a small model.
-An input is copied into a tensor that is kept, through a NumPy view of its memory; a large one is
-read where it lies.
+An input is copied into a tensor that is kept, through a NumPy view of its memory; one that is large
+or has another shape than in the run before is read where it lies.
 """
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -112,13 +113,16 @@ class ProgramCall:
     def _tensor(self, position: int, array: np.ndarray | tvm_ffi.Tensor) -> tvm_ffi.Tensor:
         if isinstance(array, _Tensor):
             return array
+        _, copy, shape, dtype = self._kept.get(position, (None, None, None, array.dtype))
+        is_like_last = shape == array.shape and dtype == array.dtype
         in_place = None if array.nbytes < _LARGE_BYTES else self._in_place
-        tensor = None if in_place is None else in_place(array)
+        # What has another shape in each run, as the mask of a decoder, is read where it lies too.
+        reader = in_place if is_like_last else self._in_place
+        tensor = None if reader is None else reader(array)
         if tensor is not None:
             self._kept[position] = (in_place, None, array.shape, array.dtype)
             return tensor
-        _, copy, shape, dtype = self._kept.get(position, (None, None, (), array.dtype))
-        if copy is not None and shape == array.shape and dtype == array.dtype:
+        if copy is not None and is_like_last:
             tensor, view = copy
             view[...] = array
             return tensor
@@ -169,7 +173,8 @@ def _never(_array: np.ndarray) -> None:
 
 def _in_place(array: np.ndarray) -> tvm_ffi.Tensor | None:
     """An array's own memory as a tensor, which a program reads only; None if it cannot be."""
-    if not lies_in_order(array):
+    # NumPy gives what is empty strides of zero, which kernels refuse.
+    if not array.size or not lies_in_order(array):
         return None
     try:
         return memory_tensor(array)
@@ -209,12 +214,24 @@ class _Writeable:
 
 def _own_tensor(array: np.ndarray) -> tvm_ffi.Tensor:
     """A tensor of an array's values in memory of its own, aligned as programs' memory is."""
-    dtype = tvm_ffi.dtype(str(array.dtype))
-    allocate = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
-    tensor = allocate(tvm_ffi.Shape(array.shape), dtype, tvm_ffi.device("cpu", 0), None)
-    copy = tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")
-    copy(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
+    allocate, copy, device = _functions_for_tensors()
+    tensor = allocate(tvm_ffi.Shape(array.shape), _own_type(array.dtype), device, None)
+    if array.size:
+        copy(tensor, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
     return tensor
+
+
+@cache
+def _own_type(dtype: np.dtype) -> tvm_ffi.dtype:
+    return tvm_ffi.dtype(str(dtype))
+
+
+@cache
+def _functions_for_tensors() -> tuple[Callable[..., Any], Callable[..., Any], Any]:
+    """TVM's functions that allocate a tensor and copy to it, and the CPU; TVM has to be there."""
+    names = "runtime.TVMTensorAllocWithScope", "runtime.TVMTensorCopyFromBytes"
+    allocate, copy = map(tvm_ffi.get_global_func, names)
+    return allocate, copy, tvm_ffi.device("cpu", 0)
 
 
 def memory_view(tensor: tvm_ffi.Tensor) -> np.ndarray:

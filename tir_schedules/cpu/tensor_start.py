@@ -5,6 +5,9 @@ from tvm import tirx
 NO_OPERATOR = "tvm_ext.no_operator"
 """On a function of the program that computes no operator of the model."""
 
+TENSOR_START = "tvm_ext.tensor_start"
+"""On the function that ``tensor_start`` makes."""
+
 # Of a DLTensor; the numbers are those of ``TVMStructFieldKind`` in TVM's tirx/builtin.h.
 _DATA = 1
 _BYTE_OFFSET = 8
@@ -26,4 +29,6 @@ def tensor_start() -> tirx.PrimFunc:
         tirx.Evaluate(tirx.tvm_struct_set(tensor, 0, _BYTE_OFFSET, tirx.const(0, "uint64"))),
     ]
     func = tirx.PrimFunc([tensor], tirx.SeqStmt(statements))
-    return func.with_attrs({"tirx.noalias": True, "tirx.is_scheduled": True, NO_OPERATOR: True})
+    return func.with_attrs(
+        {"tirx.noalias": True, "tirx.is_scheduled": True, NO_OPERATOR: True, TENSOR_START: True}
+    )

@@ -31,6 +31,7 @@ from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.passes import registry
+from tvm_ext.passes.calls_of_kernels import CALLS_KERNELS, SYMBOL_PREFIX, with_symbols
 from tvm_ext.relay_passes.cuda_graphs import captured_kernels, launches_only, without_capture
 from tvm_ext.relay_passes.spans import bindings_of, relax_functions
 from tvm_ext.report.records import DeviceRecord, KernelCall, as_machine_code, runs_a_model
@@ -87,10 +88,12 @@ def _executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecuta
     bytecode.
     """
     builder = relax.ExecBuilder()
-    functions = dict(vm_build._vmcodegen(builder, mod, "bytecode").functions.items())
+    kernels = sum(isinstance(func, tirx.PrimFunc) for func in mod.functions.values())
+    is_small = target.kind.name == "llvm" and kernels < 2 * _KERNELS_PER_OBJECT
+    entries = _entries(mod) if is_small else {}
+    functions = _without_bytecode(builder, mod, entries)
     objects: Sequence[tvm_ffi.Module] = ()
-    if target.kind.name == "llvm" and len(functions) < 2 * _KERNELS_PER_OBJECT:
-        entries = _entries(mod)
+    if is_small:
         both = tvm.IRModule({**functions, **entries}, attrs=mod.attrs)
         functions = dict(vm_build._vmcodegen(builder, both, "compiled").functions.items())
     elif target.kind.name == "llvm":
@@ -106,15 +109,25 @@ def _executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecuta
     return vm_build._vmlink(builder, target, rest, lowering_pipeline(target), libraries, constants)
 
 
+def _without_bytecode(
+    builder: relax.ExecBuilder,
+    mod: tvm.IRModule,
+    entries: Mapping[tvm.ir.GlobalVar, relax.Function],
+) -> dict[tvm.ir.GlobalVar, tirx.PrimFunc]:
+    """The kernels, once ``builder`` has bytecode of all functions that are no ``entries``."""
+    names = {str(var.name_hint) for var in entries}
+    others = {var: func for var, func in mod.functions.items() if var.name_hint not in names}
+    rest = tvm.IRModule(others, attrs=mod.attrs)
+    kernels = vm_build._vmcodegen(builder, rest, "bytecode").functions.items()
+    return {v: with_symbols(f, mod) if _calls_kernels(f) else f for v, f in kernels}
+
+
 # Objects with the code of a CPU's kernels, which threads make side by side, or which an earlier
 # compilation left in the cache.
 
 # Setting up LLVM for an object takes as long as code for a small kernel.
 _KERNELS_PER_OBJECT = 4
 _MOST_OBJECTS = 16
-
-# What TVM puts in front of a kernel's name in an object.
-_PREFIX = "__tvm_ffi_"
 
 _Functions: TypeAlias = Mapping[tvm.ir.GlobalVar, tirx.PrimFunc]
 
@@ -136,7 +149,11 @@ def _kernel_objects(
         return _by_cache(functions, target, cache)
     count = max(min(len(functions) // _KERNELS_PER_OBJECT, _MOST_OBJECTS), 1)
     ordered = _largest_first(functions)
-    groups = [{var: functions[var] for var in ordered[start::count]} for start in range(count)]
+    # A function that calls kernels looks for them in other objects.
+    apart = [[var] for var in ordered if _calls_kernels(functions[var])]
+    ordered = [var for var in ordered if not _calls_kernels(functions[var])]
+    parts = [*(ordered[start::count] for start in range(count)), *apart]
+    groups = [{var: functions[var] for var in part} for part in parts]
     codes = _side_by_side([tvm.IRModule(group, attrs=attrs) for group in groups], target)
     symbols = [[_symbol(func) for func in group.values()] for group in groups]
     return _KernelObjects([_loaded(*one) for one in zip(codes, symbols, strict=True)])
@@ -149,6 +166,10 @@ def _largest_first(functions: _Functions) -> list[tvm.ir.GlobalVar]:
 
 def _size(func: tirx.PrimFunc) -> int:
     return len(nodes(func.body, tvm.ir.TensorLoad, tirx.BufferStore, tirx.For))
+
+
+def _calls_kernels(func: tirx.PrimFunc) -> bool:
+    return CALLS_KERNELS in func.attrs
 
 
 def _symbol(func: tirx.PrimFunc) -> str:
@@ -177,6 +198,9 @@ def _object(kernels: tvm.IRModule, target: tvm.target.Target) -> bytes:
         tvm.transform.PassContext(opt_level=3, config=pass_options(target)),
         _file_in_memory() as path,
     ):
+        if any(_calls_kernels(func) for func in kernels.functions.values()):
+            # Thousands of stores, on which LLVM's optimisations take seconds.
+            target = tvm.target.Target({**target.export(), "opt-level": 0})
         tirx.build(kernels, target, lowering_pipeline(target)).write_to_file(str(path), "o")
         return path.read_bytes()
 
@@ -283,7 +307,7 @@ def _linker_script(symbols: Mapping[str, str]) -> bytes:
 
     A file that is no object is read as a script: "Implicit Linker Scripts" in the manual of GNU ld.
     """
-    lines = [f"{_PREFIX}{name} = {_PREFIX}{other};" for name, other in symbols.items()]
+    lines = [f"{SYMBOL_PREFIX}{name} = {SYMBOL_PREFIX}{other};" for name, other in symbols.items()]
     return "\n".join([*lines, ""]).encode()
 
 
@@ -293,17 +317,20 @@ def _linker_script(symbols: Mapping[str, str]) -> bytes:
 def _entries(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, relax.Function]:
     """The program's functions under the names that they have as machine code.
 
-    None where one calls another or has branches, which TVM makes no machine code of.
+    Those that call kernels directly are so named already. None where one calls another or has
+    branches, which TVM makes no machine code of.
     """
     programs = {str(var.name_hint): func for var, func in relax_functions(mod).items()}
+    made = {name for name in programs if runs_a_model(name)}
+    direct = {as_machine_code(name) for name in made}
     values = [binding.value for func in programs.values() for binding in bindings_of(func)]
-    if not all(map(runs_a_model, programs)) or any(isinstance(v, relax.If) for v in values):
+    if programs.keys() - made - direct or any(isinstance(v, relax.If) for v in values):
         return {}
+    entries = {as_machine_code(name): programs[name] for name in made}
+    entries |= {name: programs[name] for name in direct & programs.keys()}
     return {
-        tvm.ir.GlobalVar(as_machine_code(name)): func.with_attr(
-            "global_symbol", as_machine_code(name)
-        )
-        for name, func in programs.items()
+        tvm.ir.GlobalVar(name): func.with_attr("global_symbol", name)
+        for name, func in entries.items()
     }
 
 
@@ -322,7 +349,7 @@ def _no_code(
     kernels = {
         str(global_var.name_hint): func
         for global_var, func in mod.functions.items()
-        if isinstance(func, tirx.PrimFunc)
+        if isinstance(func, tirx.PrimFunc) and not _calls_kernels(func)
     }
     failed = [name for name, func in kernels.items() if not can_be_built(func, target)]
     kind = target.kind.name

@@ -9,6 +9,7 @@ from tvm import relax
 from tvm_ext.passes.attention_fusion import AttentionFusion
 from tvm_ext.passes.check_bounds import CheckBounds
 from tvm_ext.passes.coalesce_accesses import CoalesceAccesses
+from tvm_ext.passes.direct_kernel_calls import DirectKernelCalls
 from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
 from tvm_ext.passes.drop_result_checks import DropResultChecks
 from tvm_ext.passes.fuse_block_integer_matmul import FuseBlockIntegerMatmul
@@ -73,7 +74,7 @@ _OURS: dict[Level, tuple[Any, ...]] = {
     "tile": (CoalesceAccesses, VectorMath, ThreadsForLargeRuns, PropagateNan),
     "memory": (
         *(LimitMemory, ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
-        DropResultChecks,
+        *(DirectKernelCalls, DropResultChecks),
     ),
     "target": (MlirCodeGeneration,),
 }
@@ -106,7 +107,8 @@ _BEHIND: dict[str, tuple[str, ...]] = {
     "ShareStorage": ("CallTIRRewrite",),
     "CudaGraphs": ("ShareStorage",),
     "ResultsToOutParams": ("ShareStorage",),
-    "LowerAllocTensor": ("ShareStorage", "ResultsToOutParams", "CudaGraphs"),
+    "DirectKernelCalls": ("ShareStorage", "ResultsToOutParams"),
+    "LowerAllocTensor": ("ShareStorage", "ResultsToOutParams", "DirectKernelCalls", "CudaGraphs"),
     "KillAfterLastUse": ("LowerAllocTensor",),
     "LowerRuntimeBuiltin": ("LowerAllocTensor", "KillAfterLastUse"),
     "ComputePrimValue": ("LowerRuntimeBuiltin",),

@@ -12,6 +12,7 @@ from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.hardware.cuda.description import CudaDescription, current_gpu
 from tvm_ext.passes.attention_operands import NARROW
 from tvm_ext.passes.attention_pattern import AttentionMatch, find_attention
+from tvm_ext.passes.heads_of_scores import HeadsOfScores
 from tvm_ext.passes.sizes_of_scores import SizesOfScores
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.graph_pass import graph_pass
@@ -33,7 +34,7 @@ class AttentionFusion:
     The function has the attribute of ``AttentionCompute``, and is right under any schedule. Scales
     may stand before or after, as factor or divisor, on either operand; masks are added or choose a
     number, and are read where they are; a constant one that hides what is ahead becomes a rule;
-    scores may be capped by a tanh ahead of them;
+    scores may be capped by a tanh ahead of them, and may have one axis for batch and heads;
     transposes and repeated heads are read through; sums are in float32, with casts or without.
 
     Leaves alone: other targets than CPUs and GPUs; scores or weights with another user; scales that
@@ -46,7 +47,9 @@ class AttentionFusion:
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
         machine = current_gpu() or current_cpu()
-        return mod if machine is None else _Fuser(machine).run(SizesOfScores().run(mod))
+        if machine is None:
+            return mod
+        return _Fuser(machine).run(HeadsOfScores().run(SizesOfScores().run(mod)))
 
 
 class _Fuser(BindingRewriter):

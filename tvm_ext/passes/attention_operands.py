@@ -197,7 +197,7 @@ def _taken(left: list[_Part], size: Any) -> list[_Part] | None:
     if left and left[0].size == size:
         return [left.pop(0)]
     if not isinstance(size, int):
-        return None
+        return _taken_together(left, size)
     taken: list[_Part] = []
     while size > 1:
         if not left or not isinstance(left[0].size, int):
@@ -215,6 +215,18 @@ def _taken(left: list[_Part], size: Any) -> list[_Part] | None:
             return None
         size //= common
     return taken
+
+
+def _taken_together(left: list[_Part], size: "_Extent") -> list[_Part] | None:
+    """The next parts whose sizes have this product, of which a run decides one at least."""
+    product = tirx.const(1, "int64")
+    for count, part in enumerate(left, 1):
+        product = product * (part.size if isinstance(part.size, int) else part.size.size)
+        if size == _Extent(product):
+            taken = left[:count]
+            del left[:count]
+            return taken
+    return None
 
 
 def scaled_by(view: GraphView, expr: relax.Expr) -> tuple[relax.Expr, float] | None:
@@ -262,12 +274,12 @@ class _Extent:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, size: tirx.Expr) -> None:
-        self._size = size
+        self.size = size
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Extent):
             return False
-        if tvm_ffi.structural_equal(self._size, other._size):
+        if tvm_ffi.structural_equal(self.size, other.size):
             return True
         # Exporters write past + length here and length + past there.
-        return bool(Analyzer().can_prove_equal(self._size, other._size))
+        return bool(Analyzer().can_prove_equal(self.size, other.size))

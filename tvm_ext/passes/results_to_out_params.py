@@ -35,7 +35,7 @@ class ResultsToOutParams:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself where no result can be a parameter."""
-        if current_cpu() is None or _has_functions_in_sizes(mod["main"]):
+        if current_cpu() is None or has_functions_in_sizes(mod["main"]):
             return mod
         try:
             main = relax.utils.copy_with_new_vars(mod["main"])
@@ -61,7 +61,7 @@ def out_params(mod: tvm.IRModule) -> list[int]:
     return []
 
 
-def _has_functions_in_sizes(main: relax.Function) -> bool:
+def has_functions_in_sizes(main: relax.Function) -> bool:
     """Whether a size calls a function, such as a choice (``if_then_else``) or a ceiling.
 
     TVM copies no program with such a size, and warns.

@@ -347,11 +347,17 @@ class KernelRecord:
 WITH_OUT_PARAMS = "main_with_out_params"
 
 _SPECIALIZED = re.compile(r"_specialized_\d+$")
+_MACHINE_CODE = "_compiled"
 
 
 def specialized_name(name: str, number: int) -> str:
     """What a function of the specialised program ``number`` is called; 0 is that for any sizes."""
-    return f"{name}_specialized_{number}" if number else name
+    if not number:
+        return name
+    program = name.removesuffix(_MACHINE_CODE)
+    if program != name and runs_a_model(program):
+        return as_machine_code(specialized_name(program, number))
+    return f"{name}_specialized_{number}"
 
 
 def runs_a_model(name: str) -> bool:
@@ -361,7 +367,7 @@ def runs_a_model(name: str) -> bool:
 
 def as_machine_code(name: str) -> str:
     """What a function of the program is called as machine code, where it is that as well."""
-    return f"{name}_compiled"
+    return f"{name}{_MACHINE_CODE}"
 
 
 @dataclass(frozen=True)
