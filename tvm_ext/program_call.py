@@ -25,6 +25,9 @@ _field = tvm_ffi.get_global_func("ffi.ArrayGetItem")
 # Smaller inputs are copied as fast as a tensor of their memory is made.
 _LARGE_BYTES = 1 << 14
 
+# It takes half a microsecond to let go of results, which is a part of a small model's run.
+LARGE_RESULT_BYTES = 1 << 16
+
 # Raised for tensors that NumPy cannot look at.
 _NO_VIEW = (BufferError, RuntimeError, TypeError, ValueError, AttributeError)
 
@@ -56,6 +59,9 @@ class ProgramCall:
         Whether inputs may be read where they lie: the program never writes to them.
     with_out_params : callable, optional
         The program with its results' memory as parameters behind the inputs.
+    release : callable, optional
+        Has the virtual machine let go of the results of its last call, which it keeps otherwise
+        until the next one. It is called behind runs with large results.
     """
 
     def __init__(
@@ -66,8 +72,10 @@ class ProgramCall:
         run_error: Callable[[Exception, Sequence[tvm_ffi.Tensor]], RunError],
         in_place: bool,
         with_out_params: Callable[..., Any] | None = None,
+        release: Callable[[], Any] | None = None,
     ) -> None:
         self.main = main
+        self._release = release
         self._with_out_params = with_out_params or main
         self._places = tuple(range(outputs))
         self._threads = threads
@@ -144,7 +152,10 @@ class ProgramCall:
         thread_pool.use_threads(self._threads)
         try:
             result = self._with_out_params(*tensors, *written) if written else self.main(*tensors)
-            return self._views(result)
+            views = self._views(result)
+            if self._release is not None and _are_large(views):
+                self._release()
+            return views
         except TVM_ERRORS as error:
             raise self._run_error(error, tensors) from error
 
@@ -161,6 +172,13 @@ class ProgramCall:
             return views
         except _NO_VIEW:
             return [memory_view(_field(result, place)) for place in self._places]
+
+
+def _are_large(arrays: Sequence[np.ndarray]) -> bool:
+    nbytes = 0
+    for array in arrays:
+        nbytes += array.nbytes
+    return nbytes >= LARGE_RESULT_BYTES
 
 
 def _never(_array: np.ndarray) -> None:

@@ -85,5 +85,5 @@ def test_symbolic_sizes_are_those_that_are_given():
 
 
 def test_small_arrays_are_not_counted():
-    mod = program(1)
+    mod = program(1, columns=512)
     assert kernel_arrays(mod, mod, {}) == KernelArrays()
