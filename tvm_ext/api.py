@@ -178,9 +178,9 @@ def compile(
         Bytes, or a text such as "64MiB", that the values of a run may take: the arena, the results
         and what kernels allocate for themselves, without weights and inputs. Where the plan needs
         more, kernel calls run in another order and cheap values are computed again, and the report
-        states the predicted price in time. A limit that cannot be met is refused with the least that was found. The default is
-        ``TVM_EXT_MEMORY_LIMIT`` in GiB, and without it 3 GiB on a CPU. It is short for the option
-        ``limit`` of the pass ``LimitMemory``.
+        states the predicted price in time. A limit that cannot be met is refused with the least
+        that was found. The default is ``TVM_EXT_MEMORY_LIMIT`` in GiB, and without it 3 GiB on a
+        CPU. It is short for the option ``limit`` of the pass ``LimitMemory``.
     specialize : sequence of mappings, or "auto", optional
         For a CPU: sizes of dynamic dimensions that get a program of their own, which is as fast as
         that of a model with fixed sizes. ``[{"N": 1}, {"x": [8, 3, 224, 224]}]`` names dimensions
