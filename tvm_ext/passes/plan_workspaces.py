@@ -1,5 +1,6 @@
 """Arrays that kernels allocate for themselves, planned with all other storage."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -9,9 +10,10 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_walk
 
 from tvm_ext.compiler.backend import programs_of
-from tvm_ext.compiler.kernel_arrays import arrays_of_whole_calls
+from tvm_ext.compiler.kernel_arrays import arrays_of_whole_calls, kernel_arrays
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.hardware.targets import current_description
+from tvm_ext.passes.share_storage import planned_bytes
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import relax_functions
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
@@ -20,6 +22,13 @@ from tvm_ext.tir_schedules.statements import changed_block
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 # Smaller arrays on a CPU: an allocation in the program takes longer than it saves memory.
 _LEAST_BYTES = 1 << 16
+_AHEAD_OF_STORAGE = tvm.transform.Sequential(
+    [
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+        relax.transform.CallTIRRewrite(),
+    ]
+)
 
 
 @graph_pass
@@ -34,7 +43,8 @@ class PlanWorkspaces:
     kernel allocates for as long as the thread lives, and nothing else lies there meanwhile.
 
     Leaves alone: kernels with symbolic sizes, and those that are named other than in a call; on a
-    CPU arrays that each iteration of a loop has for itself, as threads do that share one.
+    CPU arrays that each iteration of a loop has for itself, as threads do that share one, and
+    programs that would not take less: the memory that TVM keeps is that of several kernels.
 
     Run after: ScheduleKernels. Run before: the planning of storage.
     """
@@ -43,7 +53,10 @@ class PlanWorkspaces:
         """Returns ``mod`` itself when no kernel has such an array."""
         if programs_of(current_description()).keeps_workspaces:
             return plan_workspaces(mod)
-        return plan_workspaces(mod, _arrays_of_cpu) if current_cpu() is not None else mod
+        planned = plan_workspaces(mod, _arrays_of_cpu) if current_cpu() is not None else mod
+        if planned.same_as(mod) or _bytes_of_run(planned) >= _bytes_of_run(mod):
+            return mod
+        return planned
 
 
 def plan_workspaces(
@@ -72,6 +85,15 @@ def plan_workspaces(
     for variable, func in relax_functions(mod).items():
         planner.builder_.update_func(variable, planner.visit_expr(func))
     return planner.builder_.get()
+
+
+def _bytes_of_run(mod: tvm.IRModule) -> float:
+    """What values take and what kernels allocate, on all threads; without limit if not known."""
+    values = planned_bytes(_AHEAD_OF_STORAGE(mod)).total
+    if values is None:
+        return math.inf
+    machine = current_description()
+    return values + kernel_arrays(mod, mod, {}).bytes_on(programs_of(machine).threads(machine))
 
 
 def _workspaces(
