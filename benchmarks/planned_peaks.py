@@ -62,15 +62,7 @@ def planned_peak(path: Path) -> PlannedPeak | None:
     """
     found = model_memory(path)
     if found.memory.values_bytes is None:
-        imported = import_model(path, None)
-        sizes = usual_sizes(imported)
-        shapes = {
-            spec.name: [
-                sizes.get(size, 1) if isinstance(size, str) else size for size in spec.shape
-            ]
-            for spec in imported.inputs
-        }
-        found = model_memory(path, input_shapes=shapes)
+        found = model_memory(path, input_shapes=usual_shapes(path))
     memory = found.memory
     if memory.values_bytes is None or memory.unplanned_bytes is None:
         return None
@@ -83,6 +75,16 @@ def planned_peak(path: Path) -> PlannedPeak | None:
         unplanned=memory.unplanned_bytes - own,
         shares=len(found.in_place) + len(found.plan.views),
     )
+
+
+def usual_shapes(path: Path) -> dict[str, list[int | str]]:
+    """Shapes of a model's inputs with usual sizes for those that it leaves open."""
+    imported = import_model(path, None)
+    sizes = usual_sizes(imported)
+    return {
+        spec.name: [sizes.get(size, 1) if isinstance(size, str) else size for size in spec.shape]
+        for spec in imported.inputs
+    }
 
 
 def peaks_table(found: Sequence[PlannedPeak]) -> Table:

@@ -23,6 +23,8 @@ from unittest import mock
 import numpy as np
 from rich.table import Table
 
+from tvm_ext.program_call import LARGE_INPUT_BYTES, LARGE_RESULT_BYTES
+
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 # What ``clear_refs`` takes to begin anew with the peak.
@@ -44,7 +46,8 @@ class Resident:
         The model.
     said : dict of str to int or None
         Weights, tables of the program, buffers (the arena and the results), arrays that kernels
-        allocate for themselves, and inputs, from the report and the shapes. None for buffers whose
+        allocate for themselves, and inputs with what is kept of small inputs and results, from the
+        report and the shapes. None for buffers whose
         sizes other values of the run decide.
     loaded, ran, peak : int
         How much resident memory grew with loading, with loading and the runs, and at most.
@@ -98,8 +101,9 @@ def measured(models: Sequence[Path], threads: int = 1) -> list[Resident]:
             options = ["--threads", str(threads), "--sizes", json.dumps(sizes)]
             command = [sys.executable, __file__, str(tiny), str(saved), *options]
             answer = subprocess.run(command, check=True, capture_output=True, text=True)
-            said = _said(model, threads, sizes)
-            found.append(Resident(path.stem, said, **json.loads(answer.stdout)))
+            grown = json.loads(answer.stdout)
+            said = _said(model, threads, sizes, grown.pop("results"))
+            found.append(Resident(path.stem, said, **grown))
             saved.unlink()
     return found
 
@@ -144,10 +148,11 @@ def _grown(tiny: Path, path: Path, threads: int, sizes: Mapping[str, int]) -> di
     model = _loaded(path, threads)
     _settle()
     loaded = _status()
-    results = _ran(model, _inputs(model.inputs, sizes))
+    inputs = _inputs(model.inputs, sizes)
+    results = _ran(model, inputs)
     after = _status()
-    del results
     return {
+        "results": sum(array.nbytes for array in results.values()),
         "loaded": loaded["VmRSS"] - before["VmRSS"],
         "ran": after["VmRSS"] - before["VmRSS"],
         "peak": after["VmHWM"] - before["VmRSS"],
@@ -156,8 +161,16 @@ def _grown(tiny: Path, path: Path, threads: int, sizes: Mapping[str, int]) -> di
     }
 
 
-def _said(model: Any, threads: int, sizes: Mapping[str, int]) -> dict[str, int | None]:
-    """The report's figures, and the bytes of the inputs."""
+def _said(
+    model: Any, threads: int, sizes: Mapping[str, int], results: int
+) -> dict[str, int | None]:
+    """The report's figures, and the bytes of inputs, with what is kept of small ones and results.
+
+    A program copies small inputs, and keeps small results of the last run beside the next ones.
+    """
+    inputs = [array.nbytes for array in _inputs(model.inputs, sizes).values()]
+    copied = sum(nbytes for nbytes in inputs if nbytes < LARGE_INPUT_BYTES)
+    kept = results if results < LARGE_RESULT_BYTES else 0
     memory, nominal = model.report.memory, model.report.nominal
     at_sizes = nominal.memory_bytes if nominal is not None else None
     further = (threads - 1) * (memory.kernel_thread_bytes or 0)
@@ -166,7 +179,7 @@ def _said(model: Any, threads: int, sizes: Mapping[str, int]) -> dict[str, int |
         "program": memory.program_bytes or 0,
         "buffers": at_sizes if at_sizes is not None else memory.values_bytes,
         "arrays": (memory.kernel_bytes or 0) + further,
-        "inputs": sum(array.nbytes for array in _inputs(model.inputs, sizes).values()),
+        "inputs": sum(inputs) + copied + kept,
     }
 
 

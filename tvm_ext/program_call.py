@@ -23,7 +23,7 @@ _view = np.from_dlpack
 _field = tvm_ffi.get_global_func("ffi.ArrayGetItem")
 
 # Smaller inputs are copied as fast as a tensor of their memory is made.
-_LARGE_BYTES = 1 << 14
+LARGE_INPUT_BYTES = 1 << 14
 
 # It takes half a microsecond to let go of results, which is a part of a small model's run.
 LARGE_RESULT_BYTES = 1 << 16
@@ -120,7 +120,7 @@ class ProgramCall:
     def _tensor(self, position: int, array: np.ndarray | tvm_ffi.Tensor) -> tvm_ffi.Tensor:
         if isinstance(array, _Tensor):
             return array
-        in_place = None if array.nbytes < _LARGE_BYTES else self._in_place
+        in_place = None if array.nbytes < LARGE_INPUT_BYTES else self._in_place
         tensor = None if in_place is None else in_place(array)
         if tensor is not None:
             self._kept[position] = (in_place, None, array.shape, array.dtype)
