@@ -42,7 +42,7 @@ from tvm_ext.memory_planner import Buffer, MemoryPlan, check_plan, cp_sat, plan_
 _INSTANCES = Path(__file__).parents[1] / "tests/tvm_ext/memory_planner/minimalloc.csv"
 # The arena that is enough for each of MiniMalloc's instances, in the units of the file.
 _CAPACITY = 1024
-_LOG_WIDTH = 120
+_LOG_WIDTH = 140
 
 
 @dataclass(frozen=True)
