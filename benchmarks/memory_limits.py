@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from planned_peaks import usual_shapes
 from rich.table import Table
 
 import tvm_ext
 from tvm_ext.check.inputs import random_inputs
+from tvm_ext.compiler.memory_of_model import model_memory
 from tvm_ext.errors import BuildError
+from tvm_ext.hardware.targets import program_target
 from tvm_ext.report.records import MemoryLimitRecord
 from tvm_ext.report.units import ABSENT, format_bytes, format_signed_percent
 
@@ -58,50 +61,46 @@ class Limited:
 
 
 def limited(path: Path, shares: Sequence[float]) -> list[Limited]:
-    """Compiles a model with and without limits; runs what meets them."""
-    model = tvm_ext.compile(path, threads=1)
-    shapes = _usual_shapes(model)
-    if shapes:
-        model = tvm_ext.compile(path, input_shapes=shapes, threads=1)
-    peak = model.report.memory.planned_peak_bytes
+    """Plans a model with and without limits; compiles and runs what meets them.
+
+    What is refused is refused ahead of its code, so that most limits take some seconds.
+    """
+    machine = program_target("cpu").with_count("cores", 1)
+    shapes = None
+    planned = model_memory(path, machine)
+    if planned.memory.planned_peak_bytes is None:
+        shapes = usual_shapes(path)
+        planned = model_memory(path, machine, input_shapes=shapes)
+    peak = planned.memory.planned_peak_bytes
     if not peak:
         return []
-    inputs = random_inputs(model.inputs)
     found: list[Limited] = []
     for share in sorted(shares, reverse=True):
         limit = int(peak * share)
         # What is refused says what the least is, and a lower limit would be refused alike.
         if found and found[-1].refusal:
             found.append(replace(found[-1], limit=limit))
+            continue
+        try:
+            model_memory(path, machine, input_shapes=shapes, memory_limit=limit)
+        except BuildError as error:
+            found.append(Limited(path.stem, peak, limit, refusal=str(error)))
         else:
-            found.append(_limited(path, model, shapes, inputs, limit))
+            found.append(_compared(path, machine, shapes, peak, limit))
     return found
 
 
-def _usual_shapes(model: Any) -> dict[str, list[int | str]] | None:
-    nominal = model.report.nominal
-    if nominal is None:
-        return None
-    return {
-        spec.name: [
-            nominal.sizes.get(size, 1) if isinstance(size, str) else size for size in spec.shape
-        ]
-        for spec in model.inputs
-    }
-
-
-def _limited(
+def _compared(
     path: Path,
-    model: Any,
+    machine: Any,
     shapes: Mapping[str, Sequence[int | str]] | None,
-    inputs: Mapping[str, Any],
+    peak: int,
     limit: int,
 ) -> Limited:
-    peak = model.report.memory.planned_peak_bytes
-    try:
-        other = tvm_ext.compile(path, input_shapes=shapes, memory_limit=limit, threads=1)
-    except BuildError as error:
-        return Limited(path.stem, peak, limit, refusal=str(error))
+    """The program with a limit that it meets beside that without."""
+    model = tvm_ext.compile(path, machine, input_shapes=shapes)
+    other = tvm_ext.compile(path, machine, input_shapes=shapes, memory_limit=limit)
+    inputs = random_inputs(model.inputs)
     record = other.report.memory.limit or MemoryLimitRecord(limit)
     wanted, given = model.run(inputs), other.run(inputs)
     return Limited(

@@ -23,13 +23,14 @@ from unittest import mock
 import numpy as np
 from rich.table import Table
 
+from tvm_ext.program_call import LARGE_INPUT_BYTES, LARGE_RESULT_BYTES
+
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 # What ``clear_refs`` takes to begin anew with the peak.
 _PEAK = "5"
 _RUNS = 3
-_REPORTS = 8
-_COPIES = 3
+_COPIES = 4
 _MIB = float(1 << 20)
 # So far may what is measured be from what is said.
 ALLOWED = 0.05
@@ -44,17 +45,16 @@ class Resident:
     name : str
         The model.
     said : dict of str to int or None
-        Weights, buffers (the arena and the results), arrays that kernels allocate for themselves,
-        and inputs, from the report and the shapes. None for buffers whose sizes other values of the
-        run decide.
+        Weights, tables of the program, buffers (the arena and the results), arrays that kernels
+        allocate for themselves, and inputs with what is kept of small inputs and results, from the
+        report and the shapes. None for buffers whose
+        sizes other values of the run decide.
     loaded, ran, peak : int
         How much resident memory grew with loading, with loading and the runs, and at most.
     once : int
         The part of ``ran`` that stays with the process for later models.
     code : int
         The part of ``ran`` that is pages of files: the code of the model.
-    report : int
-        The part of ``ran`` that is the report as Python's objects, which a loaded model keeps.
     """
 
     name: str
@@ -64,7 +64,6 @@ class Resident:
     peak: int
     once: int
     code: int
-    report: int
 
     @property
     def total_said(self) -> int | None:
@@ -76,7 +75,7 @@ class Resident:
     def off(self) -> float | None:
         """How far a run without the rest is from what is said, as a share of it."""
         said = self.total_said
-        rest = self.once + self.code + self.report
+        rest = self.once + self.code
         return None if said is None else (self.ran - rest) / said - 1
 
 
@@ -94,22 +93,28 @@ def measured(models: Sequence[Path], threads: int = 1) -> list[Resident]:
         tvm_ext.compile(onnx.parser.parse_model(text + " y = Abs(x) }")).save(tiny)
         for path in models:
             saved = Path(folder) / f"{path.stem}.tvmx"
-            tvm_ext.compile(path).save(saved)
-            command = [sys.executable, __file__, str(tiny), str(saved), "--threads", str(threads)]
+            model = tvm_ext.compile(path)
+            model.save(saved)
+            nominal = model.report.nominal
+            # Not read there: the report of a loaded model takes memory from then on.
+            sizes = dict(nominal.sizes) if nominal is not None else {}
+            options = ["--threads", str(threads), "--sizes", json.dumps(sizes)]
+            command = [sys.executable, __file__, str(tiny), str(saved), *options]
             answer = subprocess.run(command, check=True, capture_output=True, text=True)
-            found.append(Resident(path.stem, **json.loads(answer.stdout)))
+            grown = json.loads(answer.stdout)
+            said = _said(model, threads, sizes, grown.pop("results"))
+            found.append(Resident(path.stem, said, **grown))
             saved.unlink()
     return found
 
 
 def table_of(found: Sequence[Resident]) -> Table:
     """A line a model, in MiB."""
-    table = Table(
-        caption="MiB; 'off': a run without 'once', code and report, beside the sum that is said"
-    )
+    table = Table(caption="MiB; 'off': a run without 'once' and code, beside the sum that is said")
     headings = (
         "model",
         "weights",
+        "program",
         "buffers",
         "arrays",
         "inputs",
@@ -119,12 +124,11 @@ def table_of(found: Sequence[Resident]) -> Table:
         "peak",
         "once",
         "code",
-        "report",
     )
     for heading in (*headings, "off"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for one in found:
-        grown = (one.loaded, one.ran, one.peak, one.once, one.code, one.report)
+        grown = (one.loaded, one.ran, one.peak, one.once, one.code)
         figures = (*one.said.values(), one.total_said, *grown)
         off = "-" if one.off is None else f"{one.off:+.1%}"
         sizes = ("-" if value is None else f"{value / _MIB:,.2f}" for value in figures)
@@ -132,8 +136,8 @@ def table_of(found: Sequence[Resident]) -> Table:
     return table
 
 
-def _grown(tiny: Path, path: Path, threads: int) -> dict[str, object]:
-    """What ``Resident`` holds, measured in this process."""
+def _grown(tiny: Path, path: Path, threads: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """What ``Resident`` holds but for the report's figures, measured in this process."""
     import tvm_ext.runtime
 
     first = tvm_ext.runtime.load(tiny, threads=threads)
@@ -144,27 +148,38 @@ def _grown(tiny: Path, path: Path, threads: int) -> dict[str, object]:
     model = _loaded(path, threads)
     _settle()
     loaded = _status()
-    inputs = _inputs(model)
+    inputs = _inputs(model.inputs, sizes)
     results = _ran(model, inputs)
     after = _status()
-    memory = model.report.memory
-    nominal = model.report.nominal
-    at_sizes = nominal.memory_bytes if nominal is not None else None
-    buffers = at_sizes if at_sizes is not None else memory.planned_peak_bytes
-    del results
     return {
-        "said": {
-            "weights": memory.weights_bytes,
-            "buffers": buffers,
-            "arrays": (memory.kernel_bytes or 0)
-            + (threads - 1) * (memory.kernel_thread_bytes or 0),
-            "inputs": sum(array.nbytes for array in inputs.values()),
-        },
+        "results": sum(array.nbytes for array in results.values()),
         "loaded": loaded["VmRSS"] - before["VmRSS"],
         "ran": after["VmRSS"] - before["VmRSS"],
         "peak": after["VmHWM"] - before["VmRSS"],
         "code": after["RssFile"] - before["RssFile"],
-        **_kept(path, threads, loaded["RssAnon"] - before["RssAnon"]),
+        "once": _kept_once(path, threads, loaded["RssAnon"] - before["RssAnon"]),
+    }
+
+
+def _said(
+    model: Any, threads: int, sizes: Mapping[str, int], results: int
+) -> dict[str, int | None]:
+    """The report's figures, and the bytes of inputs, with what is kept of small ones and results.
+
+    A program copies small inputs, and keeps small results of the last run beside the next ones.
+    """
+    inputs = [array.nbytes for array in _inputs(model.inputs, sizes).values()]
+    copied = sum(nbytes for nbytes in inputs if nbytes < LARGE_INPUT_BYTES)
+    kept = results if results < LARGE_RESULT_BYTES else 0
+    memory, nominal = model.report.memory, model.report.nominal
+    at_sizes = nominal.memory_bytes if nominal is not None else None
+    further = (threads - 1) * (memory.kernel_thread_bytes or 0)
+    return {
+        "weights": memory.weights_bytes,
+        "program": memory.program_bytes or 0,
+        "buffers": at_sizes if at_sizes is not None else memory.values_bytes,
+        "arrays": (memory.kernel_bytes or 0) + further,
+        "inputs": sum(inputs) + copied + kept,
     }
 
 
@@ -177,47 +192,38 @@ def _loaded(path: Path, threads: int) -> Any:
         return load(path, threads=threads)
 
 
-def _kept(path: Path, threads: int, first: int) -> dict[str, int]:
-    """What a process keeps once of the bytes that loading took first, and those of a report."""
-    before = _status()["RssAnon"]
-    copies = [_loaded(path, threads) for _ in range(_COPIES)]
-    _settle()
-    further = (_status()["RssAnon"] - before) // len(copies)
-    # While the copies are there: reports would use what they leave.
-    return {"once": max(first - further, 0), "report": _bytes_of_report(path)}
+def _kept_once(path: Path, threads: int, first: int) -> int:
+    """What a process keeps once of the bytes that loading took first, beside the last of copies.
+
+    The first copies use up what is left to the allocators.
+    """
+    copies = []
+    for _ in range(_COPIES):
+        before = _status()["RssAnon"]
+        copies.append(_loaded(path, threads))
+        _settle()
+    return max(first - (_status()["RssAnon"] - before), 0)
 
 
-def _inputs(model: Any) -> dict[str, np.ndarray]:
-    """Ones, of the usual sizes where the model leaves them open."""
-    nominal = model.report.nominal
-    sizes: Mapping[str, int] = nominal.sizes if nominal is not None else {}
+def _inputs(inputs: Sequence[Any], sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Ones, of these sizes where the model leaves them open."""
     return {
         spec.name: np.ones(
             [size if isinstance(size, int) else sizes[size] for size in spec.shape], spec.dtype
         )
-        for spec in model.inputs
+        for spec in inputs
     }
 
 
 def _ran(model: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The results of the last of some runs; what the allocators can give back is given back."""
+    results: dict[str, np.ndarray] = {}
     for _ in range(_RUNS):
-        results: dict[str, np.ndarray] = model.run(inputs)
+        # Results that somebody has while the model runs again are memory of their own.
+        results.clear()
+        results = model.run(inputs)
     _settle()
     return results
-
-
-def _bytes_of_report(path: Path) -> int:
-    """What one more copy of the report and of its text takes, of several that are made."""
-    from tvm_ext.artifact import read_artifact
-    from tvm_ext.report.compile_report import CompileReport
-
-    artifact = read_artifact(path)
-    _settle()
-    before = _status()["RssAnon"]
-    kept = [CompileReport.from_json(artifact.report_json) for _ in range(_REPORTS)]
-    _settle()
-    return (_status()["RssAnon"] - before) // len(kept)
 
 
 def _settle() -> None:
@@ -237,5 +243,6 @@ if __name__ == "__main__":
     parser.add_argument("tiny", type=Path)
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sizes", type=json.loads, default={})
     given = parser.parse_args()
-    print(json.dumps(_grown(given.tiny, given.model, given.threads)))
+    print(json.dumps(_grown(given.tiny, given.model, given.threads, given.sizes)))

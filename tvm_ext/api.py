@@ -175,12 +175,12 @@ def compile(
         core of the target. Fewer threads run where the process may use fewer cores, because of its
         affinity, the CPU quota of its container, ``TVM_NUM_THREADS`` or ``OMP_NUM_THREADS``.
     memory_limit : int or str, optional
-        Bytes, or a text such as "64MiB", that the values of a run may take: the arena and the
-        results, without weights and inputs. Where the plan needs more, kernel calls run in another
-        order and cheap values are computed again, and the report states the predicted price in
-        time. A limit that cannot be met is refused with the least that was found. The default is
-        ``TVM_EXT_MEMORY_LIMIT`` in GiB, and without it 3 GiB on a CPU. It is short for the option
-        ``limit`` of the pass ``LimitMemory``.
+        Bytes, or a text such as "64MiB", that the values of a run may take: the arena, the results
+        and what kernels allocate for themselves, without weights and inputs. Where the plan needs
+        more, kernel calls run in another order and cheap values are computed again, and the report
+        states the predicted price in time. A limit that cannot be met is refused with the least
+        that was found. The default is ``TVM_EXT_MEMORY_LIMIT`` in GiB, and without it 3 GiB on a
+        CPU. It is short for the option ``limit`` of the pass ``LimitMemory``.
     specialize : sequence of mappings, or "auto", optional
         For a CPU: sizes of dynamic dimensions that get a program of their own, which is as fast as
         that of a model with fixed sizes. ``[{"N": 1}, {"x": [8, 3, 224, 224]}]`` names dimensions
@@ -507,18 +507,18 @@ def _planned(
         context.ranges = lowered.imported.ranges
         scheduled = schedule_module(lowered, pipeline, runner, phases, context, records)
         _warn_of_defects(context.choices, lowered)
+        sizes = usual_sizes(lowered.imported)
         if request.require_records:
-            sizes = usual_sizes(lowered.imported)
             require_hits(context.choices, lowered.kernels, lowered.calls, sizes)
         context.kernels = lowered.kernels
         mod = plan_module(scheduled, pipeline, runner, phases)
+        context.memory = with_kernel_arrays(context, lowered.kernels, scheduled, sizes)
         require_memory(
             context.memory,
             lowered.imported.name,
             limit,
             lambda: largest_result(lowered.kernels, lowered.calls),
         )
-        context.memory = with_kernel_arrays(context, lowered, scheduled)
         lowered = replace(lowered, calls=_calls_in_order(lowered.calls, context.call_sources))
     return _Planned(lowered, scheduled, mod, context, runner)
 
@@ -578,6 +578,7 @@ def _compiled(
     )
     with phases.timed("link"):
         model_to_run.link()
+    report.memory = replace(report.memory, program_bytes=model_to_run.table_bytes())
     return model_to_run
 
 

@@ -1,8 +1,10 @@
 """A compiled model: runs, profiles, saves and explains itself."""
 
+import math
 import threading
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -39,9 +41,10 @@ from tvm_ext.model_inputs import (
     require_no_device,
     shapes_named_apart,
 )
-from tvm_ext.program_call import ProgramCall, memory_tensor, to_array
+from tvm_ext.program_call import LARGE_RESULT_BYTES, ProgramCall, memory_tensor, to_array
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.records import (
+    RELEASE_RESULTS,
     WITH_OUT_PARAMS,
     KernelCall,
     as_machine_code,
@@ -64,6 +67,9 @@ if TYPE_CHECKING:
 
 # For how many shapes of inputs it is known which program runs.
 _CHOICES_KEPT = 1 << 12
+
+# Of all types of elements, so that no type has to be known for what is small.
+_WIDEST_ELEMENT = 8
 
 # A program is run twice ahead of its first run if the first of them takes less.
 _QUICK_SECONDS = 0.02
@@ -97,6 +103,10 @@ class CompiledModel:
     specialized: "tuple[CompiledModel, ...]" = ()
     _has_program = True
     _named_apart: "CompiledModel | None" = None
+    # The report, or what reads it again; and of it what runs look at.
+    _report: CompileReport | None = None
+    _read_report: Callable[[], CompileReport] | None = None
+    _for_runs: CompileReport
 
     def __init__(
         self,
@@ -141,6 +151,27 @@ class CompiledModel:
         cut, specs = report.micro_batch, (inputs, outputs)
         if cut is not None and not self._narrow_outputs and MicroBatches.are_known(*specs):
             self._micro_batches = MicroBatches(cut, *specs, self._out_params, self._made)
+
+    @property
+    def report(self) -> CompileReport:
+        """What the compiler did. A loaded model reads it when it is asked for the first time."""
+        if self._report is None:
+            self._report = self._for_runs if self._read_report is None else self._read_report()
+        return self._report
+
+    @report.setter
+    def report(self, report: CompileReport) -> None:
+        self._report = self._for_runs = report
+
+    def _put_report_away(self, read_report: Callable[[], CompileReport]) -> None:
+        """Keeps of the report what runs look at: the rest takes as much memory as a small model."""
+        self._for_runs = self.report.for_runs
+        self._report, self._read_report = None, read_report
+        for number, one in enumerate(self.specialized):
+            one._put_report_away(partial(self._report_of_specialized, number))
+
+    def _report_of_specialized(self, number: int) -> CompileReport:
+        return self.report.specialized[number]
 
     def __repr__(self) -> str:
         report = self.report
@@ -687,6 +718,10 @@ class CompiledModel:
         if self._runs_here():
             self._made()
 
+    def table_bytes(self) -> int | None:
+        """What TVM makes of the program in memory beside weights and code; None before a link."""
+        return self._program.table_bytes()
+
     def warm_up(self) -> bool:
         """Runs the program, so that the first run takes as long as the others.
 
@@ -698,7 +733,7 @@ class CompiledModel:
         for one in self.specialized:
             one.warm_up()
         # Only a session knows how many rows a state in place has room for.
-        if self.report.state is not None:
+        if self._for_runs.state is not None:
             return False
         zeros = zeros_to_run(self.inputs, self.report) if self._runs_here() else None
         if zeros is None:
@@ -748,13 +783,21 @@ class CompiledModel:
                 len(self.outputs),
                 self._threads,
                 self._run_error,
-                in_place=self.report.memory.copied_outputs is not None,
+                in_place=self._for_runs.memory.copied_outputs is not None,
                 with_out_params=(
                     _fastest(machine, self._function(WITH_OUT_PARAMS)) if self._out_params else None
                 ),
+                release=self._release_of(machine),
             )
             self._threads_own.made = made
         return made
+
+    def _release_of(self, machine: tvm_ffi.Module) -> Callable[[], Any] | None:
+        """What lets go of results; None for small ones, and of a program without it."""
+        are_small = sum(map(_most_bytes, self.outputs)) < LARGE_RESULT_BYTES
+        if are_small or not machine.implements_function(RELEASE_RESULTS):
+            return None
+        return machine[RELEASE_RESULTS]
 
     def _function(self, name: str) -> str:
         """What a function of the program for any sizes is called in this one."""
@@ -846,7 +889,20 @@ class CompiledModel:
                 one._threads = one._checked_threads(threads)
         loaded.link()
         loaded.warm_up()
+        # It is a tenth as long when it is compressed.
+        packed = zlib.compress(artifact.report_json.encode())
+        loaded._put_report_away(partial(_unpacked_report, packed))
         return loaded
+
+
+def _unpacked_report(packed: bytes) -> CompileReport:
+    return CompileReport.from_json(zlib.decompress(packed).decode())
+
+
+def _most_bytes(spec: TensorSpec) -> float:
+    """Bytes of an output, of no limit where a run decides its sizes."""
+    sizes = [size if isinstance(size, int) else math.inf for size in spec.shape]
+    return math.prod(sizes) * _WIDEST_ELEMENT
 
 
 def _fastest(machine: tvm_ffi.Module, name: str) -> Callable[..., Any]:

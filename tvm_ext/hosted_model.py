@@ -317,6 +317,8 @@ def _whole_memory(parts: Sequence[MemoryRecord]) -> MemoryRecord:
         weights_read_bytes=sum(one.weights_read_bytes or 0 for one in parts) or None,
         kernel_bytes=max((one.kernel_bytes or 0 for one in parts), default=0) or None,
         kernel_thread_bytes=max((one.kernel_thread_bytes or 0 for one in parts), default=0) or None,
+        program_bytes=sum(one.program_bytes or 0 for one in parts) or None,
+        workspace_bytes=max((one.workspace_bytes or 0 for one in parts), default=0) or None,
     )
 
 

@@ -24,7 +24,10 @@ _view = np.from_dlpack
 _field = tvm_ffi.get_global_func("ffi.ArrayGetItem")
 
 # Smaller inputs are copied as fast as a tensor of their memory is made.
-_LARGE_BYTES = 1 << 14
+LARGE_INPUT_BYTES = 1 << 14
+
+# It takes half a microsecond to let go of results, which is a part of a small model's run.
+LARGE_RESULT_BYTES = 1 << 16
 
 # Raised for tensors that NumPy cannot look at.
 _NO_VIEW = (BufferError, RuntimeError, TypeError, ValueError, AttributeError)
@@ -57,6 +60,9 @@ class ProgramCall:
         Whether inputs may be read where they lie: the program never writes to them.
     with_out_params : callable, optional
         The program with its results' memory as parameters behind the inputs.
+    release : callable, optional
+        Has the virtual machine let go of the results of its last call, which it keeps otherwise
+        until the next one. It is called behind runs with large results.
     """
 
     def __init__(
@@ -67,8 +73,10 @@ class ProgramCall:
         run_error: Callable[[Exception, Sequence[tvm_ffi.Tensor]], RunError],
         in_place: bool,
         with_out_params: Callable[..., Any] | None = None,
+        release: Callable[[], Any] | None = None,
     ) -> None:
         self.main = main
+        self._release = release
         self._with_out_params = with_out_params or main
         self._places = tuple(range(outputs))
         self._threads = threads
@@ -115,7 +123,7 @@ class ProgramCall:
             return array
         _, copy, shape, dtype = self._kept.get(position, (None, None, None, array.dtype))
         is_like_last = shape == array.shape and dtype == array.dtype
-        in_place = None if array.nbytes < _LARGE_BYTES else self._in_place
+        in_place = None if array.nbytes < LARGE_INPUT_BYTES else self._in_place
         # What has another shape in each run, as the mask of a decoder, is read where it lies too.
         reader = in_place if is_like_last else self._in_place
         tensor = None if reader is None else reader(array)
@@ -148,7 +156,10 @@ class ProgramCall:
         thread_pool.use_threads(self._threads)
         try:
             result = self._with_out_params(*tensors, *written) if written else self.main(*tensors)
-            return self._views(result)
+            views = self._views(result)
+            if self._release is not None and _are_large(views):
+                self._release()
+            return views
         except TVM_ERRORS as error:
             raise self._run_error(error, tensors) from error
 
@@ -165,6 +176,13 @@ class ProgramCall:
             return views
         except _NO_VIEW:
             return [memory_view(_field(result, place)) for place in self._places]
+
+
+def _are_large(arrays: Sequence[np.ndarray]) -> bool:
+    nbytes = 0
+    for array in arrays:
+        nbytes += array.nbytes
+    return nbytes >= LARGE_RESULT_BYTES
 
 
 def _never(_array: np.ndarray) -> None:

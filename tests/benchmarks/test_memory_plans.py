@@ -1,10 +1,14 @@
 """The table of memory plans: what it holds, and the exit codes."""
 
+from dataclasses import replace
+
 import memory_plans
 import onnx
+import planned_peaks
 import pytest
 import resident_memory
 from memory_limits import Limited, limits_table
+from planned_peaks import PlannedPeak
 from rich.console import Console
 
 ROWS = "lower,upper,size\n0,2,4\n1,3,4\n2,4,2\n"
@@ -71,3 +75,25 @@ def test_resident_memory_stands_beside_what_the_report_says(tmp_path, capsys):
 def test_resident_memory_of_nothing_is_one_line(capsys):
     assert memory_plans.main(["--resident"]) == 2
     assert "expected Linux and models" in capsys.readouterr().err
+
+
+def test_planned_peaks_stand_beside_those_of_tvm(tmp_path, capsys):
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    two (float[n, 64] x) => (float[n, 64] y) { s = Softmax (x)  t = Softmax (s)  y = Mul (t, x) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "two.onnx")
+    assert memory_plans.main(["--peaks", str(tmp_path / "two.onnx")]) in (0, 1)
+    printed = capsys.readouterr().out
+    assert cells(printed, "two")[3] == "0.0 %"
+    assert "1 of 1 plans are the largest sum" in printed
+
+
+def test_what_is_asked_of_plans_is_checked():
+    good = PlannedPeak("a", bound=100, planned=100, tvm=150, unplanned=300, shares=1)
+    assert planned_peaks.verdict([good])[1]
+    lines, is_met = planned_peaks.verdict([good, replace(good, planned=200)])
+    assert not is_met
+    assert lines[:2] == [
+        "1 of 2 plans are the largest sum of what is alive at a time.",
+        "1 of 2 plans are above that of TVM's planner.",
+    ]
+    assert not planned_peaks.verdict([replace(good, tvm=101)])[1]

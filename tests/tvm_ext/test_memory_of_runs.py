@@ -74,3 +74,17 @@ def test_changing_sizes_take_no_more_and_more(compiled: tvm_ext.CompiledModel) -
         after.append(allocated())
     # The largest of the sizes were met by then, or others of the same power of two.
     assert after[-1] <= max(after[:300]) + 20_000
+
+
+def test_results_that_nobody_has_are_used_by_the_next_run() -> None:
+    """The virtual machine keeps them until then otherwise, and every run makes others."""
+    rows = [value("x", [64, 1024])], [value("y", [64, 1024])]
+    program = tvm_ext.compile(model([node("Softmax", ["x"], ["y"])], *rows), HOST)
+    inputs = {"x": np.zeros((64, 1024), "float32")}
+    first = program.run(inputs)["y"].ctypes.data
+    assert program.run(inputs)["y"].ctypes.data == first
+    kept = program.run(inputs)["y"]
+    kept[:] = 5
+    other = program.run(inputs)["y"]
+    assert other.ctypes.data != kept.ctypes.data
+    assert (kept == 5).all()

@@ -94,3 +94,17 @@ def test_a_loaded_model_is_saved_again_whatever_became_of_its_file(tmp_path: Pat
     with pytest.raises(ArtifactError, match=r"the file is damaged: model\.so"):
         again.save(tmp_path / "third.tvmx")
     assert_mlp(again, rand(3, 6))
+
+
+def test_a_loaded_model_reads_its_report_when_it_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "m.tvmx"
+    compiled = tvm_ext.compile(mlp(), HOST, specialize=[{"N": 2}])
+    compiled.save(path)
+    loaded = tvm_ext.load(path)
+    for one in (loaded, *loaded.specialized):
+        assert one._report is None
+        one.run({"x": np.ones((2, 6), "float32")})
+        assert one._report is None
+    assert loaded.specialized[0].report == compiled.specialized[0].report
+    assert loaded.report == compiled.report
+    assert loaded.report is loaded.report

@@ -27,7 +27,11 @@ import tvm_ffi
 from tvm_ffi.libinfo import load_lib_ctypes
 
 from tvm_ext.artifact.manifest import LIBRARY_MEMBER, PartRecord, Writable
-from tvm_ext.artifact.program_in_library import ProgramInLibrary, find_program
+from tvm_ext.artifact.program_in_library import (
+    ProgramInLibrary,
+    bytes_of_tables,
+    find_program,
+)
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ArtifactError
 from tvm_ext.hardware.cpu.linker import Linker, find_compiler
@@ -439,6 +443,12 @@ class ProgramModule:
             if self._module is None:
                 self._module = load_library(self._linked())
             return self._module
+
+    def table_bytes(self) -> int | None:
+        """What its virtual machine takes beside weights; None for one that is not loaded."""
+        with self._lock:
+            linked = self._linked() if self._module is not None else None
+        return bytes_of_tables(linked) if isinstance(linked, bytes) else None
 
     def new_machine(self) -> tvm_ffi.Module:
         """A virtual machine of TVM for this program on the CPU; raises ArtifactError as above."""

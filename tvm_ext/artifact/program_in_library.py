@@ -78,12 +78,15 @@ class ProgramInLibrary:
         Of each large constant the place of its values in the library, and their bytes.
     pieces : tuple
         The program for TVM to read, without the values of the large constants.
+    table_bytes : int
+        What TVM makes of it in memory, beside the values of constants.
     """
 
     begin: int
     end: int
     weights: tuple[tuple[int, int], ...]
     pieces: tuple[_Piece, ...]
+    table_bytes: int = 0
 
     @property
     def replacement(self) -> bytes:
@@ -142,14 +145,32 @@ def find_program(
     size : int
         The bytes of the library.
     """
+    found = _found(find, read_into, size)
+    return found if found is not None and found.weights else None
+
+
+def bytes_of_tables(library: bytes) -> int | None:
+    """What TVM makes in memory of the program of a library, beside the values of constants.
+
+    They are the tables of functions, constants and instructions of one virtual machine. None for a
+    program of another form.
+    """
+
+    def read_into(place: int, memory: memoryview) -> None:
+        memory[:] = library[place : place + len(memory)]
+
+    found = _found(library.find, read_into, len(library))
+    return None if found is None else found.table_bytes
+
+
+def _found(find: Callable[[bytes], int], read_into: ReadInto, size: int) -> ProgramInLibrary | None:
     place = find(_START) - 8
     if place < 0:
         return None
     try:
-        found = _program_at(_Reader(read_into, place, size), place)
+        return _program_at(_Reader(read_into, place, size), place)
     except (_OtherFormError, struct.error):
         return None
-    return found if found.weights else None
 
 
 class _Reader:
@@ -205,12 +226,11 @@ def _program_at(reader: _Reader, begin: int) -> ProgramInLibrary:
     with_scopes = _read_header(reader)
     functions_at = reader.place
     functions = reader.count()
-    for _ in range(functions):
-        _skip_function(reader)
+    tables = sum(_read_function(reader) for _ in range(functions))
     functions_end = reader.place
     if with_scopes and reader.count() != 0:
         raise _OtherFormError
-    weights = _read_constants(reader)
+    weights, of_constants = _read_constants(reader)
     constants_end = reader.place
     instructions = reader.count()
     offsets_at = reader.place
@@ -236,7 +256,8 @@ def _program_at(reader: _Reader, begin: int) -> ProgramInLibrary:
         _written(struct.pack(f"<{len(code)}q", *code)),
     )
     places = tuple((place, length) for _, place, length in weights)
-    return ProgramInLibrary(begin, end, places, pieces)
+    tables += of_constants + _WORD * (instructions + words)
+    return ProgramInLibrary(begin, end, places, pieces, tables)
 
 
 def _read_header(reader: _Reader) -> bool:
@@ -247,22 +268,46 @@ def _read_header(reader: _Reader) -> bool:
     return magic == _MAGIC_WITH_SCOPES
 
 
-def _skip_function(reader: _Reader) -> None:
+# What the containers of TVM's virtual machine take where words have eight bytes, with the library
+# of GCC: an entry of the table of functions with its line in the map of names, its pointer and its
+# object; a text that is kept within its own 32 bytes; a constant that is in two lists and in the
+# map of scopes, a tensor's object with its shape, and what an aligned piece of memory takes more.
+_WORD = 8
+_FUNCTION_BYTES = 96 + 64 + 8 + 16 + 64
+_TEXT_BYTES, _TEXT_WITHIN = 32, 15
+_REGISTER_BYTES = 16
+_CONSTANT_BYTES = 2 * 16 + 64 + 8
+_TENSOR_BYTES, _DIMENSION_BYTES = 24 + 48 + 16, 2 * 8
+_ALIGNED_BYTES = 64 + 16
+
+
+def _read_function(reader: _Reader) -> int:
+    """Reads a line of the table of functions: the bytes that it takes in memory."""
     reader.numbers("i")
-    if reader.text() == WEIGHTS_FUNCTION.encode():
+    name = reader.text()
+    if name == WEIGHTS_FUNCTION.encode():
         raise _OtherFormError
-    reader.numbers("4q")
-    for _ in range(reader.count()):
-        reader.text()
+    *_, registers = reader.numbers("4q")
+    parameters = [_TEXT_BYTES + _long_text(reader.text()) for _ in range(reader.count())]
+    # The name is in the table and in the map of names.
+    of_names = 2 * _long_text(name) + sum(parameters)
+    return _FUNCTION_BYTES + _REGISTER_BYTES * registers + of_names
 
 
-def _read_constants(reader: _Reader) -> list[tuple[int, int, int]]:
-    """Number, place and bytes of each large constant."""
-    found = []
+def _long_text(text: bytes) -> int:
+    """The bytes of a text that are not within its object."""
+    return 0 if len(text) <= _TEXT_WITHIN else -(-(len(text) + 1 + _WORD) // 16) * 16
+
+
+def _read_constants(reader: _Reader) -> tuple[list[tuple[int, int, int]], int]:
+    """Number, place and bytes of each large constant; the bytes of all beside their values."""
+    found, tables = [], 0
     for number in range(reader.count()):
+        tables += _CONSTANT_BYTES
         (kind,) = reader.numbers("i")
         if kind == _TENSOR:
-            length = _read_tensor_header(reader)
+            length, rank = _read_tensor_header(reader)
+            tables += _TENSOR_BYTES + rank * _DIMENSION_BYTES + _ALIGNED_BYTES
             if length >= _LARGE_BYTES:
                 found.append((number, reader.place, length))
             reader.skip(length)
@@ -274,16 +319,16 @@ def _read_constants(reader: _Reader) -> list[tuple[int, int, int]]:
             reader.skip(_SIZES_OF_PLAIN[kind])
         else:
             raise _OtherFormError
-    return found
+    return found, tables
 
 
-def _read_tensor_header(reader: _Reader) -> int:
-    """The bytes of the values, which follow."""
+def _read_tensor_header(reader: _Reader) -> tuple[int, int]:
+    """The bytes of the values, which follow, and the number of dimensions."""
     magic, _, _, _, rank = reader.numbers("2Q2ii")
     if magic != _TENSOR_MAGIC or rank < 0:
         raise _OtherFormError
     reader.skip(4 + 8 * rank)
-    return reader.numbers("q")[0]
+    return reader.numbers("q")[0], rank
 
 
 def _added_functions(functions: int, instructions: int) -> bytes:

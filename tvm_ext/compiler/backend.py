@@ -67,7 +67,7 @@ def default_limit(machine: MachineDescription) -> float:
 
 
 def limit_bytes(machine: MachineDescription, given: int | None = None) -> int:
-    """Bytes that the values of a program may take, weights not counted.
+    """Bytes that the values and the arrays of kernels may take, weights not counted.
 
     They are those that were ``given`` for the model, else what ``MEMORY_LIMIT`` says, else what is
     usual for the machine. Raises BuildError where the variable says no size.
@@ -93,7 +93,7 @@ def require_memory(
     limit: int,
     largest: Callable[[], str] = str,
 ) -> None:
-    """Checks the planned peak of a program's values against ``limit`` bytes, weights not counted.
+    """Checks the planned peak of a program against ``limit`` bytes, weights not counted.
 
     ``largest`` says of what the largest of them is.
 
@@ -115,12 +115,18 @@ def require_memory(
         return
     where = largest()
     raise BuildError(
-        f"{label} needs {_exactly(needed)} for the values that it computes"
+        f"{label} needs {_exactly(needed)} for the values that it computes{_arrays(record)}"
         f"{_least(tried, needed)}"
         f"{f', the largest of them that of {where}' if where else ''}; expected at most "
         f"{_exactly(limit)}: give smaller input shapes, or a larger memory limit (memory_limit, "
         f"or {MEMORY_LIMIT} in GiB)"
     )
+
+
+def _arrays(record: MemoryRecord) -> str:
+    """What of it kernels allocate for themselves."""
+    own = record.workspace_bytes
+    return f" and for arrays of its kernels, which take {format_bytes(own)} of it" if own else ""
 
 
 def _exactly(nbytes: int) -> str:

@@ -34,7 +34,13 @@ from tvm_ext.passes import registry
 from tvm_ext.passes.calls_of_kernels import CALLS_KERNELS, SYMBOL_PREFIX, with_symbols
 from tvm_ext.relay_passes.cuda_graphs import captured_kernels, launches_only, without_capture
 from tvm_ext.relay_passes.spans import bindings_of, relax_functions
-from tvm_ext.report.records import DeviceRecord, KernelCall, as_machine_code, runs_a_model
+from tvm_ext.report.records import (
+    RELEASE_RESULTS,
+    DeviceRecord,
+    KernelCall,
+    as_machine_code,
+    runs_a_model,
+)
 from tvm_ext.tensor_spec import listed
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.backend import scheduling_of
@@ -93,6 +99,10 @@ def _executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecuta
     entries = _entries(mod) if is_small else {}
     functions = _without_bytecode(builder, mod, entries)
     objects: Sequence[tvm_ffi.Module] = ()
+    if target.kind.name == "llvm":
+        with builder.function(RELEASE_RESULTS):
+            builder.emit_call("ffi.Array", dst=builder.r(0))
+            builder.emit_ret(builder.r(0))
     if is_small:
         both = tvm.IRModule({**functions, **entries}, attrs=mod.attrs)
         functions = dict(vm_build._vmcodegen(builder, both, "compiled").functions.items())

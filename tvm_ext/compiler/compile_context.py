@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import tvm
 
@@ -14,6 +15,9 @@ from tvm_ext.report.records import MemoryLimitRecord, MemoryRecord
 from tvm_ext.tensor_spec import SizeRange
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 from tvm_ext.tuning.logs.record_lookup import RecordLookup
+
+if TYPE_CHECKING:
+    from tvm_ext.compiler.kernel_arrays import KernelArrays
 
 
 @dataclass
@@ -46,6 +50,8 @@ class CompileContext:
         writes it where it changes the calls.
     storage_plan : callable
         Gives where the values of the program lie: ShareStorage writes it.
+    kernel_arrays : dict
+        What kernels of a program for a CPU allocate for themselves, by the sizes of its inputs.
     kernels_from_cache : int
         Kernels whose code an earlier compilation left: the build writes it.
     """
@@ -61,6 +67,7 @@ class CompileContext:
     memory_limit: MemoryLimitRecord | None = None
     call_sources: list[int] | None = None
     storage_plan: Callable[[], StoragePlan] = StoragePlan
+    kernel_arrays: "dict[frozenset[tuple[str, int]], KernelArrays]" = field(default_factory=dict)
     kernels_from_cache: int = 0
 
 

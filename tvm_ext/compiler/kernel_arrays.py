@@ -7,17 +7,19 @@ found here by doing to lists of sizes what TVM does to memory.
 
 import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_map
 
+from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.compile_context import CompileContext
 from tvm_ext.compiler.kernel_records import calls_at
-from tvm_ext.compiler.stages import LoweredModel, usual_sizes
+from tvm_ext.report.memory_plan import StoragePlan
 from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, nodes
 from tvm_ext.tir_schedules.cpu.llvm_preparation import STAYS_ON_STACK, ArraysOnStack
@@ -27,7 +29,7 @@ from tvm_ext.tir_schedules.statements import has_exact_arrays, sizes_at
 _PAGE_BYTES = 4096
 _STACK_BYTES = 1024
 # Kernels with less are not looked at: lowering one takes some milliseconds.
-_LEAST_BYTES = 1 << 16
+_LEAST_BYTES = _PAGE_BYTES
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,23 @@ class KernelArrays:
         Of the thread that runs the program.
     thread_bytes : int
         Of each further thread that takes part in parallel loops.
+    by_kernel : mapping of str to KernelArrays
+        The same for each kernel alone, by its name: what it has while it runs.
     """
 
     caller_bytes: int = 0
     thread_bytes: int = 0
+    by_kernel: "Mapping[str, KernelArrays]" = field(default_factory=dict, compare=False)
+
+    def bytes_on(self, threads: int) -> int:
+        """Of all threads together, if the program runs on so many."""
+        return self.caller_bytes + (threads - 1) * self.thread_bytes
+
+    def joined(self, other: "KernelArrays") -> "KernelArrays":
+        """The larger of both for each kind of thread."""
+        return KernelArrays(
+            max(self.caller_bytes, other.caller_bytes), max(self.thread_bytes, other.thread_bytes)
+        )
 
 
 def kernel_arrays(
@@ -63,10 +78,11 @@ def kernel_arrays(
     Notes
     -----
     Arrays whose size does not follow from ``sizes`` are not counted, and neither are those of
-    kernels that have less than 64 KiB of them.
+    kernels that have less than 4 KiB of them.
     """
     caller, thread = _Pool(), _Pool()
     lowered: dict[str, tirx.Stmt | None] = {}
+    alone: dict[str, KernelArrays] = {}
     for func, name, values in _calls(kernels, scheduled, sizes):
         if _bytes_at_most(func, values) < _LEAST_BYTES:
             continue
@@ -76,24 +92,86 @@ def kernel_arrays(
         if body is not None:
             _run(body, values, caller, None)
             _run(body, values, None, thread)
+            alone[name] = alone.get(name, KernelArrays()).joined(_alone(body, values))
+    return KernelArrays(caller.size, thread.size, alone)
+
+
+def _alone(body: tirx.Stmt, values: "_Values") -> KernelArrays:
+    """What the pools of threads grow to that run nothing else."""
+    caller, thread = _Pool(), _Pool()
+    _run(body, values, caller, None)
+    _run(body, values, None, thread)
     return KernelArrays(caller.size, thread.size)
 
 
-def with_kernel_arrays(
-    context: CompileContext, lowered: LoweredModel, scheduled: tvm.IRModule
-) -> MemoryRecord:
-    """The compilation's memory with the arrays of its kernels, at the usual sizes of the model.
+# Arrays as a part of the memory that a program takes.
 
-    Of machines other than CPUs it is unchanged: their programs plan what kernels allocate.
+
+def largest_kernel_arrays(
+    context: CompileContext, kernels: tvm.IRModule, scheduled: tvm.IRModule
+) -> KernelArrays:
+    """What kernels allocate at the largest sizes that were given, which a limit is for.
+
+    Nothing on machines other than CPUs, whose programs plan what kernels allocate.
     """
-    if context.target.kind.name != "llvm":
-        return context.memory
-    arrays = kernel_arrays(lowered.kernels, scheduled, usual_sizes(lowered.imported))
+    largest = {name: allowed.high for name, allowed in context.ranges.items()}
+    return _arrays_at(context, kernels, scheduled, largest)
+
+
+def with_kernel_arrays(
+    context: CompileContext,
+    kernels: tvm.IRModule,
+    scheduled: tvm.IRModule,
+    sizes: Mapping[str, int],
+) -> MemoryRecord:
+    """The compilation's memory with the arrays of its kernels.
+
+    They are a part of the figures of planned memory, at the largest sizes and on all threads, and
+    have figures of their own at ``sizes``, the usual ones of the model.
+    """
+    usual = _arrays_at(context, kernels, scheduled, sizes)
+    largest = largest_kernel_arrays(context, kernels, scheduled)
+    memory = context.memory.with_arrays(largest.bytes_on(threads_of(context)))
     return replace(
-        context.memory,
-        kernel_bytes=arrays.caller_bytes or None,
-        kernel_thread_bytes=arrays.thread_bytes or None,
+        memory,
+        kernel_bytes=usual.caller_bytes or None,
+        kernel_thread_bytes=usual.thread_bytes or None,
     )
+
+
+def with_arrays_of_calls(plan: StoragePlan, arrays: KernelArrays, threads: int) -> StoragePlan:
+    """A plan that says what the kernel of each call allocates for itself while it runs."""
+    nothing = KernelArrays()
+    functions = [
+        replace(
+            function,
+            workspace_bytes=tuple(
+                arrays.by_kernel.get(name, nothing).bytes_on(threads) for name in function.kernels
+            ),
+        )
+        for function in plan.functions
+    ]
+    return replace(plan, functions=tuple(functions))
+
+
+def threads_of(context: CompileContext) -> int:
+    """How many threads run what is compiled."""
+    return programs_of(context.machine).threads(context.machine)
+
+
+def _arrays_at(
+    context: CompileContext,
+    kernels: tvm.IRModule,
+    scheduled: tvm.IRModule,
+    sizes: Mapping[str, int],
+) -> KernelArrays:
+    """Looked for once a compilation: a limit, the plan and the report ask for them."""
+    if context.target.kind.name != "llvm":
+        return KernelArrays()
+    key = frozenset(sizes.items())
+    if key not in context.kernel_arrays:
+        context.kernel_arrays[key] = kernel_arrays(kernels, scheduled, sizes)
+    return context.kernel_arrays[key]
 
 
 _Values = Mapping[tvm.ir.Var, tirx.IntImm]
@@ -166,6 +244,44 @@ def _lowered(func: tirx.PrimFunc) -> tirx.Stmt | None:
         return tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))["main"].body
     except (ValueError, TypeError, RuntimeError):
         return None
+
+
+def arrays_of_whole_calls(func: tirx.PrimFunc, least_bytes: int) -> list[tirx.Buffer]:
+    """Arrays of known size that a kernel has from its beginning to its end.
+
+    They are those of its outermost block that lowering leaves there as they are: it moves an array
+    that one iteration of a loop needs into that loop, and makes smaller what is used in part.
+    """
+    if not isinstance(func.body, s_tir.SBlockRealize):
+        return []
+    large = [one for one in func.body.block.alloc_buffers if _bytes_of(one, {}) >= least_bytes]
+    body = _lowered(func) if large else None
+    if body is None:
+        return []
+    kept = {
+        one.buffer.name: _bytes_of(one.buffer, {})
+        for one in _outermost(body)
+        if isinstance(one, tirx.AllocBuffer)
+    }
+    names = Counter(one.buffer.name for one in nodes(body, tirx.AllocBuffer))
+    return [
+        one
+        for one in large
+        if one.scope() == "global"
+        and names[one.name] == 1
+        and kept.get(one.name) == _bytes_of(one, {})
+    ]
+
+
+def _outermost(stmt: tirx.Stmt) -> Iterator[tirx.Stmt]:
+    """The statements of a kernel that no loop and no condition is around."""
+    if isinstance(stmt, tirx.SeqStmt):
+        for one in stmt.seq:
+            yield from _outermost(one)
+    elif isinstance(stmt, tirx.AttrStmt):
+        yield from _outermost(stmt.body)
+    else:
+        yield stmt
 
 
 class _Pool:

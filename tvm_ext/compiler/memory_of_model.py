@@ -6,7 +6,12 @@ from typing import Any
 from tvm_ext.api import TargetSource
 from tvm_ext.compiler.backend import limit_bytes, require_memory
 from tvm_ext.compiler.compile_context import compiling
-from tvm_ext.compiler.kernel_arrays import with_kernel_arrays
+from tvm_ext.compiler.kernel_arrays import (
+    largest_kernel_arrays,
+    threads_of,
+    with_arrays_of_calls,
+    with_kernel_arrays,
+)
 from tvm_ext.compiler.kernel_records import largest_result
 from tvm_ext.compiler.stages import (
     ModelSource,
@@ -14,6 +19,7 @@ from tvm_ext.compiler.stages import (
     lower_model,
     require_schedules,
     schedule_module,
+    usual_sizes,
 )
 from tvm_ext.compiler.tuned_kernels import RecordsSource
 from tvm_ext.hardware.targets import program_target
@@ -65,14 +71,19 @@ memory_limit
             runner.run(passes.memory[at : at + 1], ahead)
             tvm_bytes = bytes_by_tvm(ahead)
             plan = context.storage_plan()
+        sizes = usual_sizes(lowered.imported)
+        context.memory = with_kernel_arrays(context, lowered.kernels, scheduled, sizes)
+        arrays = largest_kernel_arrays(context, lowered.kernels, scheduled)
+        plan = with_arrays_of_calls(plan, arrays, threads_of(context))
         require_memory(
             context.memory,
             lowered.imported.name,
             limit,
             lambda: largest_result(lowered.kernels, lowered.calls),
         )
-        context.memory = with_kernel_arrays(context, lowered, scheduled)
     memory = context.memory.without_bounds()
+    if tvm_bytes is not None:
+        tvm_bytes += memory.workspace_bytes or 0
     return ModelMemory(
         lowered.imported.name, passes.opt_level, machine.name, memory, tvm_bytes, plan
     )

@@ -9,6 +9,7 @@ from tvm import relax, tirx
 
 from tvm_ext.compiler.backend import limit_bytes
 from tvm_ext.compiler.compile_context import current_compilation
+from tvm_ext.compiler.kernel_arrays import largest_kernel_arrays, threads_of
 from tvm_ext.compiler.kernel_work import kernel_seconds, work_of_call
 from tvm_ext.hardware.cost_model import cost_model
 from tvm_ext.hardware.cpu.description import current_cpu
@@ -49,8 +50,9 @@ class LimitMemory:
     Before: ``a = k1(x)``, ``b = k2(x)``, ``c = k3(b)``, ``d = k4(c, a)``
     After:  ``b = k2(x)``, ``c = k3(b)``, ``a = k1(x)``, ``d = k4(c, a)``
 
-    ``limit`` is in bytes and counts the values of a run, results among them, but no weights; 0 is
-    what is usual for the machine (``TVM_EXT_MEMORY_LIMIT``). Which values are computed again
+    ``limit`` is in bytes and counts the values of a run, results among them, and what kernels
+    allocate for themselves, but no weights; 0 is what is usual for the machine
+    (``TVM_EXT_MEMORY_LIMIT``). Which values are computed again
     decides what that frees above the limit for the predicted time that it takes. Where the limit
     cannot be met, the program is left with as little as was found, and compiling it is refused.
 
@@ -65,11 +67,12 @@ class LimitMemory:
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself where the limit is met without any change."""
         limit = limit_bytes(current_description(), self.limit or None)
-        if not self.limit and _unplanned_bytes(mod) <= limit:
+        arrays = _array_bytes(mod)
+        if not self.limit and _unplanned_bytes(mod) + arrays <= limit:
             return mod
         context = current_compilation()
         unscheduled = context.kernels if context is not None else None
-        search = _Search(mod, limit, unscheduled or mod)
+        search = _Search(mod, limit, arrays, unscheduled or mod)
         best = search.best()
         record = search.record(best, is_asked=bool(self.limit))
         if context is not None:
@@ -107,8 +110,11 @@ class _Found:
 class _Search:
     """For a program of a module that meets a limit, or needs as little as can be found."""
 
-    def __init__(self, mod: tvm.IRModule, limit: int, kernels: tvm.IRModule) -> None:
-        self._limit = limit
+    def __init__(self, mod: tvm.IRModule, limit: int, arrays: int, kernels: tvm.IRModule) -> None:
+        # No order and no copy changes what kernels allocate for themselves.
+        self._arrays = arrays
+        self._limit = max(limit - arrays, 0)
+        self._asked = limit
         self._traits = _Traits(mod, kernels)
         self._first = _found(mod, {})
         # By function: what a call needs alone, and the predicted time of all calls.
@@ -135,10 +141,10 @@ class _Search:
         sources = _call_sources(self._first.mod, best)
         saved = sum(self._first.planned.arenas[name] - low for name, low in self._bounds.items())
         return MemoryLimitRecord(
-            limit_bytes=self._limit,
+            limit_bytes=self._asked,
             is_asked=is_asked,
-            unlimited_bytes=self._first.total,
-            bound_bytes=self._first.total - saved,
+            unlimited_bytes=self._first.total + self._arrays,
+            bound_bytes=self._first.total - saved + self._arrays,
             calls_again=len(sources) - len(set(sources)),
             is_reordered=_is_reordered(sources),
             predicted_slowdown=best.seconds / total if total else 0.0,
@@ -262,6 +268,14 @@ def _moved(
     element = element_bytes(str(types[0].dtype))
     moved = tuple((place, at * element) for place, at in found.distances.items())
     return () if any(at % alignment() for _, at in moved) else moved
+
+
+def _array_bytes(mod: tvm.IRModule) -> int:
+    """What the kernels of the program that is compiled allocate for themselves, on all threads."""
+    context = current_compilation()
+    if context is None or context.kernels is None:
+        return 0
+    return largest_kernel_arrays(context, context.kernels, mod).bytes_on(threads_of(context))
 
 
 def _unplanned_bytes(mod: tvm.IRModule) -> int:

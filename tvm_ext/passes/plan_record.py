@@ -51,7 +51,7 @@ def function_plan(
     found.sort(key=lambda one: (one.first, one.last))
     plan = storage.plan
     size, bound = (plan.size, plan.lower_bound) if plan is not None else (None, None)
-    return FunctionPlan(name, calls.nodes(), tuple(found), size, bound)
+    return FunctionPlan(name, calls.nodes(), tuple(found), size, bound, calls.kernels())
 
 
 def buffer_names(func: relax.Function, lives: BufferLifetimes) -> dict[relax.Var, str]:
@@ -95,6 +95,10 @@ class _Calls:
         for buffer, place in self._lives.used.items():
             written.setdefault(place, self.name(buffer))
         return tuple(written.get(place, kernel) for place, kernel in self._kernels.items())
+
+    def kernels(self) -> tuple[str, ...]:
+        """The kernel of each call."""
+        return tuple(self._kernels.values())
 
     def of(self, buffer: relax.Var) -> tuple[int, int]:
         """The calls that write a buffer first and that need it last."""

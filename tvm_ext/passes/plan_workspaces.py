@@ -1,7 +1,8 @@
-"""Arrays that kernels of a GPU keep between their launches, planned with all other storage."""
+"""Arrays that kernels allocate for themselves, planned with all other storage."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tvm
 from tvm import relax, s_tir, tirx
@@ -9,42 +10,68 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_walk
 
 from tvm_ext.compiler.backend import programs_of
+from tvm_ext.compiler.kernel_arrays import arrays_of_whole_calls, kernel_arrays
+from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.hardware.targets import current_description
+from tvm_ext.passes.share_storage import planned_bytes
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import relax_functions
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.statements import changed_block
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+# Smaller arrays on a CPU: an allocation in the program takes longer than it saves memory.
+_LEAST_BYTES = 1 << 16
+_AHEAD_OF_STORAGE = tvm.transform.Sequential(
+    [
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+        relax.transform.CallTIRRewrite(),
+    ]
+)
 
 
 @graph_pass
 class PlanWorkspaces:
-    """Makes each array in global memory inside of a kernel one more of its results.
+    """Makes arrays that a kernel has for a whole call further results of it.
 
     Before: ``y = call_tir(k, (x,), out=Y)``, where ``k`` allocates ``partial: P`` in each call
     After:  ``pair = call_tir(k, (x,), out=(Y, P))``, ``y = pair[0]``
 
-    Memory planning then knows of it, and a CUDA graph can hold the kernel.
+    Memory planning then knows of them. On a GPU these are all arrays in global memory, so that a
+    CUDA graph can hold the kernel. On a CPU they are those of 64 KiB or more: TVM keeps what a
+    kernel allocates for as long as the thread lives, and nothing else lies there meanwhile.
 
-    Leaves alone: programs for other machines than GPUs; kernels with symbolic sizes, and those that
-    are named other than in a call.
+    Leaves alone: kernels with symbolic sizes, and those that are named other than in a call; on a
+    CPU arrays that each iteration of a loop has for itself, as threads do that share one, and
+    programs that would not take less: the memory that TVM keeps is that of several kernels.
 
     Run after: ScheduleKernels. Run before: the planning of storage.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself when no kernel has such an array."""
-        keeps = programs_of(current_description()).keeps_workspaces
-        return plan_workspaces(mod) if keeps else mod
+        if programs_of(current_description()).keeps_workspaces:
+            return plan_workspaces(mod)
+        planned = plan_workspaces(mod, _arrays_of_cpu) if current_cpu() is not None else mod
+        if planned.same_as(mod) or _bytes_of_run(planned) >= _bytes_of_run(mod):
+            return mod
+        return planned
 
 
-def plan_workspaces(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with workspaces as results; see ``PlanWorkspaces``."""
+def plan_workspaces(
+    mod: tvm.IRModule,
+    arrays_of: Callable[[tirx.PrimFunc], list[tirx.Buffer]] | None = None,
+) -> tvm.IRModule:
+    """The module with workspaces as results; see ``PlanWorkspaces``.
+
+    ``arrays_of`` gives those of a kernel of known sizes, by default all in global memory.
+    """
+    arrays_of = arrays_of or _global_arrays
     allocated = {
         str(variable.name_hint): workspaces
         for variable, func in mod.functions.items()
-        if isinstance(func, tirx.PrimFunc) and (workspaces := _workspaces(func))
+        if isinstance(func, tirx.PrimFunc) and (workspaces := _workspaces(func, arrays_of))
     }
     elsewhere = _named_elsewhere(mod) if allocated else ()
     taken = {name: found for name, found in allocated.items() if name not in elsewhere}
@@ -60,15 +87,39 @@ def plan_workspaces(mod: tvm.IRModule) -> tvm.IRModule:
     return planner.builder_.get()
 
 
-def _workspaces(func: tirx.PrimFunc) -> list[tvm.ir.Var]:
-    """Arrays in global memory that a kernel allocates; none when a size is symbolic."""
-    if not isinstance(func.body, s_tir.SBlockRealize):
+def _bytes_of_run(mod: tvm.IRModule) -> float:
+    """What values take and what kernels allocate, on all threads; without limit if not known."""
+    values = planned_bytes(_AHEAD_OF_STORAGE(mod)).total
+    if values is None:
+        return math.inf
+    machine = current_description()
+    return values + kernel_arrays(mod, mod, {}).bytes_on(programs_of(machine).threads(machine))
+
+
+def _workspaces(
+    func: tirx.PrimFunc, arrays_of: Callable[[tirx.PrimFunc], list[tirx.Buffer]]
+) -> list[tirx.Buffer]:
+    """Arrays that are to be results of a kernel; none when a size is symbolic."""
+    if not isinstance(func.body, s_tir.SBlockRealize) or not func.body.block.alloc_buffers:
         return []
     params = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
-    found = [b for b in func.body.block.alloc_buffers if b.scope() == "global"]
-    sizes = [size for buffer in (*params, *found) for size in buffer.shape]
-    static = all(static_extent(size) is not None for size in sizes)
-    return found if static and len(params) == len(func.params) else []
+    if len(params) < len(func.params) or not all(map(_is_fixed, params)):
+        return []
+    found = arrays_of(func)
+    return found if all(map(_is_fixed, found)) else []
+
+
+def _is_fixed(array: tirx.Buffer) -> bool:
+    return all(static_extent(size) is not None for size in array.shape)
+
+
+def _global_arrays(func: tirx.PrimFunc) -> list[tirx.Buffer]:
+    """All arrays in global memory."""
+    return [one for one in func.body.block.alloc_buffers if one.scope() == "global"]
+
+
+def _arrays_of_cpu(func: tirx.PrimFunc) -> list[tirx.Buffer]:
+    return arrays_of_whole_calls(func, _LEAST_BYTES)
 
 
 def _named_elsewhere(mod: tvm.IRModule) -> set[str]:

@@ -161,6 +161,11 @@ class CompileReport(RenderedReport):
         return re.split(r"[\\/]", self.model.rstrip("\\/"))[-1]
 
     @property
+    def for_runs(self) -> "CompileReport":
+        """The little of it that runs look at, which takes no memory to speak of."""
+        return CompileReport(self.model, self.opt_level, memory=self.memory, state=self.state)
+
+    @property
     def total_seconds(self) -> float:
         """Compile time: the sum of the phases, in seconds."""
         return sum(phase.seconds for phase in self.phases)
@@ -266,7 +271,8 @@ class CompileReport(RenderedReport):
         _leave_out(values, "device", "host", "nominal", "precision", "specialized", "state")
         _leave_out(values.get("nominal", {}), "work")
         _leave_out(values["memory"], "lower_bound_bytes", "planner", "weights_read_bytes", "limit")
-        _leave_out(values["memory"], "kernel_bytes", "kernel_thread_bytes")
+        _leave_out(values["memory"], "kernel_bytes", "kernel_thread_bytes", "workspace_bytes")
+        _leave_out(values["memory"], "program_bytes")
         for record in values["passes"]:
             _leave_out(record, "after")
         for record in values["kernels"]:

@@ -68,22 +68,27 @@ def draw_memory(plan: FunctionPlan, is_wide: bool = False) -> MemoryDrawing | No
     count = len(plan.calls)
     width = max(WIDTH, LEFT + RIGHT_MARGIN + _CALL_WIDTH * count) if is_wide else WIDTH
     column = (width - LEFT - RIGHT_MARGIN) / count
-    row = (BOTTOM - TOP) / plan.arena_bytes
+    most_own = max(plan.workspace_bytes, default=0)
+    row = (BOTTOM - TOP) / (plan.arena_bytes + most_own)
     peak = plan.peak_call
     live = plan.live_bytes[peak]
     written_over = _written_over(plan)
     return MemoryDrawing(
         width=width,
         x_ticks=_call_ticks(count, column),
-        y_ticks=_address_ticks(plan.arena_bytes, row),
-        boxes=[_box(plan, one, written_over, column, row) for one in plan.in_arena],
+        y_ticks=_address_ticks(plan.arena_bytes + most_own, row),
+        boxes=[
+            *(_box(plan, one, written_over, column, row) for one in plan.in_arena),
+            *_workspaces(plan, column, row),
+        ],
         peak_x=LEFT + column * peak,
         peak_width=max(column, 1.0),
         peak_anchor="end" if peak > count / 2 else "start",
         peak_label=f"peak: call {peak}, {format_bytes(live)}",
         description=(
             f"{count} kernel calls from left to right, {format_bytes(plan.arena_bytes)} of memory "
-            f"from bottom to top. Most is in use at call {peak}: {format_bytes(live)}."
+            f"from bottom to top{_above(most_own)}. Most is in use at call {peak}: "
+            f"{format_bytes(live)}."
         ),
     )
 
@@ -114,6 +119,32 @@ def _box(
         lines=_lines(one, width, height),
         title=_title(plan, one),
     )
+
+
+def _workspaces(plan: FunctionPlan, column: float, row: float) -> list[TensorBox]:
+    """What kernels allocate for themselves, above the arena, each as wide as its call."""
+    top = BOTTOM - row * (plan.arena_bytes or 0)
+    return [
+        TensorBox(
+            x=LEFT + column * call,
+            y=top - max(_LEAST_HEIGHT, row * nbytes),
+            width=column,
+            height=max(_LEAST_HEIGHT, row * nbytes),
+            kind="own",
+            lines=(),
+            title=(
+                "arrays of the kernel, on all threads",
+                f"call {call}, {plain(plan.calls[call])}",
+                f"{format_bytes(nbytes)} beside the arena",
+            ),
+        )
+        for call, nbytes in enumerate(plan.workspace_bytes)
+        if nbytes
+    ]
+
+
+def _above(nbytes: int) -> str:
+    return f", and above it up to {format_bytes(nbytes)} that kernels allocate" if nbytes else ""
 
 
 def _written_over(plan: FunctionPlan) -> set[tuple[int | None, int]]:

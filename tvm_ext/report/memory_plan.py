@@ -56,6 +56,11 @@ class FunctionPlan:
         Bytes of the arena; None where a run decides all sizes.
     lower_bound_bytes : int or None
         The largest sum of sizes that are alive at one call.
+    kernels : tuple[str, ...]
+        The kernel of each call.
+    workspace_bytes : tuple[int, ...]
+        What the kernel of each call allocates for itself while it runs, on all threads. It lies
+        beside the arena. Empty where kernels allocate nothing.
     """
 
     name: str
@@ -63,6 +68,8 @@ class FunctionPlan:
     tensors: tuple[PlannedTensor, ...]
     arena_bytes: int | None
     lower_bound_bytes: int | None
+    kernels: tuple[str, ...] = ()
+    workspace_bytes: tuple[int, ...] = ()
 
     @property
     def in_arena(self) -> Iterator[PlannedTensor]:
@@ -74,13 +81,19 @@ class FunctionPlan:
 
     @cached_property
     def live_bytes(self) -> list[int]:
-        """Bytes of the arena that are in use during each kernel call."""
+        """Bytes in use during each kernel call: of the arena, and what the kernel allocates."""
         used: list[dict[int | None, int]] = [{} for _ in self.calls]
         for one in self.in_arena:
             for call in used[one.first : one.last + 1]:
                 # Values in the same place are one, written over another.
                 call[one.offset] = max(one.size, call.get(one.offset, 0))
-        return [sum(call.values()) for call in used]
+        values = [sum(call.values()) for call in used]
+        own = self.workspace_bytes or (0,) * len(values)
+        return [alive + more for alive, more in zip(values, own, strict=True)]
+
+    def workspace_at(self, call: int) -> int:
+        """What the kernel of a call allocates for itself."""
+        return self.workspace_bytes[call] if self.workspace_bytes else 0
 
     @property
     def peak_call(self) -> int:
@@ -121,8 +134,9 @@ class ModelMemory:
     memory : MemoryRecord
         Its figures.
     tvm_bytes : int or None
-        What TVM's own planner (StaticPlanBlockMemory) makes of the same program; None where a run
-        decides sizes or a function holds an If, of which that planner makes nothing.
+        What TVM's own planner (StaticPlanBlockMemory) makes of the same program, the arrays of
+        kernels included; None where a run decides sizes or a function holds an If, of which that
+        planner makes nothing.
     plan : StoragePlan
         Where each value lies.
     """

@@ -29,9 +29,12 @@ def key_figures(found: "ModelMemory") -> list[tuple[str, str, str]]:
     if planned is None:
         return [("Peak memory", ABSENT, _NOT_KNOWN)]
     arena = sum(one.arena_bytes or 0 for one in found.plan.functions)
-    outside = f"{format_bytes(planned - arena)} of results outside" if planned > arena else ""
+    own = memory.workspace_bytes or 0
+    results = planned - arena - own
+    outside = [f"{format_bytes(results)} of results outside"] if results > 0 else []
+    outside += [f"{format_bytes(own)} of arrays of kernels"] if own else []
     figures = [
-        ("Peak memory", format_bytes(planned), outside),
+        ("Peak memory", format_bytes(planned), ", ".join(outside)),
         ("Arena", format_bytes(arena), memory.planner),
         ("Lower bound", format_bytes(bound or planned), f"gap {_gap(planned, bound)}"),
         ("TVM's planner", _times(found.tvm_bytes, planned), _ratio(found.tvm_bytes, planned)),
@@ -86,6 +89,8 @@ def _function_parts(plan: "FunctionPlan", verbose: bool) -> "list[RenderableType
     needs = (
         f"Call {peak} of {len(plan.calls)}{where} needs most, {format_bytes(plan.live_bytes[peak])}"
     )
+    if own := plan.workspace_at(peak):
+        needs += f", {format_bytes(own)} of it arrays of the kernel"
     heading = Group(Text(needs, style="bold"), ShortName(plan.calls[peak]))
     table = FlexibleTable("", "~Value", "Type", ">Size", ">Offset", ">Calls")
     for one in shown:

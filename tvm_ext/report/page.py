@@ -230,6 +230,8 @@ def _memory_tile(report: "CompileReport") -> KeyFigure:
     note = "buffers of one run, as planned"
     if memory.saved_share > 0:
         note = f"{format_percent(memory.saved_share)} less than without reuse"
+    if memory.workspace_bytes:
+        note += f"; {format_bytes(memory.workspace_bytes)} of it arrays of kernels"
     if report.symbolic_sizes:
         note += "; for the largest sizes"
     return KeyFigure("Peak memory", format_bytes(memory.planned_peak_bytes), note)
@@ -419,6 +421,7 @@ def memory_parts(report: "CompileReport") -> list[tuple[str, int, float]]:
         "Intermediates as planned": memory.planned_peak_bytes,
         "Arrays of kernels": memory.kernel_bytes,
         "Weights": memory.weights_bytes,
+        "Tables of the program": memory.program_bytes,
     }
     known = [(label, value) for label, value in figures.items() if value is not None]
     longest = max(1, *(value for _, value in known))

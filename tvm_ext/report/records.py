@@ -365,6 +365,11 @@ def runs_a_model(name: str) -> bool:
     return _SPECIALIZED.sub("", name) in ("main", WITH_OUT_PARAMS)
 
 
+# A function of each program for a CPU that computes nothing. A virtual machine keeps the results of
+# its last call until the next one, and a call of this one lets go of them.
+RELEASE_RESULTS = "tvm_ext_release_results"
+
+
 def as_machine_code(name: str) -> str:
     """What a function of the program is called as machine code, where it is that as well."""
     return f"{name}{_MACHINE_CODE}"
@@ -409,8 +414,9 @@ class MemoryRecord:
     Attributes
     ----------
     planned_peak_bytes, unplanned_bytes : int or None
-        Peak of the intermediate buffers as planned, and their sum if none were reused; of sizes
-        that have a range, the largest. None where a run decides sizes without a limit.
+        Peak of the intermediate buffers as planned, and their sum if none were reused, both with
+        the arrays that kernels allocate for themselves; of sizes that have a range, the largest.
+        None where a run decides sizes without a limit.
     weights_bytes : int
         Constants of the compiled model.
     dynamic : bool
@@ -434,6 +440,13 @@ class MemoryRecord:
         What kernels for a CPU allocate for themselves and TVM keeps after the run, beside all of
         the above: of the thread that runs the program, and of each further one. Of symbolic sizes,
         nominal ones. None for nothing, and where it was not counted.
+    workspace_bytes : int or None
+        The part of the planned peak, of the unplanned bytes and of the lower bound that kernels for
+        a CPU allocate for themselves, on all threads that the program is compiled for. None for
+        nothing, and in reports that were saved before it was a part of them.
+    program_bytes : int or None
+        Tables of the virtual machine: functions, instructions, and what describes each constant.
+        None where the program was not loaded when it was compiled, as that for another machine.
     """
 
     planned_peak_bytes: int | None = 0
@@ -448,6 +461,8 @@ class MemoryRecord:
     limit: MemoryLimitRecord | None = None
     kernel_bytes: int | None = None
     kernel_thread_bytes: int | None = None
+    workspace_bytes: int | None = None
+    program_bytes: int | None = None
 
     @property
     def saved_share(self) -> float:
@@ -456,11 +471,43 @@ class MemoryRecord:
             return 0.0
         return max(0.0, 1.0 - self.planned_peak_bytes / self.unplanned_bytes)
 
+    @property
+    def values_bytes(self) -> int | None:
+        """The planned peak without what kernels allocate for themselves."""
+        if self.planned_peak_bytes is None:
+            return None
+        return self.planned_peak_bytes - (self.workspace_bytes or 0)
+
+    def with_arrays(self, nbytes: int) -> "MemoryRecord":
+        """The same with bytes that kernels allocate for themselves, beside all values.
+
+        TVM keeps them apart from the arena, so that nothing else is in them between their calls.
+        """
+        if not nbytes:
+            return self
+        planned, unplanned, bound = (
+            None if figure is None else figure + nbytes
+            for figure in (self.planned_peak_bytes, self.unplanned_bytes, self.lower_bound_bytes)
+        )
+        return replace(
+            self,
+            planned_peak_bytes=planned,
+            unplanned_bytes=unplanned,
+            lower_bound_bytes=bound,
+            workspace_bytes=nbytes,
+        )
+
     def without_bounds(self) -> "MemoryRecord":
         """The same without the figures of buffers, where these count some as if they were small."""
         if not self.dynamic:
             return self
-        return replace(self, planned_peak_bytes=None, unplanned_bytes=None, lower_bound_bytes=None)
+        return replace(
+            self,
+            planned_peak_bytes=None,
+            unplanned_bytes=None,
+            lower_bound_bytes=None,
+            workspace_bytes=None,
+        )
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,9 @@ def _memory_figure(report: "CompileReport") -> str:
         return plain(f"{format_bytes(nominal.memory_bytes)} {nominal.where}{formula}")
     figure = format_bytes(memory.planned_peak_bytes)
     largest = ", for the largest sizes" if report.symbolic_sizes else ""
-    return f"{figure}  ({format_bytes(memory.unplanned_bytes)} without reuse{largest})"
+    own = memory.workspace_bytes
+    arrays = f", {format_bytes(own)} of both for kernels' arrays" if own else ""
+    return f"{figure}  ({format_bytes(memory.unplanned_bytes)} without reuse{arrays}{largest})"
 
 
 def limit_figure(memory: "MemoryRecord") -> tuple[str, str]:

@@ -19,7 +19,7 @@ from tvm_ext.artifact import (
     read_artifact,
     write_artifact,
 )
-from tvm_ext.artifact.program_in_library import find_program
+from tvm_ext.artifact.program_in_library import bytes_of_tables, find_program
 from tvm_ext.errors import ArtifactError
 from tvm_ext.tensor_spec import TensorSpec
 
@@ -158,3 +158,11 @@ def test_weights_are_in_memory_once(tmp_path):
     )
     weights = 2 * ROWS * columns * 4
     assert weights < int(answer.stdout) < 1.25 * weights
+
+
+def test_tables_of_a_program_are_counted_without_its_weights(large):
+    found = bytes_of_tables(large)
+    assert found == bytes_of_tables(program_of(8))
+    # Three constants, a kernel for each operator, main, and what allocates.
+    assert 2_000 < found < 10_000
+    assert bytes_of_tables(b"no library") is None

@@ -7,7 +7,13 @@ import tvm
 from tvm import relax, s_tir, te, tirx
 from tvm.script import relax as R
 
-from tvm_ext.compiler.kernel_arrays import KernelArrays, kernel_arrays
+from tvm_ext.compiler.kernel_arrays import (
+    KernelArrays,
+    arrays_of_whole_calls,
+    kernel_arrays,
+    with_arrays_of_calls,
+)
+from tvm_ext.report.memory_plan import FunctionPlan, StoragePlan
 
 ROWS, COLUMNS = 64, 4096
 ROW_BYTES = COLUMNS * 4
@@ -85,5 +91,30 @@ def test_symbolic_sizes_are_those_that_are_given():
 
 
 def test_small_arrays_are_not_counted():
-    mod = program(1)
+    mod = program(1, columns=512)
     assert kernel_arrays(mod, mod, {}) == KernelArrays()
+
+
+def test_a_kernel_alone_has_what_its_call_takes():
+    mod = program(ROWS, 2 * ROWS)
+    found = kernel_arrays(mod, mod, {})
+    assert found.by_kernel == {"sum_0": KernelArrays(MIB), "sum_1": KernelArrays(2 * MIB)}
+
+
+def test_every_thread_has_its_own():
+    found = KernelArrays(3 * MIB, MIB, {"k": KernelArrays(2 * MIB, MIB)})
+    assert (found.bytes_on(1), found.bytes_on(4)) == (3 * MIB, 6 * MIB)
+    function = FunctionPlan("main", ("a", "b"), (), MIB, MIB, ("k", "other"))
+    (planned,) = with_arrays_of_calls(StoragePlan((function,)), found, 2).functions
+    assert planned.workspace_bytes == (3 * MIB, 0)
+    assert planned.live_bytes == [3 * MIB, 0]
+    assert (planned.peak_call, planned.workspace_at(0), planned.workspace_at(1)) == (0, 3 * MIB, 0)
+
+
+def test_an_array_of_a_whole_call_is_told_from_that_of_an_iteration():
+    mod = program(ROWS)
+    (found,) = arrays_of_whole_calls(mod["sum_0"], 1 << 16)
+    assert found.name == "twice"
+    assert not arrays_of_whole_calls(mod["sum_0"], 2 * MIB)
+    for change in (stage_in_rows, stage_in_parallel_rows):
+        assert not arrays_of_whole_calls(scheduled(mod, change)["sum_0"], 1 << 12)

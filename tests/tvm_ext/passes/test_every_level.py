@@ -18,7 +18,7 @@ TARGETS = {"cpu": "avx512", "cuda": "nvidia-h200"}
 # machine wants, changes nothing as our import makes no numbers beside sizes.
 # MlirCodeGeneration does nothing unless it is asked for: tests/tvm_ext/mlir has programs for it.
 NOT_FOR = {
-    "cpu": ("ComputePrimValue", "CudaGraphs", "MlirCodeGeneration", "PlanWorkspaces"),
+    "cpu": ("ComputePrimValue", "CudaGraphs", "MlirCodeGeneration"),
     "cuda": (
         *("CoalesceAccesses", "ComputePrimValue", "DirectKernelCalls", "MlirCodeGeneration"),
         *("ResultsToOutParams", "ThreadsForLargeRuns", "VectorMath"),
@@ -59,6 +59,13 @@ def running_sums() -> onnx.ModelProto:
     return model([node("CumSum", ["x", "axis"], ["y"])], rows[:1], rows[1:], axis=np.array(0))
 
 
+def border() -> onnx.ModelProto:
+    """A CPU copies the image to where it has a border, for the whole call."""
+    nodes = [node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])]
+    images = [value(name, [1, 16, 40, 40]) for name in "xy"]
+    return model(nodes, images[:1], images[1:], w=rand(16, 16, 3, 3))
+
+
 def two_wide() -> onnx.ModelProto:
     """Two values of 32 KiB, of which only one has to be there at a time."""
     nodes = [
@@ -73,7 +80,7 @@ def two_wide() -> onnx.ModelProto:
     return model(nodes, [value("x", [8, 64])], [value("y", [8, 64])], **weights)
 
 
-MODELS = (mlp, layers, tanh, long_rows, elements, running_sums)
+MODELS = (mlp, layers, tanh, long_rows, elements, running_sums, border)
 
 
 @functools.cache

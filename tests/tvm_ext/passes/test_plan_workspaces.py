@@ -5,6 +5,9 @@ import onnx
 import pytest
 from emulated_models import emulated_model
 from small_models import model, node, rand, value
+from unoptimised import HOST
+
+import tvm_ext
 
 
 def split_product() -> onnx.ModelProto:
@@ -34,3 +37,29 @@ def test_numbers_and_storage() -> None:
     memory = compiled.report.memory
     assert memory.planned_peak_bytes >= (2 + 8) * 24 * 512 * 4
     assert memory.unplanned_bytes > 1.5 * memory.planned_peak_bytes
+
+
+def convolutions() -> onnx.ModelProto:
+    """Two of one kernel, which has the image with a border, and one that makes room for it."""
+    nodes = [
+        node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        node("Conv", ["a", "w"], ["b"], pads=[1, 1, 1, 1]),
+        node("MaxPool", ["b"], ["y"], kernel_shape=[4, 4], strides=[4, 4]),
+    ]
+    inputs, outputs = [value("x", [1, 16, 40, 40])], [value("y", [1, 16, 10, 10])]
+    return model(nodes, inputs, outputs, w=rand(16, 16, 3, 3) / 16)
+
+
+def test_on_a_cpu_arrays_of_whole_calls_lie_in_the_arena() -> None:
+    source = convolutions()
+    x = {"x": np.random.default_rng(0).standard_normal((1, 16, 40, 40)).astype("float32")}
+    planned = tvm_ext.compile(source, HOST, threads=1)
+    apart = tvm_ext.compile(source, HOST, threads=1, disabled_passes=["PlanWorkspaces"])
+    np.testing.assert_array_equal(planned.run(x)["y"], apart.run(x)["y"])
+    image = 16 * 42 * 42 * 4
+    assert apart.report.memory.workspace_bytes >= image
+    assert (
+        planned.report.memory.workspace_bytes or 0
+    ) <= apart.report.memory.workspace_bytes - image
+    # The bytes of the image are those of other values while no convolution runs.
+    assert planned.report.memory.planned_peak_bytes < apart.report.memory.planned_peak_bytes

@@ -113,6 +113,18 @@ def test_arrays_of_kernels_are_shown_where_there_are_some():
     assert "Arrays of kernels" in report.to_html()
 
 
+def test_arrays_of_kernels_are_a_part_of_the_planned_bytes():
+    memory = MemoryRecord(25, 100, lower_bound_bytes=20).with_arrays(7)
+    assert (memory.planned_peak_bytes, memory.unplanned_bytes) == (32, 107)
+    assert (memory.lower_bound_bytes, memory.workspace_bytes, memory.values_bytes) == (27, 7, 25)
+    assert MemoryRecord(25).with_arrays(0) == MemoryRecord(25)
+    assert MemoryRecord(None, None).with_arrays(7).values_bytes is None
+    report = _report(1)
+    report.memory = memory
+    assert "7 B of both for kernels' arrays" in str(report)
+    assert CompileReport.from_json(report.to_json()) == report
+
+
 def test_model_name_drops_folders_of_either_kind():
     assert CompileReport("a/b/net.onnx", "O1").model_name == "net.onnx"
     assert CompileReport("a\\b\\net.onnx", "O1").model_name == "net.onnx"
