@@ -44,6 +44,7 @@ from tvm_ext.onnx_frontend.sizes import (
 )
 from tvm_ext.onnx_frontend.sizes.quasi_affine import shortened
 from tvm_ext.onnx_frontend.sizes.scalar_rules import SizeLimits, analyzer_of, in_own_scope, within
+from tvm_ext.onnx_frontend.sizes.short_forms import is_clipped, short_form
 from tvm_ext.onnx_frontend.sizes.size_values import INTEGERS
 from tvm_ext.onnx_frontend.tvm_compat import ONNXGraphImporter, onnx_input
 from tvm_ext.onnx_frontend.weights import StoredWeights
@@ -69,19 +70,31 @@ _MOST_PARTS = 24
 
 
 class LongSizes:
-    """Gives tensors new dimensions for long sizes: the same one for the same expression."""
+    """Gives tensors short sizes, and new dimensions for long ones: one for the same expression."""
 
     def __init__(self) -> None:
         self._dimensions: dict[tvm_ffi.StructuralKey, tirx.Var] = {}
+        self._forms: dict[tvm_ffi.StructuralKey, Size] = {}
 
     def shortened(self, bb: relax.BlockBuilder, data: relax.Expr) -> relax.Expr:
         """``data``, or a view of it whose sizes are short."""
         sizes = sizes_of(data)
-        if not any(_is_long(size) for size in sizes):
+        forms = [self._form(size) for size in sizes]
+        short = [self._short(bb, size) if _is_long(size) else size for size in forms]
+        if all(new is old for new, old in zip(short, sizes, strict=True)):
             return data
-        short = [self._short(bb, size) if _is_long(size) else size for size in sizes]
         # A cast would not do: TVM puts the expression back in place of the variable.
         return bb.emit(relax.op.reshape(data, relax.ShapeExpr(short)))
+
+    def _form(self, size: Size) -> Size:
+        """The short form of a size that is clipped: TVM compares all others itself."""
+        if not is_clipped(size):
+            return size
+        key = tvm_ffi.StructuralKey(size)
+        if key not in self._forms:
+            self._forms[key] = short_form(size)
+        form = self._forms[key]
+        return size if tvm_ffi.structural_equal(form, size) else form
 
     def shortened_values(self, bb: relax.BlockBuilder, values: SizeValues) -> SizeValues:
         """The values with short expressions in place of long integers.
