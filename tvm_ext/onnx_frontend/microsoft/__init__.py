@@ -10,7 +10,13 @@ from functools import partial
 import onnx_ir as ir
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.onnx_frontend.microsoft import attention, fused, older_forms, quantized
+from tvm_ext.onnx_frontend.microsoft import (
+    attention,
+    fused,
+    linear_attention,
+    older_forms,
+    quantized,
+)
 from tvm_ext.onnx_frontend.microsoft.attention import group_query_attention, rotary_embedding
 from tvm_ext.onnx_frontend.microsoft.builder import Builder
 from tvm_ext.onnx_frontend.microsoft.nchwc import NCHWC, NCHWC_REWRITES
@@ -37,11 +43,15 @@ _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "FusedMatMul": fused.fused_matmul,
     "GatherBlockQuantized": checked(check_gather_block_quantized, quantized.gather_block_quantized),
     "GatherND": older_forms.gather_nd,
+    "GatedDeltaNet": linear_attention.gated_delta_net,
+    "GatedRMSNorm": linear_attention.gated_rms_norm,
     "Gelu": fused.gelu,
     "GridSample": older_forms.grid_sample,
     "GroupQueryAttention": group_query_attention,
     "Inverse": older_forms.inverse,
     "LayerNormalization": fused.layer_normalization,
+    "LinearAttention": linear_attention.linear_attention,
+    "LinearAttentionGate": linear_attention.linear_attention_gate,
     "MRotaryEmbedding": attention.multimodal_rotary_embedding,
     "MatMulBnb4": checked(check_matmul_bnb4, quantized.matmul_bnb4),
     "MatMulInteger16": older_forms.matmul_integer16,

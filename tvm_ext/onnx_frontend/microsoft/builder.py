@@ -28,6 +28,7 @@ class Builder:
         self.opset = opset
         self.dtype = dtype
         self.nodes: list[ir.Node] = []
+        self._prefix = node.name or node.op_type
 
     def input(self, index: int) -> ir.Value:
         """An input that the node must have."""
@@ -117,6 +118,20 @@ class Builder:
         axes[-2:] = axes[:-3:-1]
         return self.op("Transpose", value, perm=axes)
 
+    def inside(self, name: str) -> "Builder":
+        """A builder of the nodes of a body, which may read all values made so far."""
+        inner = Builder(self.node, self.opset, self.dtype)
+        inner._prefix = self._name(name)
+        return inner
+
+    def argument(self, name: str, dtype: ir.DataType) -> ir.Value:
+        """An input of the body that this builder is for."""
+        return ir.Value(name=f"{self._prefix}/{name}", type=ir.TensorType(dtype))
+
+    def graph(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Graph:
+        """The body of the nodes made so far."""
+        return ir.Graph(inputs, outputs, nodes=self.nodes, name=self._prefix)
+
     def used(self, output: int) -> bool:
         """Whether anything reads an output of the node."""
         if len(self.node.outputs) <= output or not self.node.outputs[output].name:
@@ -125,7 +140,7 @@ class Builder:
         return bool(value.uses()) or value.is_graph_output()
 
     def _name(self, name: str) -> str:
-        return f"{self.node.name or self.node.op_type}/{name}_{len(self.nodes)}"
+        return f"{self._prefix}/{name}_{len(self.nodes)}"
 
 
 def stored(*values: ir.Value | None) -> list[np.ndarray | None] | None:
