@@ -14,6 +14,7 @@ from tvm_ext.onnx_frontend.microsoft import (
     attention,
     fused,
     linear_attention,
+    mixture_of_experts,
     older_forms,
     quantized,
 )
@@ -26,7 +27,7 @@ from tvm_ext.onnx_frontend.microsoft.packed_weights import (
     check_matmul_n_bits,
     checked,
 )
-from tvm_ext.onnx_frontend.onnx_graph import MICROSOFT, WHY_NOT
+from tvm_ext.onnx_frontend.onnx_graph import EXPERTS, MICROSOFT, WHY_NOT
 
 _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "Attention": attention.attention,
@@ -57,6 +58,7 @@ _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "MatMulInteger16": older_forms.matmul_integer16,
     "MatMulIntegerToFloat": quantized.matmul_integer_to_float,
     "MatMulNBits": checked(check_matmul_n_bits, quantized.matmul_n_bits),
+    "MoE": mixture_of_experts.moe,
     "MultiHeadAttention": attention.multi_head_attention,
     "NhwcMaxPool": quantized.nhwc_max_pool,
     "Pad": older_forms.pad,
@@ -73,6 +75,7 @@ _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "QLinearSigmoid": quantized.qlinear_sigmoid,
     "QLinearSoftmax": quantized.qlinear_softmax,
     "QLinearWhere": quantized.qlinear_where,
+    "QMoE": mixture_of_experts.qmoe,
     "QuickGelu": fused.quick_gelu,
     "Range": older_forms.number_range,
     "RotaryEmbedding": rotary_embedding,
@@ -106,6 +109,7 @@ def to_default_domain(model: ir.Model) -> None:
         if not nodes:
             return
         ir.passes.common.ShapeInferencePass()(model)
+        model.opset_imports.setdefault(EXPERTS, 1)
         opset = model.opset_imports.get("", 1)
         if not sum([_rewritten(node, opset) for node in nodes]):
             return

@@ -54,7 +54,10 @@ class Builder:
         return value
 
     def op(self, name: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
-        """The first result of a new node; attributes that are None are left out."""
+        """The first result of a new node; attributes that are None are left out.
+
+        ``domain`` is that of the operator, where it is not the default one.
+        """
         return self.ops(name, 1, inputs, attributes)[0]
 
     def ops(
@@ -64,7 +67,9 @@ class Builder:
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]
         given = {key: value for key, value in attributes.items() if value is not None}
-        added = ir.node(name, inputs, given, num_outputs=outputs, name=self._name(name))
+        domain = given.pop("domain", "")
+        named = self._name(name)
+        added = ir.node(name, inputs, given, domain=domain, num_outputs=outputs, name=named)
         for index, value in enumerate(added.outputs):
             value.name = f"{added.name}/{index}"
         self.nodes.append(added)
