@@ -117,7 +117,7 @@ def all_operators() -> dict[str, str]:
         node = onnx.helper.make_node(schema.name, [], [], domain=schema.domain)
         if not schema.deprecated:
             found[operator_key(node)] = _support_of(node, schema)
-    found |= {f"{domain}::{name}": EXPANDED for domain, name in REWRITES}
+    found |= {f"{domain}::{name}" if domain else name: EXPANDED for domain, name in REWRITES}
     found |= {f"{MICROSOFT}::{name}": EXPANDED for name in SAME}
     found |= {key: ON_HOST for key in HOST_OPERATORS if key not in found}
     found |= {key: SUPPORTED for key in CONVERTERS if not key.startswith((ROUNDED, EXPERTS))}

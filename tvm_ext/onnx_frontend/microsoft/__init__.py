@@ -17,9 +17,12 @@ from tvm_ext.onnx_frontend.microsoft import (
     mixture_of_experts,
     older_forms,
     quantized,
+    residual_streams,
+    windows_and_tokens,
 )
 from tvm_ext.onnx_frontend.microsoft.attention import group_query_attention, rotary_embedding
 from tvm_ext.onnx_frontend.microsoft.builder import Builder
+from tvm_ext.onnx_frontend.microsoft.experimental import EXPERIMENTAL_REWRITES
 from tvm_ext.onnx_frontend.microsoft.nchwc import NCHWC, NCHWC_REWRITES
 from tvm_ext.onnx_frontend.microsoft.packed_weights import (
     check_gather_block_quantized,
@@ -32,11 +35,15 @@ from tvm_ext.onnx_frontend.onnx_graph import EXPERTS, MICROSOFT, WHY_NOT
 _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "Attention": attention.attention,
     "BiasGelu": fused.bias_gelu,
+    "BranchwiseRMSNorm": residual_streams.branchwise_rms_norm,
     "CDist": fused.distances,
     "CausalConvWithState": older_forms.causal_conv_with_state,
+    "ConvTransposeWithDynamicPads": windows_and_tokens.conv_transpose_with_dynamic_pads,
+    "CropAndResize": windows_and_tokens.crop_and_resize,
     "DynamicQuantizeLSTM": quantized.dynamic_quantize_lstm,
     "DynamicQuantizeMatMul": quantized.dynamic_quantize_matmul,
     "EmbedLayerNormalization": fused.embed_layer_normalization,
+    "EngramGate": residual_streams.engram_gate,
     "ExpandDims": older_forms.expand_dims,
     "FastGelu": fused.fast_gelu,
     "FusedConv": fused.fused_conv,
@@ -44,11 +51,14 @@ _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "FusedMatMul": fused.fused_matmul,
     "GatherBlockQuantized": checked(check_gather_block_quantized, quantized.gather_block_quantized),
     "GatherND": older_forms.gather_nd,
+    "GatedAdd": residual_streams.gated_add,
     "GatedDeltaNet": linear_attention.gated_delta_net,
     "GatedRMSNorm": linear_attention.gated_rms_norm,
     "Gelu": fused.gelu,
     "GridSample": older_forms.grid_sample,
     "GroupQueryAttention": group_query_attention,
+    "HyperConnectionPostMix": residual_streams.hyper_connection_post_mix,
+    "HyperConnectionPreMix": residual_streams.hyper_connection_pre_mix,
     "Inverse": older_forms.inverse,
     "LayerNormalization": fused.layer_normalization,
     "LinearAttention": linear_attention.linear_attention,
@@ -59,7 +69,9 @@ _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "MatMulIntegerToFloat": quantized.matmul_integer_to_float,
     "MatMulNBits": checked(check_matmul_n_bits, quantized.matmul_n_bits),
     "MoE": mixture_of_experts.moe,
+    "MoEGroupRouter": mixture_of_experts.group_router,
     "MultiHeadAttention": attention.multi_head_attention,
+    "NGramRepeatBlock": windows_and_tokens.n_gram_repeat_block,
     "NhwcMaxPool": quantized.nhwc_max_pool,
     "Pad": older_forms.pad,
     "QAttention": quantized.q_attention,
@@ -79,16 +91,19 @@ _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "QuickGelu": fused.quick_gelu,
     "Range": older_forms.number_range,
     "RotaryEmbedding": rotary_embedding,
+    "ScaledSiLU": residual_streams.scaled_silu,
     "SimplifiedLayerNormalization": fused.simplified_layer_normalization,
     "SkipLayerNormalization": fused.skip_layer_normalization,
     "SkipSimplifiedLayerNormalization": fused.skip_simplified_layer_normalization,
     "TransposeMatMul": fused.fused_matmul,
+    "UnfoldTensor": windows_and_tokens.unfold_tensor,
     "Unique": older_forms.unique,
 }
 
 # By domain and operator.
 REWRITES = {
     **{(MICROSOFT, name): rewrite for name, rewrite in _MICROSOFT_REWRITES.items()},
+    **{("", name): rewrite for name, rewrite in EXPERIMENTAL_REWRITES.items()},
     **{(NCHWC, name): rewrite for name, rewrite in NCHWC_REWRITES.items()},
 }
 

@@ -57,6 +57,44 @@ def qmoe(b: Builder) -> _Results:
     return _mixed(b, product, b.optional(8) is not None, b.optional(14))
 
 
+def group_router(b: Builder) -> _Results:
+    """The logarithms of the sigmoids of chosen experts, and a number for all others.
+
+    Of each group the largest are added up, and only experts of the best groups may be chosen.
+    """
+    if b.optional(2) is not None or any(b.used(index) for index in (1, 2)):
+        raise NotApplicable("scores of all experts as results, or a projection")
+    kind, experts, groups = b.input(0).dtype, last_size(b.input(1)), b.attribute("n_group", 1)
+    if kind is None:
+        raise NotApplicable("the type of its input is not known")
+    scores = b.op("Reshape", b.cast(b.input(0), _FLOAT), b.constant(np.array([-1, experts])))
+    scores = b.op("Sigmoid", scores)
+    biased = b.op("Add", scores, b.input(1))
+    sizes = b.constant(np.array([0, groups, experts // groups]))
+    apart = b.op("Reshape", biased, sizes)
+    added = min(b.attribute("group_topk", 2), experts // groups)
+    best = b.total(_largest(b, apart, added)[0], 2)
+    allowed = _among(b, _largest(b, best, b.attribute("topk_group", 1))[1], groups)
+    lowest = _number(b, float(np.finfo(np.float32).min))
+    left = b.op("Where", b.unsqueezed(allowed, 2), apart, lowest)
+    left = b.op("Reshape", left, b.constant(np.array([-1, experts])))
+    chosen = _among(b, _largest(b, left, b.required("top_k"))[1], experts)
+    logarithm = b.op("Log", b.op("Max", scores, _number(b, 1e-20)))
+    sentinel = _number(b, b.attribute("router_sentinel", -10_000.0))
+    return [b.cast(b.op("Where", chosen, logarithm, sentinel), kind)]
+
+
+def _largest(b: Builder, values: ir.Value, count: int) -> list[ir.Value]:
+    return list(b.ops("TopK", 2, [values, b.constant(np.array([count]))], {"axis": -1}))
+
+
+def _among(b: Builder, places: ir.Value, count: int) -> ir.Value:
+    """Which of the numbers below ``count`` are in each row."""
+    same = b.op("Equal", b.unsqueezed(places, 2), b.constant(np.arange(count)))
+    found = b.total(b.cast(same, ir.DataType.INT32), 1)
+    return b.op("Greater", found, b.constant(np.array(0, np.int32)))
+
+
 def _mixed(b: Builder, product: _Product, gated: bool, mixing: ir.Value | None) -> _Results:
     """The sum of what a token's experts give, by their weights.
 
