@@ -110,6 +110,24 @@ REWRITES = {
 # The same in com.microsoft and the default domain.
 SAME = ("DequantizeLinear", "QuantizeLinear", "Trilu")
 
+_OWN_LOOP = (
+    "it runs a decoder inside of itself until a text ends, where a compiled model is run once for "
+    "each token: export the decoder alone, and continue texts with tvm_ext.generate"
+)
+_TABLES = (
+    "it chooses keys by tables of blocks or of beams: export the model with GroupQueryAttention"
+)
+
+# Operators that no other operators stand for, and why.
+WITHOUT_FORM = {
+    "BeamSearch": _OWN_LOOP,
+    "DecoderMaskedMultiHeadAttention": _TABLES,
+    "GreedySearch": _OWN_LOOP,
+    "Sampling": _OWN_LOOP,
+    "SparseAttention": _TABLES,
+    "WhisperBeamSearch": _OWN_LOOP,
+}
+
 # Each round infers the shapes behind what the one before it rewrote.
 _ROUNDS = 100
 
@@ -119,6 +137,8 @@ def to_default_domain(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         if node.domain == MICROSOFT and node.op_type in SAME:
             node.domain = ""
+        elif node.domain == MICROSOFT and node.op_type in WITHOUT_FORM:
+            node.metadata_props[WHY_NOT] = WITHOUT_FORM[node.op_type]
     for _ in range(_ROUNDS):
         nodes = [n for n in model.graph.all_nodes() if (n.domain, n.op_type) in REWRITES]
         if not nodes:

@@ -1,4 +1,4 @@
-"""Residual streams, windows, crops and operators of before the first release, as in ONNX Runtime."""
+"""Residual streams, windows, crops, and operators of before ONNX 1.0, as in ONNX Runtime."""
 
 import numpy as np
 import onnx
@@ -10,6 +10,7 @@ from small_models import rand
 
 from tvm_ext import compile
 from tvm_ext.errors import UnsupportedOperatorError
+from tvm_ext.onnx_frontend.microsoft import WITHOUT_FORM
 
 FLOAT = onnx.TensorProto.FLOAT
 BOXES = np.float32([[0, 0, 0.5, 0.5], [0.2, 0.1, 0.9, 1.0], [-0.2, 0.1, 0.9, 1.2]])
@@ -150,3 +151,12 @@ def test_a_gate_that_is_projected_is_refused() -> None:
     proto, _ = microsoft_model("GatedAdd", given, {"y": FLOAT}, 17)
     with pytest.raises(UnsupportedOperatorError, match="gate_weight"):
         compile(proto)
+
+
+@pytest.mark.parametrize("operator", ["GreedySearch", "SparseAttention"])
+def test_operators_without_another_form_are_refused_with_the_reason(operator: str) -> None:
+    proto, _ = microsoft_model(operator, {"x": rand(2, 4)}, {"y": FLOAT}, 17)
+    with pytest.raises(UnsupportedOperatorError) as refused:
+        compile(proto)
+    assert WITHOUT_FORM[operator] in str(refused.value)
+    assert "\n" not in str(refused.value)
