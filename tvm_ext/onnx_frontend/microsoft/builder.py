@@ -9,6 +9,9 @@ import onnx_ir as ir
 from tvm_ext.configs.errors import FormError, NotApplicable
 from tvm_ext.onnx_frontend.ir_edits import constant_of
 
+# The end of a slice that goes to the end of its axis.
+FAR = int(np.iinfo(np.int64).max)
+
 
 class Builder:
     """New nodes, in the order of their making, with names that begin with the old node's.
@@ -85,6 +88,15 @@ class Builder:
             raise NotApplicable("the type of its input is not known")
         return self.constant(np.array(value, self.dtype.numpy()))
 
+    def float32(self, value: float) -> ir.Value:
+        """A scalar of float32, whatever the node computes in."""
+        return self.constant(np.array(value, np.float32))
+
+    def sliced(self, value: ir.Value, first: int, end: int, axis: int = 0) -> ir.Value:
+        """The elements of one axis from ``first`` to ``end``, which ``FAR`` leaves open."""
+        bounds = (self.constant(np.array([bound], np.int64)) for bound in (first, end, axis))
+        return self.op("Slice", value, *bounds)
+
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """``value`` in another type."""
         return self.op("Cast", value, to=int(dtype))
@@ -146,6 +158,13 @@ class Builder:
 
     def _name(self, name: str) -> str:
         return f"{self._prefix}/{name}_{len(self.nodes)}"
+
+
+def type_of(value: ir.Value) -> ir.DataType:
+    """The type of a value; NotApplicable where it is not known."""
+    if value.dtype is None:
+        raise NotApplicable("the type of its input is not known")
+    return value.dtype
 
 
 def stored(*values: ir.Value | None) -> list[np.ndarray | None] | None:

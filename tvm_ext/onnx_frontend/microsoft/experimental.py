@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.onnx_frontend.microsoft.builder import Builder
+from tvm_ext.onnx_frontend.microsoft.builder import FAR, Builder
 
 _Results = list[ir.Value | None]
 
@@ -48,11 +48,7 @@ def crop(b: Builder) -> _Results:
     """An image without its borders, or the rows and columns that ``scale`` counts from them."""
     left, top, right, bottom = b.required("border")
     counts = b.attribute("scale", [])
-    if counts:
-        ends = [top + counts[0], left + counts[1]]
-    else:
-        far = np.iinfo(np.int64).max
-        ends = [-bottom if bottom else far, -right if right else far]
+    ends = [top + counts[0], left + counts[1]] if counts else [-bottom or FAR, -right or FAR]
     bounds = (b.constant(np.array(one, np.int64)) for one in ([top, left], ends, [2, 3]))
     return [b.op("Slice", b.input(0), *bounds)]
 

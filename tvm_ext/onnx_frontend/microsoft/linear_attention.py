@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.onnx_frontend.microsoft.attention import last_size, rank
-from tvm_ext.onnx_frontend.microsoft.builder import Builder
+from tvm_ext.onnx_frontend.microsoft.builder import Builder, type_of
 
 _Results = list[ir.Value | None]
 _FLOAT = ir.DataType.FLOAT
@@ -53,11 +53,11 @@ def linear_attention(b: Builder) -> _Results:
         None if decay is None else _cut(b, decay, values),
         None if beta is None else _cut(b, beta, last_size(beta)),
     ]
-    given = _type_of(query)
+    given = type_of(query)
     state = _no_state(b, query, heads) if past is None else b.cast(past, _FLOAT)
     made, state = _scanned(b, heads, operands, state)
     rows = b.op("Reshape", made, b.constant(np.array([0, 0, -1])))
-    return [b.cast(rows, given), b.cast(state, given if past is None else _type_of(past))]
+    return [b.cast(rows, given), b.cast(state, given if past is None else type_of(past))]
 
 
 def gated_delta_net(b: Builder) -> _Results:
@@ -89,15 +89,15 @@ def gated_delta_net(b: Builder) -> _Results:
     made, state = _scanned(b, heads, [*rows, decay, beta], state)
     like = b.op("Shape", value)
     sizes = b.op(
-        "Concat", _first(b, like, -2), b.constant(np.array([-1, heads.value_length])), axis=0
+        "Concat", b.sliced(like, 0, -2), b.constant(np.array([-1, heads.value_length])), axis=0
     )
-    out = b.cast(b.op("Reshape", made, sizes), _type_of(query))
+    out = b.cast(b.op("Reshape", made, sizes), type_of(query))
     return [out, b.op("Transpose", state, perm=[0, 1, 3, 2])]
 
 
 def linear_attention_gate(b: Builder) -> _Results:
     """``decay_scale * softplus(a + dt_bias)``, and the sigmoid of another input."""
-    kind, rates = _type_of(b.input(0)), b.optional(3)
+    kind, rates = type_of(b.input(0)), b.optional(3)
     shifted = b.op("Add", b.cast(b.input(0), _FLOAT), b.input(1))
     decay = b.op("Mul", b.op("Softplus", shifted), b.input(2))
     beta = None if rates is None else b.cast(b.op("Sigmoid", b.cast(rates, _FLOAT)), kind)
@@ -106,13 +106,13 @@ def linear_attention_gate(b: Builder) -> _Results:
 
 def gated_rms_norm(b: Builder) -> _Results:
     """Groups of a row divided by their root mean square, times a scale and an activated gate."""
-    kind, group = _type_of(b.input(0)), last_size(b.input(1))
+    kind, group = type_of(b.input(0)), last_size(b.input(1))
     sizes = b.op("Shape", b.input(0))
     x, scale, gate = (b.cast(b.input(index), _FLOAT) for index in range(3))
-    groups = b.op("Concat", _first(b, sizes, -1), b.constant(np.array([-1, group])), axis=0)
+    groups = b.op("Concat", b.sliced(sizes, 0, -1), b.constant(np.array([-1, group])), axis=0)
     x, gate = b.op("Reshape", x, groups), b.op("Reshape", gate, groups)
     square = b.mean(b.op("Mul", x, x), -1)
-    root = b.op("Sqrt", b.op("Add", square, _number(b, b.attribute("epsilon", 1e-6))))
+    root = b.op("Sqrt", b.op("Add", square, b.float32(b.attribute("epsilon", 1e-6))))
     opened = b.op("Sigmoid", gate)
     if b.attribute("activation", "silu") in ("silu", "swish"):
         opened = b.op("Mul", gate, opened)
@@ -144,7 +144,7 @@ def _scanned(
     query = _for_values(b, given["query"], heads.queries, heads)
     # The query heads of a head of keys and values stand beside each other.
     shared = b.constant(np.array([0, 0, heads.values, -1, heads.key_length]))
-    factor = _number(b, b.attribute("scale", 0.0) or 1 / math.sqrt(heads.key_length))
+    factor = b.float32(b.attribute("scale", 0.0) or 1 / math.sqrt(heads.key_length))
     given["query"] = b.op("Mul", b.op("Reshape", query, shared), factor)
     attributes = {
         "body": _token(b, names, heads),
@@ -199,7 +199,7 @@ def _decay(b: Builder, given: ir.Value, batch: ir.Value | None, heads: _Heads) -
     decay = decay if shift is None else b.op("Add", decay, b.op("Reshape", shift, sizes))
     if gate in ("softplus", "qwen"):
         return b.op("Neg", b.op("Mul", rate, b.op("Softplus", decay)))
-    bound = _number(b, b.attribute("gate_lower_bound", -5.0))
+    bound = b.float32(b.attribute("gate_lower_bound", -5.0))
     return b.op("Mul", bound, b.op("Sigmoid", b.op("Mul", rate, decay)))
 
 
@@ -208,37 +208,25 @@ def _batched(b: Builder, rows: ir.Value, batch: ir.Value | None, axes: int) -> i
     rows = b.cast(rows, _FLOAT)
     if batch is None:
         return rows
-    sizes = [_first(b, b.op("Shape", batch), 1), b.constant(np.array([-1]))]
-    kept = b.op("Slice", b.op("Shape", rows), *_bounds(b, 1, axes))
+    sizes = [b.sliced(b.op("Shape", batch), 0, 1), b.constant(np.array([-1]))]
+    kept = b.sliced(b.op("Shape", rows), 1, axes)
     return b.op("Reshape", rows, b.op("Concat", *sizes, kept, axis=0))
 
 
 def _of_length_one(b: Builder, rows: ir.Value) -> ir.Value:
     square = b.unsqueezed(b.total(b.op("Mul", rows, rows), 3), 3)
-    return b.op("Div", rows, b.op("Sqrt", b.op("Add", square, _number(b, _LENGTH_EPSILON))))
+    return b.op("Div", rows, b.op("Sqrt", b.op("Add", square, b.float32(_LENGTH_EPSILON))))
 
 
 def _no_state(b: Builder, query: ir.Value, heads: _Heads) -> ir.Value:
     sizes = b.constant(np.array([heads.values, heads.key_length, heads.value_length]))
-    shape = b.op("Concat", _first(b, b.op("Shape", query), 1), sizes, axis=0)
-    return b.op("Expand", _number(b, 0.0), shape)
+    shape = b.op("Concat", b.sliced(b.op("Shape", query), 0, 1), sizes, axis=0)
+    return b.op("Expand", b.float32(0.0), shape)
 
 
 def _cut(b: Builder, rows: ir.Value, count: int) -> ir.Value:
     """``[batch, tokens, heads * length]`` with an axis for heads."""
     return b.op("Reshape", rows, b.constant(np.array([0, 0, count, -1])))
-
-
-def _first(b: Builder, sizes: ir.Value, end: int) -> ir.Value:
-    return b.op("Slice", sizes, *_bounds(b, 0, end))
-
-
-def _bounds(b: Builder, start: int, end: int) -> list[ir.Value]:
-    return [b.constant(np.array([bound])) for bound in (start, end)]
-
-
-def _number(b: Builder, value: float) -> ir.Value:
-    return b.constant(np.array(value, np.float32))
 
 
 def _is_set(b: Builder, name: str) -> bool:
@@ -250,9 +238,3 @@ def _size(value: ir.Value, axis: int) -> int:
     if not isinstance(size, int):
         raise NotApplicable("the number of heads is not known")
     return size
-
-
-def _type_of(value: ir.Value) -> ir.DataType:
-    if value.dtype is None:
-        raise NotApplicable("the type of its input is not known")
-    return value.dtype

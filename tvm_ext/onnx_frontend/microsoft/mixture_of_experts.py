@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from tvm_ext.configs.errors import FormError, NotApplicable
 from tvm_ext.onnx_frontend.microsoft.attention import last_size
-from tvm_ext.onnx_frontend.microsoft.builder import Builder, stored
+from tvm_ext.onnx_frontend.microsoft.builder import Builder, stored, type_of
 from tvm_ext.onnx_frontend.microsoft.fused import gelu_by_tanh
 from tvm_ext.onnx_frontend.onnx_graph import EXPERTS
 
@@ -64,9 +64,7 @@ def group_router(b: Builder) -> _Results:
     """
     if b.optional(2) is not None or any(b.used(index) for index in (1, 2)):
         raise NotApplicable("scores of all experts as results, or a projection")
-    kind, experts, groups = b.input(0).dtype, last_size(b.input(1)), b.attribute("n_group", 1)
-    if kind is None:
-        raise NotApplicable("the type of its input is not known")
+    kind, experts, groups = type_of(b.input(0)), last_size(b.input(1)), b.attribute("n_group", 1)
     scores = b.op("Reshape", b.cast(b.input(0), _FLOAT), b.constant(np.array([-1, experts])))
     scores = b.op("Sigmoid", scores)
     biased = b.op("Add", scores, b.input(1))
@@ -75,12 +73,12 @@ def group_router(b: Builder) -> _Results:
     added = min(b.attribute("group_topk", 2), experts // groups)
     best = b.total(_largest(b, apart, added)[0], 2)
     allowed = _among(b, _largest(b, best, b.attribute("topk_group", 1))[1], groups)
-    lowest = _number(b, float(np.finfo(np.float32).min))
+    lowest = b.float32(float(np.finfo(np.float32).min))
     left = b.op("Where", b.unsqueezed(allowed, 2), apart, lowest)
     left = b.op("Reshape", left, b.constant(np.array([-1, experts])))
     chosen = _among(b, _largest(b, left, b.required("top_k"))[1], experts)
-    logarithm = b.op("Log", b.op("Max", scores, _number(b, 1e-20)))
-    sentinel = _number(b, b.attribute("router_sentinel", -10_000.0))
+    logarithm = b.op("Log", b.op("Max", scores, b.float32(1e-20)))
+    sentinel = b.float32(b.attribute("router_sentinel", -10_000.0))
     return [b.cast(b.op("Where", chosen, logarithm, sentinel), kind)]
 
 
@@ -101,15 +99,13 @@ def _mixed(b: Builder, product: _Product, gated: bool, mixing: ir.Value | None) 
     ``product`` multiplies rows with the weights of a layer: 0, 1, or 2 for gates of their own.
     """
     x = b.input(0)
-    if x.dtype is None:
-        raise NotApplicable("the type of its input is not known")
     rows = b.cast(b.op("Reshape", x, b.constant(np.array([-1, last_size(x)]))), _FLOAT)
     share, places = _routed(b, mixing)
     hidden = product(rows, places, 0)
     other = product(rows, places, 2) if gated else None
     made = product(_activated(b, hidden, other), places, 1)
     total = b.total(b.op("Mul", made, b.unsqueezed(share, 2)), 1)
-    return [b.cast(b.op("Reshape", total, b.op("Shape", x)), x.dtype)]
+    return [b.cast(b.op("Reshape", total, b.op("Shape", x)), type_of(x))]
 
 
 def _routed(b: Builder, mixing: ir.Value | None) -> tuple[ir.Value, ir.Value]:
@@ -138,7 +134,7 @@ def _activated(b: Builder, hidden: ir.Value, other: ir.Value | None) -> ir.Value
     if name == "relu":
         return b.op("Relu", hidden)
     if name == "gelu":
-        return gelu_by_tanh(b, hidden, lambda value: _number(b, value))
+        return gelu_by_tanh(b, hidden, b.float32)
     if name == "silu":
         made = b.op("Mul", hidden, b.op("Sigmoid", hidden))
         return made if other is None else b.op("Mul", made, other)
@@ -152,11 +148,11 @@ def _swiglu(b: Builder, hidden: ir.Value, other: ir.Value | None) -> ir.Value:
     gate, linear = _gate_and_linear(b, hidden, other)
     limit = b.attribute("swiglu_limit", None)
     if limit is not None:
-        gate = b.op("Min", gate, _number(b, limit))
-        linear = b.op("Max", b.op("Min", linear, _number(b, limit)), _number(b, -limit))
+        gate = b.op("Min", gate, b.float32(limit))
+        linear = b.op("Max", b.op("Min", linear, b.float32(limit)), b.float32(-limit))
     alpha, beta = b.attribute("activation_alpha", 1.0), b.attribute("activation_beta", 0.0)
-    opened = b.op("Sigmoid", b.op("Mul", gate, _number(b, alpha)))
-    return b.op("Mul", b.op("Mul", gate, opened), b.op("Add", linear, _number(b, beta)))
+    opened = b.op("Sigmoid", b.op("Mul", gate, b.float32(alpha)))
+    return b.op("Mul", b.op("Mul", gate, opened), b.op("Add", linear, b.float32(beta)))
 
 
 def _gate_and_linear(
@@ -215,7 +211,3 @@ def _zero_points(
             "expected one for each scale"
         )
     return b.constant(numbers[..., : sizes[-1]].astype(np.float32))
-
-
-def _number(b: Builder, value: float) -> ir.Value:
-    return b.constant(np.array(value, np.float32))

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.onnx_frontend.microsoft.attention import last_size, rank
-from tvm_ext.onnx_frontend.microsoft.builder import Builder
+from tvm_ext.onnx_frontend.microsoft.builder import Builder, type_of
 
 _Results = list[ir.Value | None]
 _FLOAT = ir.DataType.FLOAT
@@ -27,7 +27,7 @@ def gated_add(b: Builder) -> _Results:
 def scaled_silu(b: Builder) -> _Results:
     """``z * sigmoid(z)`` of the scaled input."""
     x, scale = b.input(0), b.optional(1)
-    factor = b.number(b.attribute("alpha", 1.0)) if scale is None else b.cast(scale, _type_of(x))
+    factor = b.number(b.attribute("alpha", 1.0)) if scale is None else b.cast(scale, type_of(x))
     scaled = b.op("Mul", x, factor)
     return [b.op("Mul", scaled, b.op("Sigmoid", scaled))]
 
@@ -42,7 +42,7 @@ def branchwise_rms_norm(b: Builder) -> _Results:
         if rank(b.input(1)) == 1 and last_size(b.input(1)) != width:
             scale = b.op("Reshape", scale, b.constant(np.array([-1, width])))
         made = b.op("Mul", made, scale)
-    return [b.cast(b.op("Reshape", made, b.op("Shape", x)), _type_of(x))]
+    return [b.cast(b.op("Reshape", made, b.op("Shape", x)), type_of(x))]
 
 
 def hyper_connection_pre_mix(b: Builder) -> _Results:
@@ -55,8 +55,8 @@ def hyper_connection_pre_mix(b: Builder) -> _Results:
     grouped = _flat_branches(b) == 1
     axis = len(x.shape or ()) - (2 if grouped else 1)
     summed = b.total(total, axis)
-    factor = b.constant(np.array(b.attribute("reduction_scale", 1.0), np.float32))
-    return [b.cast(b.op("Mul", summed, factor), _type_of(x))]
+    factor = b.float32(b.attribute("reduction_scale", 1.0))
+    return [b.cast(b.op("Mul", summed, factor), type_of(x))]
 
 
 def hyper_connection_post_mix(b: Builder) -> _Results:
@@ -69,21 +69,21 @@ def hyper_connection_post_mix(b: Builder) -> _Results:
         raise NotApplicable("the rank of its input is not known")
     shared = b.unsqueezed(b.cast(made, _FLOAT), len(made.shape) - 1)
     total = b.op("Add", rows, b.op("Mul", _gate(b, b.input(2), x), shared))
-    return [b.cast(b.op("Reshape", total, b.op("Shape", x)), _type_of(x))]
+    return [b.cast(b.op("Reshape", total, b.op("Shape", x)), type_of(x))]
 
 
 def engram_gate(b: Builder) -> _Results:
     """A value for all streams, each times a gate that compares its key and its query."""
     key, query, value = (b.cast(b.input(index), _FLOAT) for index in range(3))
-    epsilon, kind = b.attribute("epsilon", 1e-5), _type_of(b.input(0))
+    epsilon, kind = b.attribute("epsilon", 1e-5), type_of(b.input(0))
     width = last_size(b.input(0))
     key, query = (
         b.op("Mul", _over_root_mean_square(b, rows, epsilon), b.cast(b.input(index), _FLOAT))
         for rows, index in ((key, 3), (query, 4))
     )
     both = b.unsqueezed(b.total(b.op("Mul", key, query), 3), 3)
-    both = b.op("Mul", both, b.constant(np.array(1 / math.sqrt(width), np.float32)))
-    root = b.op("Sqrt", b.op("Max", b.op("Abs", both), b.constant(np.array(1e-6, np.float32))))
+    both = b.op("Mul", both, b.float32(1 / math.sqrt(width)))
+    root = b.op("Sqrt", b.op("Max", b.op("Abs", both), b.float32(1e-6)))
     gate = b.op("Sigmoid", b.op("Mul", b.op("Sign", both), root))
     gated = b.op("Mul", gate, b.unsqueezed(value, 2))
     if b.optional(5) is None or not b.used(1):
@@ -96,7 +96,7 @@ def engram_gate(b: Builder) -> _Results:
 def _over_root_mean_square(b: Builder, rows: ir.Value, epsilon: float) -> ir.Value:
     # The result of a Reshape or a product has no shape yet: only the last axis is named.
     square = b.mean(b.op("Mul", rows, rows), -1)
-    return b.op("Div", rows, b.op("Sqrt", b.op("Add", square, b.constant(np.float32(epsilon)))))
+    return b.op("Div", rows, b.op("Sqrt", b.op("Add", square, b.float32(epsilon))))
 
 
 def _flat_branches(b: Builder) -> int:
@@ -110,7 +110,7 @@ def _branches(b: Builder, rows: ir.Value) -> ir.Value:
     if count == 1:
         return rows
     width = last_size(b.input(0)) // count
-    kept = b.op("Slice", b.op("Shape", rows), *(b.constant(np.array([n])) for n in (0, -1)))
+    kept = b.sliced(b.op("Shape", rows), 0, -1)
     sizes = b.op("Concat", kept, b.constant(np.array([count, width])), axis=0)
     return b.op("Reshape", rows, sizes)
 
@@ -134,9 +134,3 @@ def _cast_like(b: Builder, matrix: ir.Value) -> ir.Value:
     made = b.cast(matrix, _FLOAT)
     made.shape = matrix.shape
     return made
-
-
-def _type_of(value: ir.Value) -> ir.DataType:
-    if value.dtype is None:
-        raise NotApplicable("the type of its input is not known")
-    return value.dtype

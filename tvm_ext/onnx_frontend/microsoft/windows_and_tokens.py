@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.onnx_frontend.microsoft.builder import Builder, stored
+from tvm_ext.onnx_frontend.microsoft.builder import FAR, Builder, stored
 
 _Results = list[ir.Value | None]
 _FLOAT = ir.DataType.FLOAT
@@ -44,24 +44,18 @@ def n_gram_repeat_block(b: Builder) -> _Results:
     before = b.required("ngram_size") - 1
     if b.opset < _ADDING_OPSET:
         raise NotApplicable(f"it is in a model of opset {b.opset}, expected {_ADDING_OPSET}")
-    far = np.iinfo(np.int64).max
-    followers = _columns(b, tokens, before, far)
+    followers = b.sliced(tokens, before, FAR, axis=1)
     same = b.op("Equal", followers, followers)
     for place in range(before):
         # As many starts as there are tokens behind; the last one is the end of the row itself.
-        here = _columns(b, tokens, place, place - before)
-        last = _columns(b, tokens, place - before, place - before + 1 or far)
+        here = b.sliced(tokens, place, place - before, axis=1)
+        last = b.sliced(tokens, place - before, place - before + 1 or FAR, axis=1)
         same = b.op("And", same, b.op("Equal", here, last))
     none = b.op("Expand", b.constant(np.float32(0)), b.op("Shape", scores))
     repeated = b.cast(same, _FLOAT)
     count = b.op("ScatterElements", none, followers, repeated, axis=1, reduction="add")
     found = b.op("Greater", count, b.constant(np.float32(0)))
     return [b.op("Where", found, b.number(-np.inf), scores)]
-
-
-def _columns(b: Builder, data: ir.Value, first: int, end: int) -> ir.Value:
-    bounds = (b.constant(np.array([bound], np.int64)) for bound in (first, end, 1))
-    return b.op("Slice", data, *bounds)
 
 
 def crop_and_resize(b: Builder) -> _Results:
