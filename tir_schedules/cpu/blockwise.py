@@ -256,7 +256,7 @@ def _reduces_rows(stmt: s_tir.SBlock) -> bool:
 
 
 def _reduce_rows_in_lanes(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> bool:
-    """Partial results in vectors along the last axis, which is reduced; whether it could be done."""
+    """Partial results in vectors along the last axis, which is reduced; whether that was done."""
     stmt, loops = sch.get(block), list(sch.get_loops(block))
     spatial = sum(one.iter_type == tirx.IterVar.DataPar for one in stmt.iter_vars)
     extent = static_extent(sch.get(loops[-1]).extent)
