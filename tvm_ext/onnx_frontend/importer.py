@@ -167,22 +167,41 @@ def with_plain_casts(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _with_bound_values(func: relax.Function) -> relax.Function:
-    if all(
-        isinstance(cast.value, relax.Var)
-        for cast in all_bindings_of(func)
-        if isinstance(cast, relax.MatchCast)
-    ):
+    casts = [one for one in all_bindings_of(func) if isinstance(one, relax.MatchCast)]
+    if all(isinstance(cast.value, relax.Var) and not _holds_itself(cast) for cast in casts):
         return func
     return _ValueBinder().visit_expr(func)
+
+
+def _holds_itself(cast: relax.MatchCast) -> bool:
+    """Whether a size is cast to a variable that it is an expression of: ``max(n, 1)`` to n.
+
+    CanonicalizeBindings would put the expression in place of the variable, in itself as well.
+    """
+    shapes = [getattr(ty, "shape", None) for ty in (cast.ty, cast.value.ty)]
+    if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        return False
+    return any(
+        isinstance(new, tirx.Var)
+        and not new.same_as(old)
+        and any(new.same_as(part) for part in tirx.analysis.undefined_vars(old))
+        for new, old in zip(*(shape.values for shape in shapes), strict=True)
+    )
 
 
 @mutator
 class _ValueBinder(PyExprMutator):
     def visit_match_cast_(self, binding: relax.MatchCast) -> None:
-        if isinstance(binding.value, relax.Var):
+        is_plain = isinstance(binding.value, relax.Var)
+        if is_plain and not _holds_itself(binding):
             super().visit_match_cast_(binding)
             return
-        value = self.builder_.emit(self.visit_expr(binding.value))
+        value = self.visit_expr(binding.value)
+        value = value if is_plain else self.builder_.emit(value)
+        if _holds_itself(binding):
+            # Without sizes in between, the run compares the two.
+            ty = relax.TensorType(dtype=str(binding.ty.dtype), ndim=binding.ty.ndim)
+            value = self.builder_.match_cast(value, ty)
         self.builder_.emit_normalized(relax.MatchCast(binding.var, value, binding.ty))
 
 

@@ -13,9 +13,10 @@ import pytest
 import tvm_ffi
 from one_model import in_one_model, program
 from onnx import parser
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ext.onnx_frontend import importer
+from tvm_ext.relay_passes.spans import all_bindings_of
 
 FAR = 1 << 40
 STORED = (
@@ -171,3 +172,17 @@ def test_branches_with_sizes_written_otherwise_have_no_sizes_together(
     (result,) = choice.ty.fields[:]
     assert result.ndim == 2
     assert result.shape is None
+
+
+def test_no_size_is_cast_to_a_variable_that_it_holds() -> None:
+    """CanonicalizeBindings would put the size in place of the variable, in itself as well."""
+    builder, size = relax.BlockBuilder(), tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType([size, 2], "float32"))
+    with builder.function("main", [x]):
+        twice = builder.emit(relax.op.concat([x, x], axis=0))
+        cast = builder.match_cast(twice, relax.TensorType([size, 2], "float32"))
+        builder.emit_func_output(cast)
+    mod = relax.transform.CanonicalizeBindings()(importer.with_plain_casts(builder.get()))
+    assert tvm_ffi.structural_equal(mod["main"].ret_ty, x.ty, map_free_vars=True)
+    casts = [one for one in all_bindings_of(mod["main"]) if isinstance(one, relax.MatchCast)]
+    assert [isinstance(one.ty.shape, relax.ShapeExpr) for one in casts] == [False, True]
