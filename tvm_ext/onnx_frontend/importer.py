@@ -178,7 +178,7 @@ def _holds_itself(cast: relax.MatchCast) -> bool:
 
     CanonicalizeBindings would put the expression in place of the variable, in itself as well.
     """
-    shapes = [getattr(ty, "shape", None) for ty in (cast.ty, cast.value.ty)]
+    shapes: list[Any] = [getattr(ty, "shape", None) for ty in (cast.ty, cast.value.ty)]
     if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
         return False
     return any(

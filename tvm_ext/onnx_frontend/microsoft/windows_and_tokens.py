@@ -51,10 +51,10 @@ def n_gram_repeat_block(b: Builder) -> _Results:
         here = b.sliced(tokens, place, place - before, axis=1)
         last = b.sliced(tokens, place - before, place - before + 1 or FAR, axis=1)
         same = b.op("And", same, b.op("Equal", here, last))
-    none = b.op("Expand", b.constant(np.float32(0)), b.op("Shape", scores))
+    none = b.op("Expand", b.float32(0), b.op("Shape", scores))
     repeated = b.cast(same, _FLOAT)
     count = b.op("ScatterElements", none, followers, repeated, axis=1, reduction="add")
-    found = b.op("Greater", count, b.constant(np.float32(0)))
+    found = b.op("Greater", count, b.float32(0))
     return [b.op("Where", found, b.number(-np.inf), scores)]
 
 
