@@ -186,6 +186,8 @@ def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescrip
         return
     if tirx.IterVar.DataPar not in kinds and _reduce_in_lanes(sch, block, machine):
         return
+    if _reduces_rows(stmt) and _reduce_rows_in_lanes(sch, block, machine):
+        return
     pairs = list(zip(sch.get_loops(block), kinds, strict=True))
     spatial = [loop for loop, kind in pairs if kind == tirx.IterVar.DataPar]
     others = [loop for loop, kind in pairs if kind != tirx.IterVar.DataPar]
@@ -232,6 +234,45 @@ def _reduce_in_lanes(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescripti
     first, *_, lane_loop = sch.get_loops(partial)
     sch.vectorize(lane_loop)
     _start_in_vectors(sch, partial, first)
+    return True
+
+
+def _reduces_rows(stmt: s_tir.SBlock) -> bool:
+    """Whether rows that lie in one piece are reduced, and outputs beside each other read no such.
+
+    So a matrix is multiplied with a vector whose place, or whose matrix, the run chooses.
+    """
+    kinds = [one.iter_type for one in stmt.iter_vars]
+    spatial = kinds.count(tirx.IterVar.DataPar)
+    if not 0 < spatial < len(kinds) or tirx.IterVar.DataPar in kinds[spatial:]:
+        return False
+    if set(kinds[spatial:]) != {tirx.IterVar.CommReduce} or len(stmt.writes) != 1:
+        return False
+    last, output = stmt.iter_vars[-1].var, stmt.iter_vars[spatial - 1].var
+    ends = [read.region[-1].min for read in stmt.reads if len(read.region)]
+    if not any(end.same_as(last) for end in ends):
+        return False
+    return not any(output.same_as(one) for end in ends for one in tirx.analysis.undefined_vars(end))
+
+
+def _reduce_rows_in_lanes(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> bool:
+    """Partial results in vectors along the last axis, which is reduced; whether that was done."""
+    stmt, loops = sch.get(block), list(sch.get_loops(block))
+    spatial = sum(one.iter_type == tirx.IterVar.DataPar for one in stmt.iter_vars)
+    extent = static_extent(sch.get(loops[-1]).extent)
+    lanes = machine.vector_lanes(str(stmt.writes[0].source.dtype))
+    length = 1 if extent is None else vector_length(extent, lanes, REGISTERS_PER_VECTOR_LOOP)
+    if length < lanes:
+        return False
+    partial = _partial_lanes(sch, block, loops[-1], length, spatial)
+    if partial is None:
+        return False
+    *outer, lane_loop = sch.get_loops(partial)
+    sch.vectorize(lane_loop)
+    rows, inner = outer[:spatial], outer[spatial]
+    if _move_under(sch, block, rows[-1]):
+        parallelize(sch, _rows(sch, rows, machine), machine, math.inf, lanes)
+    _start_in_vectors(sch, partial, inner)
     return True
 
 

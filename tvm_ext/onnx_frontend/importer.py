@@ -44,6 +44,7 @@ from tvm_ext.onnx_frontend.sizes import (
 )
 from tvm_ext.onnx_frontend.sizes.quasi_affine import shortened
 from tvm_ext.onnx_frontend.sizes.scalar_rules import SizeLimits, analyzer_of, in_own_scope, within
+from tvm_ext.onnx_frontend.sizes.short_forms import is_clipped, short_form
 from tvm_ext.onnx_frontend.sizes.size_values import INTEGERS
 from tvm_ext.onnx_frontend.tvm_compat import ONNXGraphImporter, onnx_input
 from tvm_ext.onnx_frontend.weights import StoredWeights
@@ -69,19 +70,31 @@ _MOST_PARTS = 24
 
 
 class LongSizes:
-    """Gives tensors new dimensions for long sizes: the same one for the same expression."""
+    """Gives tensors short sizes, and new dimensions for long ones: one for the same expression."""
 
     def __init__(self) -> None:
         self._dimensions: dict[tvm_ffi.StructuralKey, tirx.Var] = {}
+        self._forms: dict[tvm_ffi.StructuralKey, Size] = {}
 
     def shortened(self, bb: relax.BlockBuilder, data: relax.Expr) -> relax.Expr:
         """``data``, or a view of it whose sizes are short."""
         sizes = sizes_of(data)
-        if not any(_is_long(size) for size in sizes):
+        forms = [self._form(size) for size in sizes]
+        short = [self._short(bb, size) if _is_long(size) else size for size in forms]
+        if all(new is old for new, old in zip(short, sizes, strict=True)):
             return data
-        short = [self._short(bb, size) if _is_long(size) else size for size in sizes]
         # A cast would not do: TVM puts the expression back in place of the variable.
         return bb.emit(relax.op.reshape(data, relax.ShapeExpr(short)))
+
+    def _form(self, size: Size) -> Size:
+        """The short form of a size that is clipped: TVM compares all others itself."""
+        if not is_clipped(size):
+            return size
+        key = tvm_ffi.StructuralKey(size)
+        if key not in self._forms:
+            self._forms[key] = short_form(size)
+        form = self._forms[key]
+        return size if tvm_ffi.structural_equal(form, size) else form
 
     def shortened_values(self, bb: relax.BlockBuilder, values: SizeValues) -> SizeValues:
         """The values with short expressions in place of long integers.
@@ -154,22 +167,41 @@ def with_plain_casts(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _with_bound_values(func: relax.Function) -> relax.Function:
-    if all(
-        isinstance(cast.value, relax.Var)
-        for cast in all_bindings_of(func)
-        if isinstance(cast, relax.MatchCast)
-    ):
+    casts = [one for one in all_bindings_of(func) if isinstance(one, relax.MatchCast)]
+    if all(isinstance(cast.value, relax.Var) and not _holds_itself(cast) for cast in casts):
         return func
     return _ValueBinder().visit_expr(func)
+
+
+def _holds_itself(cast: relax.MatchCast) -> bool:
+    """Whether a size is cast to a variable that it is an expression of: ``max(n, 1)`` to n.
+
+    CanonicalizeBindings would put the expression in place of the variable, in itself as well.
+    """
+    shapes: list[Any] = [getattr(ty, "shape", None) for ty in (cast.ty, cast.value.ty)]
+    if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        return False
+    return any(
+        isinstance(new, tirx.Var)
+        and not new.same_as(old)
+        and any(new.same_as(part) for part in tirx.analysis.undefined_vars(old))
+        for new, old in zip(*(shape.values for shape in shapes), strict=True)
+    )
 
 
 @mutator
 class _ValueBinder(PyExprMutator):
     def visit_match_cast_(self, binding: relax.MatchCast) -> None:
-        if isinstance(binding.value, relax.Var):
+        is_plain = isinstance(binding.value, relax.Var)
+        if is_plain and not _holds_itself(binding):
             super().visit_match_cast_(binding)
             return
-        value = self.builder_.emit(self.visit_expr(binding.value))
+        value = self.visit_expr(binding.value)
+        value = value if is_plain else self.builder_.emit(value)
+        if _holds_itself(binding):
+            # Without sizes in between, the run compares the two.
+            ty = relax.TensorType(dtype=str(binding.ty.dtype), ndim=binding.ty.ndim)
+            value = self.builder_.match_cast(value, ty)
         self.builder_.emit_normalized(relax.MatchCast(binding.var, value, binding.ty))
 
 

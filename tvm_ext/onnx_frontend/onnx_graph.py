@@ -155,6 +155,8 @@ def _apply(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 MICROSOFT = "com.microsoft"
+# The domain of products with the weights of chosen experts; its only operator is MatMul.
+EXPERTS = "tvm_ext.experts"
 
 # A property of a node of ONNX Runtime's that is left as it is: why it has no other form.
 WHY_NOT = "tvm_ext.why_not"

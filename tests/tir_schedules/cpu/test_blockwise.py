@@ -120,3 +120,20 @@ def test_a_reduction_whose_start_tvm_does_not_know_keeps_its_loops() -> None:
     axes = [te.reduce_axis((0, size)) for size in x.shape]
     func = te.create_prim_func([x, te.compute((), lambda: either(x(*axes), axis=axes), "y")])
     assert kinds(applied(func)) == [("serial", None), ("serial", 64)]
+
+
+def test_rows_of_a_matrix_that_the_run_chooses_are_reduced_in_vectors() -> None:
+    """The outputs beside each other are in other rows: to gather them would be slow."""
+    count = tirx.Var("n", "int64")
+    rows = te.placeholder((count, 64), "float32", "rows")
+    places = te.placeholder((count,), "int64", "places")
+    weights = te.placeholder((8, 48, 64), "float32", "weights")
+    inner = te.reduce_axis((0, 64))
+
+    def product(row: tirx.Var, output: tirx.Var) -> tirx.Expr:
+        return te.sum(rows[row, inner] * weights[places[row], output, inner], axis=inner)
+
+    func = te.create_prim_func([rows, places, weights, te.compute((count, 48), product)])
+    found = applied(func)
+    assert [extent for kind, extent in kinds(found) if kind == "vectorized"] == [64, 64]
+    assert [loop.kind for loop in loops_of(found) if not loop.path] == ["parallel"]

@@ -10,7 +10,6 @@ from typing import Any
 
 import onnx
 import tvm
-import tvm_ffi
 from onnx import helper
 from tvm import relax, tirx
 
@@ -31,6 +30,7 @@ from tvm_ext.onnx_frontend.control_flow.functions import (
     truth,
     with_symbols,
 )
+from tvm_ext.onnx_frontend.converters.shape_constraints import equal_sizes
 from tvm_ext.onnx_frontend.diagnostics import NodeFailed
 from tvm_ext.onnx_frontend.onnx_graph import free_names, names_read
 from tvm_ext.onnx_frontend.sizes import GeneratedTensor, SizeValues
@@ -380,7 +380,11 @@ def _joined(first: relax.TensorType, second: relax.TensorType, read: bool) -> re
         return relax.TensorType(dtype=dtype, ndim=-1)
     shapes = (with_symbols(ty).shape.values for ty in (first, second))
     sizes = [
-        a if tvm_ffi.structural_equal(a, b) else tirx.Var(f"d{axis}", "int64")
+        min(a, b, key=lambda size: len(str(size))) if equal_sizes(a, b) else _size_of_the_run(axis)
         for axis, (a, b) in enumerate(zip(*shapes, strict=True))
     ]
     return relax.TensorType(sizes, dtype)
+
+
+def _size_of_the_run(axis: int) -> tirx.Var:
+    return tirx.Var(f"d{axis}", "int64")

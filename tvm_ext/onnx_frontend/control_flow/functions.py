@@ -68,7 +68,7 @@ def branches(
     otherwise: Callable[[], relax.Expr],
 ) -> relax.Var:
     """Emits an If in a function of these parameters; the callables emit its branches."""
-    sides = []
+    sides: list[relax.SeqExpr] = []
     for build in (chosen, otherwise):
         bb.begin_scope(parameters)
         bb._begin_binding_block()
@@ -76,8 +76,34 @@ def branches(
             result = build()
         if not isinstance(result, relax.Var):
             result = bb.emit(result)
+        if sides:
+            result = _without_other_sizes(bb, result, sides[0].ty)
         sides.append(_sequence(bb, parameters, result))
     return bb.emit(relax.If(condition, *sides))
+
+
+def _without_other_sizes(bb: relax.BlockBuilder, result: relax.Var, like: relax.Type) -> relax.Var:
+    """The tuple of a branch without sizes that are written otherwise than in the type ``like``.
+
+    TVM may prove them equal and give the If one of the two. Its CanonicalizeBindings then casts
+    the other branch to it: where it is ``n``, and the other one an expression of n, it puts that in
+    place of n again and again, until the process dies.
+    """
+    if not isinstance(result.ty, relax.TupleType) or not isinstance(like, relax.TupleType):
+        return result
+    types = [
+        relax.TensorType(dtype=str(own.dtype), ndim=own.ndim) if _differ(own, other) else None
+        for own, other in zip(result.ty.fields[:], like.fields[:], strict=True)
+    ]
+    if not any(ty is not None for ty in types):
+        return result
+    return bb.emit(relax.Tuple(fields(bb, result, types)))
+
+
+def _differ(one: relax.Type, other: relax.Type) -> bool:
+    if not all(isinstance(getattr(ty, "shape", None), relax.ShapeExpr) for ty in (one, other)):
+        return False
+    return one.ndim == other.ndim and not tvm_ffi.structural_equal(one.shape, other.shape)
 
 
 def function_name(*parts: str) -> str:

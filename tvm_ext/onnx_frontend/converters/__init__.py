@@ -48,6 +48,7 @@ from tvm_ext.onnx_frontend.converters.gather_scatter import (
     TensorScatter,
 )
 from tvm_ext.onnx_frontend.converters.grid_sample import GridSample
+from tvm_ext.onnx_frontend.converters.mixture_of_experts import EXPERT_CONVERTERS
 from tvm_ext.onnx_frontend.converters.ml import ML_CONVERTERS
 from tvm_ext.onnx_frontend.converters.non_max_suppression import NonMaxSuppression
 from tvm_ext.onnx_frontend.converters.nonzero import Compress, NonZero
@@ -147,6 +148,7 @@ CONVERTERS: dict[str, Any] = {
     **ARG_EXTREMES,
     **CONDITIONS,
     **ELEMENTARY,
+    **EXPERT_CONVERTERS,
     **ML_CONVERTERS,
     **QUANTIZE_CONVERTERS,
     **ROUNDED_CONVERTERS,

@@ -9,6 +9,9 @@ import onnx_ir as ir
 from tvm_ext.configs.errors import FormError, NotApplicable
 from tvm_ext.onnx_frontend.ir_edits import constant_of
 
+# The end of a slice that goes to the end of its axis.
+FAR = int(np.iinfo(np.int64).max)
+
 
 class Builder:
     """New nodes, in the order of their making, with names that begin with the old node's.
@@ -28,6 +31,7 @@ class Builder:
         self.opset = opset
         self.dtype = dtype
         self.nodes: list[ir.Node] = []
+        self._prefix = node.name or node.op_type
 
     def input(self, index: int) -> ir.Value:
         """An input that the node must have."""
@@ -53,7 +57,10 @@ class Builder:
         return value
 
     def op(self, name: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
-        """The first result of a new node; attributes that are None are left out."""
+        """The first result of a new node; attributes that are None are left out.
+
+        ``domain`` is that of the operator, where it is not the default one.
+        """
         return self.ops(name, 1, inputs, attributes)[0]
 
     def ops(
@@ -63,7 +70,9 @@ class Builder:
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]
         given = {key: value for key, value in attributes.items() if value is not None}
-        added = ir.node(name, inputs, given, num_outputs=outputs, name=self._name(name))
+        domain = given.pop("domain", "")
+        named = self._name(name)
+        added = ir.node(name, inputs, given, domain=domain, num_outputs=outputs, name=named)
         for index, value in enumerate(added.outputs):
             value.name = f"{added.name}/{index}"
         self.nodes.append(added)
@@ -78,6 +87,15 @@ class Builder:
         if self.dtype is None:
             raise NotApplicable("the type of its input is not known")
         return self.constant(np.array(value, self.dtype.numpy()))
+
+    def float32(self, value: float) -> ir.Value:
+        """A scalar of float32, whatever the node computes in."""
+        return self.constant(np.array(value, np.float32))
+
+    def sliced(self, value: ir.Value, first: int, end: int, axis: int = 0) -> ir.Value:
+        """The elements of one axis from ``first`` to ``end``, which ``FAR`` leaves open."""
+        bounds = (self.constant(np.array([bound], np.int64)) for bound in (first, end, axis))
+        return self.op("Slice", value, *bounds)
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """``value`` in another type."""
@@ -117,6 +135,20 @@ class Builder:
         axes[-2:] = axes[:-3:-1]
         return self.op("Transpose", value, perm=axes)
 
+    def inside(self, name: str) -> "Builder":
+        """A builder of the nodes of a body, which may read all values made so far."""
+        inner = Builder(self.node, self.opset, self.dtype)
+        inner._prefix = self._name(name)
+        return inner
+
+    def argument(self, name: str, dtype: ir.DataType) -> ir.Value:
+        """An input of the body that this builder is for."""
+        return ir.Value(name=f"{self._prefix}/{name}", type=ir.TensorType(dtype))
+
+    def graph(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Graph:
+        """The body of the nodes made so far."""
+        return ir.Graph(inputs, outputs, nodes=self.nodes, name=self._prefix)
+
     def used(self, output: int) -> bool:
         """Whether anything reads an output of the node."""
         if len(self.node.outputs) <= output or not self.node.outputs[output].name:
@@ -125,7 +157,14 @@ class Builder:
         return bool(value.uses()) or value.is_graph_output()
 
     def _name(self, name: str) -> str:
-        return f"{self.node.name or self.node.op_type}/{name}_{len(self.nodes)}"
+        return f"{self._prefix}/{name}_{len(self.nodes)}"
+
+
+def type_of(value: ir.Value) -> ir.DataType:
+    """The type of a value; NotApplicable where it is not known."""
+    if value.dtype is None:
+        raise NotApplicable("the type of its input is not known")
+    return value.dtype
 
 
 def stored(*values: ir.Value | None) -> list[np.ndarray | None] | None:

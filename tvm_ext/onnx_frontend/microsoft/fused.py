@@ -29,12 +29,16 @@ def bias_gelu(b: Builder) -> _Results:
 
 def fast_gelu(b: Builder) -> _Results:
     """``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`` of ``x + bias``."""
-    x = _plus(b, b.input(0), b.optional(1))
+    return [gelu_by_tanh(b, _plus(b, b.input(0), b.optional(1)), b.number)]
+
+
+def gelu_by_tanh(b: Builder, x: ir.Value, number: Callable[[float], ir.Value]) -> ir.Value:
+    """The same of ``x``, with scalars as ``number`` makes them."""
     cube = b.op("Mul", b.op("Mul", x, x), x)
-    inner = b.op("Add", x, b.op("Mul", cube, b.number(0.044715)))
-    gate = b.op("Tanh", b.op("Mul", inner, b.number(math.sqrt(2 / math.pi))))
-    gate = b.op("Add", gate, b.number(1))
-    return [b.op("Mul", b.op("Mul", x, b.number(0.5)), gate)]
+    inner = b.op("Add", x, b.op("Mul", cube, number(0.044715)))
+    gate = b.op("Tanh", b.op("Mul", inner, number(math.sqrt(2 / math.pi))))
+    gate = b.op("Add", gate, number(1))
+    return b.op("Mul", b.op("Mul", x, number(0.5)), gate)
 
 
 def quick_gelu(b: Builder) -> _Results:
