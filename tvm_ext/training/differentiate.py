@@ -126,7 +126,8 @@ def _without_gradient(value: relax.Expr) -> str:
         return "a call of a function"
     if value.op.name == "relax.call_tir":
         return f"the kernel {value.args[0].name_hint}"
-    return "" if value.op.has_attr(_GRADIENT) else str(value.op.name).removeprefix("relax.")
+    known = value.op.get_attr(_GRADIENT) is not None
+    return "" if known else str(value.op.name).removeprefix("relax.")
 
 
 def _is_read(

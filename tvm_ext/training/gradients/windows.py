@@ -1,0 +1,316 @@
+"""Gradients of convolutions and pools, in forms that templates take.
+
+The gradient by the data is a convolution with the weights turned around. The gradient by the
+weights is a product over all positions. TVM's own write the first as a transposed convolution, and
+know two axes only.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax, te, tirx, topi
+from tvm.relax import op
+
+from tvm_ext.training.gradients.registration import dtype_of, gradient_of, sizes
+from tvm_ext.training.gradients.shapes import spread
+
+_CONVOLUTIONS = {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}
+
+
+def _numbers(values: Any) -> list[int]:
+    return [int(value) for value in values]
+
+
+def _turned(bb: relax.BlockBuilder, weight: relax.Expr, groups: int) -> relax.Expr:
+    """Weights [O, I / groups, taps] as [I, O / groups, taps], with the taps in reverse."""
+    outputs, inputs, *taps = sizes(weight)
+    kept = list(range(3, 3 + len(taps)))
+    parts = bb.emit(op.reshape(weight, [groups, outputs // groups, inputs, *taps]))
+    swapped = bb.emit(op.permute_dims(parts, [0, 2, 1, *kept]))
+    turned: relax.Expr = bb.emit(op.reshape(swapped, [groups * inputs, outputs // groups, *taps]))
+    for axis, width in enumerate(taps):
+        if width > 1:
+            turned = bb.emit(op.flip(turned, axis + 2))
+    return turned
+
+
+def by_data(
+    bb: relax.BlockBuilder,
+    given: relax.Expr,
+    weight: relax.Expr,
+    wanted: Sequence[int],
+    attrs: Any,
+) -> relax.Expr:
+    """The gradient of a convolution by its data, whose sizes along the window are ``wanted``."""
+    strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
+    taps, count = sizes(weight)[2:], len(wanted)
+    front = _numbers(attrs.padding)[:count]
+    turned = _turned(bb, weight, int(attrs.groups))
+    convolution = _CONVOLUTIONS[count]
+    if math.prod(taps) == 1 and not any(_numbers(attrs.padding)):
+        # One tap: the zeros between are put in behind the product, not multiplied.
+        value = bb.emit(convolution(given, turned, groups=int(attrs.groups)))
+        for axis in range(count):
+            value = spread(bb, value, axis + 2, strides[axis], 0, wanted[axis])
+        return value
+    value, starts, pads = given, [], ([], [])
+    for axis in range(count):
+        reach = (taps[axis] - 1) * dilation[axis]
+        length = (sizes(given)[axis + 2] - 1) * strides[axis] + 1
+        value = spread(bb, value, axis + 2, strides[axis], 0, length)
+        before = reach - front[axis]
+        behind = wanted[axis] - length - before + reach
+        starts.append(max(-before, 0))
+        pads[0].append(max(before, 0))
+        pads[1].append(max(behind, 0))
+    made = bb.emit(
+        convolution(
+            value,
+            turned,
+            padding=[*pads[0], *pads[1]],
+            dilation=dilation,
+            groups=int(attrs.groups),
+        )
+    )
+    if sizes(made)[2:] == list(wanted):
+        return made
+    axes = list(range(2, 2 + count))
+    ends = [start + size for start, size in zip(starts, wanted, strict=True)]
+    return bb.emit(op.strided_slice(made, axes, starts, ends))
+
+
+def by_weight(
+    bb: relax.BlockBuilder,
+    given: relax.Expr,
+    data: relax.Expr,
+    wanted: Sequence[int],
+    attrs: Any,
+) -> relax.Expr:
+    """The gradient of a convolution by its weights, of sizes ``wanted``."""
+    strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
+    groups, taps, count = int(attrs.groups), list(wanted[2:]), len(wanted) - 2
+    padding = _numbers(attrs.padding)
+    plain = not any(padding) and math.prod(taps) == 1 and math.prod(strides) == 1
+    if plain and groups == 1:
+        return _by_single_tap(bb, given, data, wanted)
+
+    def kernel(given: te.Tensor, data: te.Tensor) -> te.Tensor:
+        padded = topi.nn.pad(data, [0, 0, *padding[:count]], [0, 0, *padding[count:]])
+        steps = [te.reduce_axis((0, size), name=f"r{n}") for n, size in enumerate(given.shape[2:])]
+        item = te.reduce_axis((0, data.shape[0]), name="n")
+        first = wanted[0] // groups
+
+        def value(o: tirx.Var, i: tirx.Var, *tap: tirx.Var) -> tirx.Expr:
+            places = [
+                step * stride + k * apart
+                for step, stride, k, apart in zip(steps, strides, tap, dilation, strict=True)
+            ]
+            channel = i if groups == 1 else tirx.floordiv(o, first) * wanted[1] + i
+            product = given(item, o, *steps) * padded(item, channel, *places)
+            return te.sum(product, axis=[item, *steps])
+
+        return te.compute(list(wanted), value, name="weight_gradient")
+
+    return bb.emit_te(kernel, given, data, primfunc_name_hint="convolution_weight_gradient")
+
+
+def _by_single_tap(
+    bb: relax.BlockBuilder, given: relax.Expr, data: relax.Expr, wanted: Sequence[int]
+) -> relax.Expr:
+    """``sum over items of given @ transposed data``, as one product."""
+    (items, outputs), inputs = sizes(given)[:2], sizes(data)[1]
+    positions = math.prod(sizes(given)[2:])
+    rows = bb.emit(op.reshape(given, [items, outputs, positions]))
+    columns = bb.emit(op.reshape(data, [items, inputs, positions]))
+    rows = bb.emit(op.reshape(bb.emit(op.permute_dims(rows, [1, 0, 2])), [outputs, -1]))
+    columns = bb.emit(op.reshape(bb.emit(op.permute_dims(columns, [0, 2, 1])), [-1, inputs]))
+    return bb.emit(op.reshape(bb.emit(op.matmul(rows, columns)), list(wanted)))
+
+
+@gradient_of("nn.conv1d", "nn.conv2d", "nn.conv3d")
+def _convolution(
+    bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
+) -> Sequence[relax.Expr | None]:
+    data, weight = call.args
+    return [
+        by_data(bb, given, weight, sizes(data)[2:], call.attrs),
+        by_weight(bb, given, data, sizes(weight), call.attrs),
+    ]
+
+
+@gradient_of("nn.conv1d_transpose", "nn.conv2d_transpose", "nn.conv3d_transpose")
+def _transposed(
+    bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
+) -> Sequence[relax.Expr | None]:
+    """By the data: the convolution of which it is the transpose; by the weights: as of that."""
+    data, weight = call.args
+    attrs, count = call.attrs, len(sizes(data)) - 2
+    convolution = _CONVOLUTIONS[count]
+    groups = int(attrs.groups)
+    made = bb.emit(
+        convolution(
+            given,
+            weight,
+            strides=_numbers(attrs.strides),
+            padding=_numbers(attrs.padding),
+            dilation=_numbers(attrs.dilation),
+            groups=groups,
+        )
+    )
+    # Outputs that only padding of the output made are read by no window.
+    axes = list(range(2, 2 + count))
+    if sizes(made) != sizes(data):
+        made = bb.emit(op.strided_slice(made, axes, [0] * count, sizes(data)[2:]))
+    # What was data is the gradient of the convolution's result, and the other way round.
+    return [made, by_weight(bb, data, given, sizes(weight), attrs)]
+
+
+# Pools. Positions that a window reads are found from the position itself, so that each element is
+# written once: TVM's ``pool_grad`` compares each element with whole windows for each of them.
+
+
+def _pool_axes(attrs: Any, data: relax.Expr) -> list[tuple[int, ...]]:
+    """Window, stride, dilation and padding in front, along each axis."""
+    count = len(sizes(data)) - 2
+    padding = _numbers(attrs.padding)
+    return list(
+        zip(
+            _numbers(attrs.pool_size),
+            _numbers(attrs.strides),
+            _numbers(attrs.dilation),
+            padding[:count],
+            strict=True,
+        )
+    )
+
+
+@gradient_of("nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d")
+def _max_pool(
+    bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
+) -> Sequence[relax.Expr | None]:
+    """To the first largest element of each window."""
+    data = call.args[0]
+    axes, dtype = _pool_axes(call.attrs, data), dtype_of(given)
+    first = bb.emit_te(
+        lambda data, most: _first_largest(data, most, axes),
+        data,
+        y,
+        primfunc_name_hint="first_largest",
+    )
+
+    def kernel(given: te.Tensor, first: te.Tensor) -> te.Tensor:
+        def part(place: list[tirx.Expr], tap: tirx.Expr) -> tirx.Expr:
+            chosen = first(*place) == tap.astype("int32")
+            return tirx.Select(chosen, given(*place), tirx.const(0, given.dtype))
+
+        return _gathered(sizes(data), sizes(y), axes, part, dtype)
+
+    return [bb.emit_te(kernel, given, first, primfunc_name_hint="max_pool_gradient")]
+
+
+def _first_largest(
+    data: te.Tensor, most: te.Tensor, axes: Sequence[tuple[int, ...]]
+) -> te.Tensor:
+    """The number of the first tap of each window that is its largest element."""
+    taps = [te.reduce_axis((0, axis[0]), name=f"k{n}") for n, axis in enumerate(axes)]
+    none = math.prod(axis[0] for axis in axes)
+
+    def value(*place: tirx.Var) -> tirx.Expr:
+        inside, at, tap = tirx.const(True, "bool"), list(place[:2]), tirx.const(0, "int64")
+        for n, (window, stride, apart, front) in enumerate(axes):
+            position = place[n + 2] * stride + taps[n] * apart - front
+            inside = tirx.all(inside, position >= 0, position < data.shape[n + 2])
+            at.append(tirx.max(tirx.min(position, data.shape[n + 2] - 1), 0))
+            tap = tap * window + taps[n]
+        found = tirx.all(inside, data(*at) == most(*place))
+        return te.min(
+            tirx.Select(found, tap.astype("int32"), tirx.const(none, "int32")), axis=taps
+        )
+
+    return te.compute(most.shape, value, name="first_largest")
+
+
+def _gathered(
+    shape: Sequence[int],
+    windows: Sequence[int],
+    axes: Sequence[tuple[int, ...]],
+    part: Any,
+    dtype: str,
+) -> te.Tensor:
+    """For each element the sum of ``part(window, tap)`` over the windows that read it."""
+    counts = [
+        window if apart > 1 else -(-window // stride) for window, stride, apart, _ in axes
+    ]
+    turns = [te.reduce_axis((0, count), name=f"t{n}") for n, count in enumerate(counts)]
+
+    def value(*place: tirx.Var) -> tirx.Expr:
+        inside, at, number = tirx.const(True, "bool"), list(place[:2]), tirx.const(0, "int64")
+        for n, (window, stride, apart, front) in enumerate(axes):
+            moved = place[n + 2] + front
+            # With taps next to each other, those that reach the element lie a stride apart.
+            tap = turns[n] if apart > 1 else tirx.floormod(moved, stride) + turns[n] * stride
+            distance = moved - tap * apart
+            index = tirx.floordiv(distance, stride)
+            fits = tirx.all(tap < window, distance >= 0, index < windows[n + 2])
+            if apart > 1:
+                fits = tirx.all(fits, tirx.floormod(distance, stride) == 0)
+            inside = tirx.all(inside, fits)
+            at.append(tirx.max(tirx.min(index, windows[n + 2] - 1), 0))
+            number = number * window + tap
+        chosen = tirx.Select(inside, part(at, number), tirx.const(0, dtype))
+        return te.sum(chosen, axis=turns)
+
+    return te.compute(list(shape), value, name="pool_gradient")
+
+
+@gradient_of("nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d")
+def _average_pool(
+    bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
+) -> Sequence[relax.Expr | None]:
+    """An equal part to each element of a window."""
+    data = call.args[0]
+    axes = _pool_axes(call.attrs, data)
+    lengths = _window_lengths(call.attrs, data, y, axes)
+
+    def divided(given: te.Tensor) -> te.Tensor:
+        def value(*place: tirx.Var) -> tirx.Expr:
+            count = tirx.const(1, "int64")
+            for n, length in enumerate(lengths):
+                count = count * length(place[n + 2])
+            return given(*place) / count.astype(given.dtype)
+
+        return te.compute(given.shape, value, name="parts")
+
+    def kernel(parts: te.Tensor) -> te.Tensor:
+        return _gathered(
+            sizes(data), sizes(y), axes, lambda place, tap: parts(*place), dtype_of(given)
+        )
+
+    parts = bb.emit_te(divided, given, primfunc_name_hint="pool_parts")
+    return [bb.emit_te(kernel, parts, primfunc_name_hint="average_pool_gradient")]
+
+
+def _window_lengths(
+    attrs: Any, data: relax.Expr, y: relax.Expr, axes: Sequence[tuple[int, ...]]
+) -> list[Any]:
+    """For each axis, how many elements the window of a place counts."""
+    padding, count = _numbers(attrs.padding), len(axes)
+    included = bool(attrs.count_include_pad)
+
+    def of_axis(n: int) -> Any:
+        window, stride, apart, front = axes[n]
+        size = sizes(data)[n + 2]
+        low, high = (-front, size + padding[count + n]) if included else (0, size)
+
+        def length(place: tirx.Expr) -> tirx.Expr:
+            total: tirx.Expr = tirx.const(0, "int64")
+            for tap in range(window):
+                position = place * stride + tap * apart - front
+                inside = tirx.all(position >= low, position < high)
+                total = total + tirx.Select(inside, tirx.const(1, "int64"), tirx.const(0, "int64"))
+            return total
+
+        return length
+
+    return [of_axis(n) for n in range(count)]
