@@ -20,6 +20,7 @@ from tvm_ext.onnx_frontend import ImportedModel, import_prepared, model_name, pr
 from tvm_ext.onnx_frontend.converters.random import ITERATIONS
 from tvm_ext.onnx_frontend.load import load_with_weights
 from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS, subgraphs_of
+from tvm_ext.onnx_frontend.unroll_recurrent import unroll_recurrent
 
 _TRAINED_TYPES = (TensorProto.FLOAT, TensorProto.DOUBLE)
 
@@ -119,6 +120,7 @@ def import_trainable(
     draws = _turn_dropout_on(model.graph)
     name, whole, prepared, ranges, kept, warnings = prepare_model(model, input_shapes)
     _train_normalizations(prepared.graph, statistics)
+    unroll_recurrent(prepared.graph, label)
     if draws:
         prepared.graph.input.append(
             helper.make_tensor_value_info(ITERATIONS, TensorProto.INT64, [1])

@@ -6,11 +6,11 @@ that is differentiated takes as parameters. It may then hold any operator: masks
 layers below those that are trained, shapes and positions.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.errors import UnsupportedOperatorError
@@ -34,11 +34,14 @@ class Differentiated:
         results and the gradients.
     taken : tuple[relax.Var, ...]
         The parameters of the function that ``adjoint`` takes behind the results of ``ahead``.
+    kernels : tvm.IRModule
+        What they call; ``call`` wants a builder of this module.
     """
 
     ahead: relax.Function | None
     adjoint: relax.Function
     taken: tuple[relax.Var, ...]
+    kernels: tvm.IRModule
 
     def call(
         self, bb: relax.BlockBuilder, values: Mapping[relax.Var, relax.Expr]
@@ -56,11 +59,12 @@ class Differentiated:
 
 
 def differentiate(
-    function: relax.Function, weights: Sequence[relax.Var], model: str
+    mod: tvm.IRModule, function: relax.Function, weights: Sequence[relax.Var], model: str
 ) -> Differentiated:
     """The gradients of the first result of a function by some of its parameters.
 
-    ``function`` is one dataflow block that returns a tuple, the loss first.
+    ``function`` is one dataflow block that returns a tuple, the loss first; ``mod`` has the kernels
+    that it calls.
 
     Raises
     ------
@@ -76,11 +80,11 @@ def differentiate(
     _require_gradients(inside, results[0], model)
     needed = _read_from(outside, [binding.value for binding in inside] + results)
     taken = [param for param in function.params if _is_read(param, inside, results)]
-    adjoint = _adjoint(inside, results, [*needed, *taken], weights)
+    adjoint, kernels = _adjoint(mod, inside, results, [*needed, *taken], weights)
     if not needed:
-        return Differentiated(None, adjoint, tuple(taken))
+        return Differentiated(None, adjoint, tuple(taken), kernels)
     given = [param for param in function.params if param not in set(weights)]
-    return Differentiated(_function(given, outside, needed), adjoint, tuple(taken))
+    return Differentiated(_function(given, outside, needed), adjoint, tuple(taken), kernels)
 
 
 def _reached(function: relax.Function, weights: Sequence[relax.Var]) -> set[relax.Var]:
@@ -97,7 +101,7 @@ def _require_gradients(bindings: Sequence[relax.VarBinding], loss: relax.Expr, m
     needed = set(relax.analysis.free_vars(loss))
     missing: dict[str, list[str]] = {}
     for binding in reversed(bindings):
-        if binding.var not in needed:
+        if binding.var not in needed or not _holds_floats(binding.var.ty):
             continue
         needed.update(relax.analysis.free_vars(binding.value))
         name = _without_gradient(binding.value)
@@ -114,6 +118,13 @@ def _require_gradients(bindings: Sequence[relax.VarBinding], loss: relax.Expr, m
             "between a trained weight and the loss: name the weights behind these nodes in train",
         )
         raise error
+
+
+def _holds_floats(ty: relax.Type) -> bool:
+    """Whether a value has a gradient at all: places, shapes and truth values have none."""
+    if isinstance(ty, relax.TupleType):
+        return any(_holds_floats(field) for field in ty.fields)
+    return isinstance(ty, relax.TensorType) and "float" in str(ty.dtype)
 
 
 def _without_gradient(value: relax.Expr) -> str:
@@ -147,26 +158,34 @@ def _read_from(
 
 
 def _adjoint(
+    mod: tvm.IRModule,
     bindings: Sequence[relax.VarBinding],
     results: Sequence[relax.Expr],
     params: Sequence[relax.Var],
     weights: Sequence[relax.Var],
-) -> relax.Function:
-    """The function of these bindings, which also returns the gradients by ``weights``."""
+) -> tuple[relax.Function, tvm.IRModule]:
+    """The function of these bindings, which also returns the gradients, and what it calls."""
     own = {param: relax.Var(param.name, param.ty) for param in params}
     renamed = _Renamed(own)
     moved = [relax.VarBinding(one.var, renamed.visit_expr(one.value)) for one in bindings]
     function = _function(
         list(own.values()), moved, [renamed.visit_expr(result) for result in results]
     )
-    mod = tvm.IRModule({_REACHED: function.with_attr("global_symbol", _REACHED)})
+    mod = _kernels(mod)
+    mod[_REACHED] = function.with_attr("global_symbol", _REACHED)
     by = [own[weight] for weight in weights if weight in own]
     mod = relax.transform.Normalize()(mod)
     function = mod[_REACHED]
     places = {param: place for place, param in enumerate(own.values())}
     wanted = [function.params[places[one]] for one in by]
     mod = relax.transform.Gradient(_REACHED, wanted, 0)(mod)
-    return mod[f"{_REACHED}_adjoint"]
+    return mod[f"{_REACHED}_adjoint"], _kernels(mod)
+
+
+def _kernels(mod: tvm.IRModule) -> tvm.IRModule:
+    """A module of the kernels alone."""
+    functions = mod.functions.items()
+    return tvm.IRModule({var: f for var, f in functions if isinstance(f, tirx.PrimFunc)})
 
 
 def _function(
@@ -217,8 +236,3 @@ def _private(function: relax.Function) -> relax.Function:
 
 def _fields(bb: relax.BlockBuilder, value: relax.Expr) -> list[relax.Expr]:
     return [bb.emit(relax.TupleGetItem(value, place)) for place in range(len(value.ty.fields))]
-
-
-def used_variables(values: Collection[relax.Expr]) -> set[relax.Var]:
-    """The variables that these expressions read."""
-    return {var for value in values for var in relax.analysis.free_vars(value)}

@@ -75,6 +75,7 @@ class StepOptions:
 class _Parts:
     """The forward function and its parameters by kind."""
 
+    mod: tvm.IRModule
     function: relax.Function
     inputs: list[relax.Var]
     targets: list[relax.Var]
@@ -106,7 +107,9 @@ def step_programs(
     require_known_sizes(model)
     targets = loss.targets(model.imported.outputs[: model.outputs])
     parts = _forward(model, loss, targets)
-    differentiated = differentiate(parts.function, parts.weights, model.imported.name)
+    differentiated = differentiate(
+        parts.mod, parts.function, parts.weights, model.imported.name
+    )
     writer = _StepWriter(model, parts, targets, differentiated, optimizer, options)
     if options.batches == 1:
         return (writer.program(updates=True),)
@@ -134,13 +137,14 @@ def _forward(model: TrainableModel, loss: Loss, specs: Sequence[TensorSpec]) -> 
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(["forward"]),
     ]
-    function = tvm.transform.Sequential(passes)(mod)["forward"]
+    mod = tvm.transform.Sequential(passes)(mod)
+    function = mod["forward"]
     params, ends = list(function.params), [model.inputs]
     for count in (len(model.weights), len(model.statistics), int(model.draws), len(targets)):
         ends.append(ends[-1] + count)
     kinds = [params[low:high] for low, high in zip([0, *ends], ends, strict=False)]
     inputs, weights, statistics, step, wanted = kinds
-    return _Parts(function, inputs, wanted, weights, statistics, step)
+    return _Parts(mod, function, inputs, wanted, weights, statistics, step)
 
 
 def _results_of(main: relax.Function, bb: relax.BlockBuilder) -> list[relax.Expr]:
@@ -189,7 +193,7 @@ class _StepWriter:
         numbers = {name: relax.Var(name, relax.TensorType([], dtype)) for name in names}
         given = [own[param] for param in (*parts.inputs, *parts.targets)]
         step = [own[param] for param in parts.step]
-        bb = relax.BlockBuilder()
+        bb = relax.BlockBuilder(self._differentiated.kernels)
         with bb.function("main", [*given, *kept, *numbers.values(), *step]):
             with bb.dataflow():
                 results, gradients = self._differentiated.call(bb, own)

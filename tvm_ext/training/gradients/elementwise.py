@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from tvm import relax
 from tvm.relax import op
 
-from tvm_ext.training.gradients.registration import fitted, gradient_of, number
+from tvm_ext.training.gradients.registration import dtype_of, fitted, gradient_of, number
 
 # From the operand and the result to the derivative.
 _Derivative = Callable[[relax.Expr, relax.Expr], relax.Expr]
@@ -87,6 +87,15 @@ def _step(
     bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
 ) -> Sequence[relax.Expr | None]:
     return []
+
+
+@gradient_of("astype")
+def _cast(
+    bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
+) -> Sequence[relax.Expr | None]:
+    """In the type of the operand, where that has gradients."""
+    (x,) = call.args
+    return [op.astype(given, dtype_of(x))] if "float" in dtype_of(x) else []
 
 
 @gradient_of("nn.relu")

@@ -75,6 +75,20 @@ def _flip(
     return [op.flip(given, int(call.attrs.axis))]
 
 
+@gradient_of("concat")
+def _concat(
+    bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
+) -> Sequence[relax.Expr | None]:
+    """A slice for each part; TVM's split gives no tuple for a single one."""
+    axis = int(call.attrs.axis) % len(sizes(y))
+    parts, begin = [], 0
+    for field in call.args[0].ty.fields:
+        end = begin + int(field.shape.values[axis])
+        parts.append(bb.emit(op.strided_slice(given, [axis], [begin], [end])))
+        begin = end
+    return [relax.Tuple(parts)]
+
+
 @gradient_of("squeeze")
 def _squeeze(
     bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
