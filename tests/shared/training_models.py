@@ -224,7 +224,6 @@ BLOCKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "resnet block": resnet_block,
     "transformer block": transformer_block,
     "lstm": lstm,
-    "bidirectional lstm": bidirectional_lstm,
     "gru": gru,
     "gru that resets its state": gru_of_reset_state,
     "convolutional classifier": convolutional_classifier,

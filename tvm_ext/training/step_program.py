@@ -16,6 +16,7 @@ from tvm_ext.relay_passes.spans import bindings_of
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.training.differentiate import Differentiated, differentiate
 from tvm_ext.training.losses import Loss
+from tvm_ext.training.operators_of_kernels import with_operators
 from tvm_ext.training.optimizers import Optimizer
 
 # What follows a weight's name in that of the sum of its gradients.
@@ -123,6 +124,7 @@ def _forward(model: TrainableModel, loss: Loss, specs: Sequence[TensorSpec]) -> 
         relax.Var(spec.name, relax.TensorType(list(spec.shape), spec.dtype)) for spec in specs
     ]
     bb = relax.BlockBuilder(model.imported.mod)
+    main = with_operators(model.imported.mod, main)
     with bb.function("forward", [*main.params, *targets]):
         with bb.dataflow():
             for binding in bindings_of(main):
