@@ -162,7 +162,9 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 }
 
 
-def outputs_of(model: onnx.ModelProto, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
+def outputs_of(
+    model: onnx.ModelProto, weights: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> Any:
     """The first output of a model with these weights in place of its own."""
     stored = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
     values: Arrays = {**stored, **weights, **inputs}

@@ -43,7 +43,9 @@ class Graph:
         product = self("MatMul", x, self.weight(f"{name}.weight", inputs, outputs))
         return self("Add", product, self.weight(f"{name}.bias", outputs))
 
-    def conv(self, name: str, x: str, inputs: int, outputs: int, width: int = 3, **more: Any) -> str:
+    def conv(
+        self, name: str, x: str, inputs: int, outputs: int, width: int = 3, **more: Any
+    ) -> str:
         """A convolution of two axes that keeps the sizes."""
         share = inputs // more.get("group", 1)
         weight = self.weight(f"{name}.weight", outputs, share, width, width)

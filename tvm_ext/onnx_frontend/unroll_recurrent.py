@@ -213,9 +213,7 @@ def _direction(write: _Writer, layer: _Layer, place: int) -> tuple[str, list[str
     return write("Concat", parts, axis=0), states
 
 
-def _projected(
-    write: _Writer, layer: _Layer, place: int, gates: int
-) -> tuple[list[str], _Weights]:
+def _projected(write: _Writer, layer: _Layer, place: int, gates: int) -> tuple[list[str], _Weights]:
     """``X @ W' + B'``, by step, and the weights of the steps."""
     axes = write.numbers([0])
 
@@ -287,9 +285,7 @@ def _gru(write: _Writer, given: str, states: list[str], weights: _Weights) -> li
             "Split", [weights.recurrent, write.numbers([2 * units, units])], ["", ""], axis=1
         )
         by_z, by_r = _split(write, write("MatMul", [state, gates]), units, 2)
-    z, r = (
-        write(gate, [write("Add", [a, b])]) for a, b in ((z_part, by_z), (r_part, by_r))
-    )
+    z, r = (write(gate, [write("Add", [a, b])]) for a, b in ((z_part, by_z), (r_part, by_r)))
     if weights.resets_behind:
         reset = write("Mul", [r, by_n])
     else:

@@ -108,9 +108,7 @@ def step_programs(
     require_known_sizes(model)
     targets = loss.targets(model.imported.outputs[: model.outputs])
     parts = _forward(model, loss, targets)
-    differentiated = differentiate(
-        parts.mod, parts.function, parts.weights, model.imported.name
-    )
+    differentiated = differentiate(parts.mod, parts.function, parts.weights, model.imported.name)
     writer = _StepWriter(model, parts, targets, differentiated, optimizer, options)
     if options.batches == 1:
         return (writer.program(updates=True),)

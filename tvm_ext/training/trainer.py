@@ -14,13 +14,13 @@ from tvm_ext.api import TargetSource, compile
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.errors import InputError
+from tvm_ext.model_inputs import check_inputs
 from tvm_ext.onnx_frontend.trainable import (
     TrainableModel,
     import_trainable,
     with_weights,
     write_model,
 )
-from tvm_ext.model_inputs import check_inputs
 from tvm_ext.program_call import memory_tensor
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.training.checkpoint import read_checkpoint, write_checkpoint

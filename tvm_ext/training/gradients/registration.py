@@ -11,7 +11,9 @@ from tvm.relax.op.grad import no_grad
 # TVM registers its own with level 10, and of two for an operator the higher one holds.
 _LEVEL = 15
 
-Gradient: TypeAlias = "Callable[[relax.BlockBuilder, relax.Var, relax.Call, relax.Var], Sequence[relax.Expr | None]]"
+Gradient: TypeAlias = (
+    "Callable[[relax.BlockBuilder, relax.Var, relax.Call, relax.Var], Sequence[relax.Expr | None]]"
+)
 """From the builder, the result, its call and the gradient of the result to that of each operand.
 
 None stands for an operand that has none, such as a size or an index.

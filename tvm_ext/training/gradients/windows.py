@@ -209,9 +209,7 @@ def _max_pool(
     return [bb.emit_te(kernel, given, first, primfunc_name_hint="max_pool_gradient")]
 
 
-def _first_largest(
-    data: te.Tensor, most: te.Tensor, axes: Sequence[tuple[int, ...]]
-) -> te.Tensor:
+def _first_largest(data: te.Tensor, most: te.Tensor, axes: Sequence[tuple[int, ...]]) -> te.Tensor:
     """The number of the first tap of each window that is its largest element."""
     taps = [te.reduce_axis((0, axis[0]), name=f"k{n}") for n, axis in enumerate(axes)]
     none = math.prod(axis[0] for axis in axes)
@@ -224,9 +222,7 @@ def _first_largest(
             at.append(tirx.max(tirx.min(position, data.shape[n + 2] - 1), 0))
             tap = tap * window + taps[n]
         found = tirx.all(inside, data(*at) == most(*place))
-        return te.min(
-            tirx.Select(found, tap.astype("int32"), tirx.const(none, "int32")), axis=taps
-        )
+        return te.min(tirx.Select(found, tap.astype("int32"), tirx.const(none, "int32")), axis=taps)
 
     return te.compute(most.shape, value, name="first_largest")
 
@@ -239,9 +235,7 @@ def _gathered(
     dtype: str,
 ) -> te.Tensor:
     """For each element the sum of ``part(window, tap)`` over the windows that read it."""
-    counts = [
-        window if apart > 1 else -(-window // stride) for window, stride, apart, _ in axes
-    ]
+    counts = [window if apart > 1 else -(-window // stride) for window, stride, apart, _ in axes]
     turns = [te.reduce_axis((0, count), name=f"t{n}") for n, count in enumerate(counts)]
 
     def value(*place: tirx.Var) -> tirx.Expr:
