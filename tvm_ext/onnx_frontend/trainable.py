@@ -118,7 +118,7 @@ def import_trainable(
     inputs, outputs = _given_inputs(model.graph), len(model.graph.output)
     _make_inputs(model.graph, [*weights, *statistics])
     draws = _turn_dropout_on(model.graph)
-    name, whole, prepared, ranges, kept, warnings = prepare_model(model, input_shapes)
+    _, whole, prepared, ranges, kept, warnings = prepare_model(model, input_shapes)
     _train_normalizations(prepared.graph, statistics)
     unroll_recurrent(prepared.graph, label)
     if draws:

@@ -38,6 +38,8 @@ class StepProgram:
         The parameters that stay from step to step.
     changed : tuple[str, ...]
         Those of them whose next values are the results behind the loss.
+    sums : tuple[str, ...]
+        Those of them that add up gradients, and are zero ahead of a step.
     weights, statistics : dict[str, str]
         Parameters by the name in the ONNX file.
     numbers : tuple[str, ...]
@@ -50,6 +52,7 @@ class StepProgram:
     given: tuple[TensorSpec, ...]
     kept: tuple[str, ...]
     changed: tuple[str, ...]
+    sums: tuple[str, ...]
     weights: dict[str, str]
     statistics: dict[str, str]
     numbers: tuple[str, ...]
@@ -207,6 +210,7 @@ class _StepWriter:
             self._given,
             tuple(str(var.name) for var in kept),
             tuple(str(var.name) for var in made),
+            tuple(str(var.name) for var in self._sums),
             _by_name(self._model.weights, parts.weights),
             _by_name(self._model.statistics, parts.statistics),
             tuple(names),

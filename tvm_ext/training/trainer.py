@@ -145,7 +145,10 @@ class Trainer:
         self._state: dict[str, np.ndarray] = {
             name: stored[name].copy() if name in stored else _zeros(specs[name])
             for name in last.kept
+            if name not in last.sums
         }
+        # What the first pass of a step takes for the sums of gradients.
+        self._no_sums = {name: _zeros(specs[name]) for name in last.sums}
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -185,8 +188,12 @@ class Trainer:
         """
         parts = self._parts_of(batch)
         numbers = self._optimizer.numbers(self.steps)
-        last = len(parts) - 1
-        losses = [self._run(part, numbers, place == last) for place, part in enumerate(parts)]
+        state, losses = {**self._state, **self._no_sums}, []
+        for place, part in enumerate(parts):
+            updates = place + 1 == len(parts)
+            drawn = self.steps * len(parts) + place
+            losses.append(self._run(part, state, numbers, drawn, updates))
+        self._state = {name: state[name] for name in self._state}
         self.steps += 1
         return float(np.mean(losses, dtype=np.float64))
 
@@ -266,9 +273,14 @@ class Trainer:
         return [list(part) for part in zip(*cut, strict=True)]
 
     def _run(
-        self, arrays: Sequence[np.ndarray], numbers: Mapping[str, float], updates: bool
-    ) -> np.floating:
-        """One pass; the last one of a step updates the weights."""
+        self,
+        arrays: Sequence[np.ndarray],
+        state: dict[str, np.ndarray],
+        numbers: Mapping[str, float],
+        drawn: int,
+        updates: bool,
+    ) -> float:
+        """One pass, which changes ``state``; the last one of a step updates the weights."""
         place = -1 if updates else 0
         program, compiled = self._programs[place], self._compiled[place]
         names = [spec.name for spec in compiled.inputs]
@@ -277,11 +289,11 @@ class Trainer:
         for name in program.numbers:
             inputs[name] = np.array(numbers[name], specs[name].dtype)
         if program.draws:
-            inputs[names[-1]] = np.array([self.steps], np.int64)
-        state = {name: memory_tensor(self._state[name]) for name in program.kept}
-        loss, *made = compiled.run_in_place(inputs, state).values()
-        self._state.update(zip(program.changed, made, strict=True))
-        return loss[()]
+            inputs[names[-1]] = np.array([drawn], np.int64)
+        kept = {name: memory_tensor(state[name]) for name in program.kept}
+        loss, *made = compiled.run_in_place(inputs, kept).values()
+        state.update(zip(program.changed, made, strict=True))
+        return float(loss)
 
 
 def _zeros(spec: TensorSpec) -> np.ndarray:

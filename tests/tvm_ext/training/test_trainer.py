@@ -221,7 +221,9 @@ def test_an_operator_without_a_gradient_is_named_and_may_lie_ahead():
     g = Graph("sums")
     x = g("CumSum", g.linear("fc1", "x", 8, 8), g.constant("axis", 1))
     model = g.model([4, 8], [4, 10], g.linear("head", x, 8, 10))
-    with pytest.raises(UnsupportedOperatorError, match="cumulated_sum .nodes: cumsum_3.") as failed:
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"cumulated_sum \(nodes: cumsum_3\)"
+    ) as failed:
         compile_training(model, "cross_entropy", SGD(lr=0.1))
     assert "\n" not in str(failed.value)
     trainer = compile_training(model, "cross_entropy", SGD(lr=0.1), train=["head.*"])

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax
-from tvm.relax.op.base import register_gradient
+from tvm.relax.op import register_gradient
 from tvm.relax.op.grad import no_grad
 
 # TVM registers its own with level 10, and of two for an operator the higher one holds.

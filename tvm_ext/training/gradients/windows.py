@@ -54,7 +54,9 @@ def by_data(
         for axis in range(count):
             value = spread(bb, value, axis + 2, strides[axis], 0, wanted[axis])
         return value
-    value, starts, pads = given, [], ([], [])
+    value: relax.Expr = given
+    starts: list[int] = []
+    pads: tuple[list[int], list[int]] = ([], [])
     for axis in range(count):
         reach = (taps[axis] - 1) * dilation[axis]
         length = (sizes(given)[axis + 2] - 1) * strides[axis] + 1
