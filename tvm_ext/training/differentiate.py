@@ -79,11 +79,13 @@ def differentiate(
     results = list(function.body.body.fields)
     _require_gradients(inside, results[0], model)
     needed = _read_from(outside, [binding.value for binding in inside] + results)
-    taken = [param for param in function.params if _is_read(param, inside, results)]
+    own = set(weights)
+    # A weight that nothing reads has a gradient of zeros.
+    taken = [one for one in function.params if one in own or _is_read(one, inside, results)]
     adjoint, kernels = _adjoint(mod, inside, results, [*needed, *taken], weights)
     if not needed:
         return Differentiated(None, adjoint, tuple(taken), kernels)
-    given = [param for param in function.params if param not in set(weights)]
+    given = [param for param in function.params if param not in own]
     return Differentiated(_function(given, outside, needed), adjoint, tuple(taken), kernels)
 
 
@@ -173,7 +175,7 @@ def _adjoint(
     )
     mod = _kernels(mod)
     mod[_REACHED] = function.with_attr("global_symbol", _REACHED)
-    by = [own[weight] for weight in weights if weight in own]
+    by = [own[weight] for weight in weights]
     mod = relax.transform.Normalize()(mod)
     function = mod[_REACHED]
     places = {param: place for place, param in enumerate(own.values())}

@@ -248,7 +248,8 @@ def _scaled(bb: relax.BlockBuilder, value: relax.Expr, factor: float) -> relax.E
 
 
 def _like(param: relax.Var, slot: str) -> relax.Var:
-    return relax.Var(f"{param.name}_{slot}", param.ty)
+    # A single underscore may be in the name of another weight, such as one of a mean.
+    return relax.Var(f"{param.name}__{slot}", param.ty)
 
 
 def _clipped(
