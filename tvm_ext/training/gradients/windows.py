@@ -5,6 +5,7 @@ weights is a product over all positions. TVM's own write the first as a transpos
 know two axes only.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -93,9 +94,8 @@ def by_weight(
     strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
     groups, taps, count = int(attrs.groups), list(wanted[2:]), len(wanted) - 2
     padding = _numbers(attrs.padding)
-    plain = not any(padding) and math.prod(taps) == 1 and math.prod(strides) == 1
-    if plain and groups == 1:
-        return _by_single_tap(bb, given, data, wanted)
+    if groups == 1:
+        return _by_products(bb, given, data, wanted, attrs)
 
     def kernel(given: te.Tensor, data: te.Tensor) -> te.Tensor:
         padded = topi.nn.pad(data, [0, 0, *padding[:count]], [0, 0, *padding[count:]])
@@ -117,17 +117,68 @@ def by_weight(
     return bb.emit_te(kernel, given, data, primfunc_name_hint="convolution_weight_gradient")
 
 
-def _by_single_tap(
-    bb: relax.BlockBuilder, given: relax.Expr, data: relax.Expr, wanted: Sequence[int]
+# Bytes of a copy of all windows, above which there is a product for each tap instead.
+_MOST_BYTES = 1 << 26
+
+
+def _by_products(
+    bb: relax.BlockBuilder,
+    given: relax.Expr,
+    data: relax.Expr,
+    wanted: Sequence[int],
+    attrs: Any,
 ) -> relax.Expr:
-    """``sum over items of given @ transposed data``, as one product."""
-    (items, outputs), inputs = sizes(given)[:2], sizes(data)[1]
-    positions = math.prod(sizes(given)[2:])
-    rows = bb.emit(op.reshape(given, [items, outputs, positions]))
-    columns = bb.emit(op.reshape(data, [items, inputs, positions]))
-    rows = bb.emit(op.reshape(bb.emit(op.permute_dims(rows, [1, 0, 2])), [outputs, -1]))
-    columns = bb.emit(op.reshape(bb.emit(op.permute_dims(columns, [0, 2, 1])), [-1, inputs]))
-    return bb.emit(op.reshape(bb.emit(op.matmul(rows, columns)), list(wanted)))
+    """``transposed gradient @ windows``: what each window reads is a row, channels innermost."""
+    count, taps = len(wanted) - 2, list(wanted[2:])
+    last = [0, *range(2, 2 + count), 1]
+    padding = _numbers(attrs.padding)
+    pixels = bb.emit(op.permute_dims(data, last))
+    if any(padding):
+        ends = zip(padding[:count], padding[count:], strict=True)
+        widths = [0, 0, *(width for pair in ends for width in pair), 0, 0]
+        pixels = bb.emit(op.nn.pad(pixels, widths))
+    rows = bb.emit(op.reshape(bb.emit(op.permute_dims(given, last)), [-1, wanted[0]]))
+    columns = bb.emit(op.permute_dims(rows, [1, 0]))
+    places = list(itertools.product(*map(range, taps)))
+    size = math.prod(sizes(rows)) // wanted[0] * wanted[1] * len(places) * 8
+    groups = [places] if size <= _MOST_BYTES else [[place] for place in places]
+    windows = [sizes(given)[0], *sizes(given)[2:]]
+    parts = []
+    for group in groups:
+        read = _windows(
+            bb, pixels, windows, group[0], taps if len(group) > 1 else [1] * count, attrs
+        )
+        read = bb.emit(op.reshape(read, [math.prod(windows), len(group) * wanted[1]]))
+        parts.append(bb.emit(op.matmul(columns, read)))
+    whole = bb.emit(op.concat(parts, 1)) if len(parts) > 1 else parts[0]
+    whole = bb.emit(op.reshape(whole, [wanted[0], *taps, wanted[1]]))
+    return bb.emit(op.permute_dims(whole, [0, count + 1, *range(1, count + 1)]))
+
+
+def _windows(
+    bb: relax.BlockBuilder,
+    pixels: relax.Expr,
+    windows: Sequence[int],
+    first: Sequence[int],
+    taps: Sequence[int],
+    attrs: Any,
+) -> relax.Expr:
+    """The channels of each tap of each window, [items, windows, taps, channels]."""
+    strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
+    count = len(taps)
+
+    def kernel(pixels: te.Tensor) -> te.Tensor:
+        def value(item: tirx.Var, *place: tirx.Var) -> tirx.Expr:
+            at = [
+                place[n] * strides[n] + (place[count + n] + first[n]) * dilation[n]
+                for n in range(count)
+            ]
+            return pixels(item, *at, place[-1])
+
+        shape = [*windows, *taps, pixels.shape[-1]]
+        return te.compute(shape, value, name="windows", tag="injective")
+
+    return bb.emit_te(kernel, pixels, primfunc_name_hint="windows")
 
 
 @gradient_of("nn.conv1d", "nn.conv2d", "nn.conv3d")
