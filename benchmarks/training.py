@@ -7,6 +7,7 @@ Adam. PyTorch runs in a Python of its own, which answers line by line.
 """
 
 import argparse
+import importlib
 import json
 import statistics
 import subprocess
@@ -20,15 +21,15 @@ import onnx
 from tvm_ext.hardware.timing import interleaved_seconds, timed
 from tvm_ext.training import Adam, compile_training
 
+# The blocks are those that the tests compare with JAX.
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "shared"))
-
-from training_models import batch_for, lstm, mlp, resnet_block, transformer_block
+models = importlib.import_module("training_models")
 
 BLOCKS: dict[str, Callable[[], onnx.ModelProto]] = {
-    "mlp": partial(mlp, 128, 512),
-    "resnet block": partial(resnet_block, 16, 32, 32),
-    "transformer block": partial(transformer_block, 8, 64, 128, 4),
-    "lstm": partial(lstm, 16, 16, 64, 128),
+    "mlp": partial(models.mlp, 128, 512),
+    "resnet block": partial(models.resnet_block, 16, 32, 32),
+    "transformer block": partial(models.transformer_block, 8, 64, 128, 4),
+    "lstm": partial(models.lstm, 16, 16, 64, 128),
 }
 
 
@@ -65,8 +66,8 @@ def measured(block: str, pytorch: PyTorch, threads: int, seconds: float) -> dict
     """Median milliseconds of a step, by program."""
     model = BLOCKS[block]()
     trainer = compile_training(model, "cross_entropy", Adam(lr=1e-3), threads=threads)
-    programs = {
-        "tvm-ext": timed(partial(trainer.step, batch_for(model))),
+    programs: dict[str, Callable[[], float]] = {
+        "tvm-ext": timed(partial(trainer.step, models.batch_for(model))),
         "eager": partial(pytorch.seconds, "eager", block),
         "compiled": partial(pytorch.seconds, "compiled", block),
     }

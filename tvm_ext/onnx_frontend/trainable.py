@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -23,6 +24,8 @@ from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS, subgraphs_of
 from tvm_ext.onnx_frontend.unroll_recurrent import unroll_recurrent
 
 _TRAINED_TYPES = (TensorProto.FLOAT, TensorProto.DOUBLE)
+
+TrainableSource: TypeAlias = "str | Path | onnx.ModelProto"
 
 # Inputs that hold what an operator learns, whatever their size, by the operator's name.
 _LEARNED = {
@@ -88,7 +91,7 @@ class TrainableModel:
 
 
 def import_trainable(
-    source: str | Path | onnx.ModelProto,
+    source: TrainableSource,
     train: Sequence[str] | None,
     input_shapes: Mapping[str, Sequence[int | str]] | None,
 ) -> TrainableModel:
@@ -129,9 +132,7 @@ def import_trainable(
     return TrainableModel(imported, inputs, outputs, weights, statistics, draws)
 
 
-def with_weights(
-    source: str | Path | onnx.ModelProto, arrays: Mapping[str, np.ndarray]
-) -> onnx.ModelProto:
+def with_weights(source: TrainableSource, arrays: Mapping[str, np.ndarray]) -> onnx.ModelProto:
     """The model as it was given, with these arrays in place of the weights of their names."""
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnx
 from tvm import relax
 
 import tvm_ext
@@ -17,6 +16,7 @@ from tvm_ext.errors import InputError
 from tvm_ext.model_inputs import check_inputs
 from tvm_ext.onnx_frontend.trainable import (
     TrainableModel,
+    TrainableSource,
     import_trainable,
     with_weights,
     write_model,
@@ -35,7 +35,7 @@ Batch: TypeAlias = Mapping[str, Any]
 
 @tvm_ext.without_garbage_collection()
 def compile_training(
-    model: str | Path | onnx.ModelProto,
+    model: TrainableSource,
     loss: "str | Loss | relax.Function",
     optimizer: Optimizer,
     *,
@@ -125,7 +125,7 @@ class Trainer:
 
     def __init__(
         self,
-        source: str | Path | onnx.ModelProto,
+        source: TrainableSource,
         model: TrainableModel,
         optimizer: Optimizer,
         programs: Sequence[StepProgram],

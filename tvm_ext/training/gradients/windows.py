@@ -44,38 +44,27 @@ def by_data(
     attrs: Any,
 ) -> relax.Expr:
     """The gradient of a convolution by its data, whose sizes along the window are ``wanted``."""
-    strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
-    taps, count = sizes(weight)[2:], len(wanted)
-    front = _numbers(attrs.padding)[:count]
+    strides, taps, count = _numbers(attrs.strides), sizes(weight)[2:], len(wanted)
     turned = _turned(bb, weight, int(attrs.groups))
     convolution = _CONVOLUTIONS[count]
     if math.prod(taps) == 1 and not any(_numbers(attrs.padding)):
         # One tap: the zeros between are put in behind the product, not multiplied.
-        value = bb.emit(convolution(given, turned, groups=int(attrs.groups)))
+        made: relax.Expr = bb.emit(convolution(given, turned, groups=int(attrs.groups)))
         for axis in range(count):
-            value = spread(bb, value, axis + 2, strides[axis], 0, wanted[axis])
-        return value
+            made = spread(bb, made, axis + 2, strides[axis], 0, wanted[axis])
+        return made
     value: relax.Expr = given
-    starts: list[int] = []
-    pads: tuple[list[int], list[int]] = ([], [])
-    for axis in range(count):
-        reach = (taps[axis] - 1) * dilation[axis]
+    starts, before, behind = [], [], []
+    for axis, (tap, apart) in enumerate(zip(taps, _numbers(attrs.dilation), strict=True)):
         length = (sizes(given)[axis + 2] - 1) * strides[axis] + 1
         value = spread(bb, value, axis + 2, strides[axis], 0, length)
-        before = reach - front[axis]
-        behind = wanted[axis] - length - before + reach
-        starts.append(max(-before, 0))
-        pads[0].append(max(before, 0))
-        pads[1].append(max(behind, 0))
-    made = bb.emit(
-        convolution(
-            value,
-            turned,
-            padding=[*pads[0], *pads[1]],
-            dilation=dilation,
-            groups=int(attrs.groups),
-        )
-    )
+        reach = (tap - 1) * apart
+        front = reach - _numbers(attrs.padding)[axis]
+        starts.append(max(-front, 0))
+        before.append(max(front, 0))
+        behind.append(max(wanted[axis] - length - front + reach, 0))
+    options = {"dilation": _numbers(attrs.dilation), "groups": int(attrs.groups)}
+    made = bb.emit(convolution(value, turned, padding=[*before, *behind], **options))
     if sizes(made)[2:] == list(wanted):
         return made
     axes = list(range(2, 2 + count))
@@ -92,7 +81,7 @@ def by_weight(
 ) -> relax.Expr:
     """The gradient of a convolution by its weights, of sizes ``wanted``."""
     strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
-    groups, taps, count = int(attrs.groups), list(wanted[2:]), len(wanted) - 2
+    groups, count = int(attrs.groups), len(wanted) - 2
     padding = _numbers(attrs.padding)
     if groups == 1:
         return _by_products(bb, given, data, wanted, attrs)
