@@ -80,6 +80,8 @@ class TrainableModel:
         means and variances of batch normalisations.
     draws : bool
         Whether the program draws random numbers, as dropout does.
+    is_recurrent : bool
+        Whether the steps of a recurrent layer are written out.
     """
 
     imported: ImportedModel
@@ -88,6 +90,7 @@ class TrainableModel:
     weights: dict[str, np.ndarray]
     statistics: dict[str, np.ndarray]
     draws: bool
+    is_recurrent: bool
 
 
 def import_trainable(
@@ -123,13 +126,13 @@ def import_trainable(
     draws = _turn_dropout_on(model.graph)
     _, whole, prepared, ranges, kept, warnings = prepare_model(model, input_shapes)
     _train_normalizations(prepared.graph, statistics)
-    unroll_recurrent(prepared.graph, label)
+    is_recurrent = unroll_recurrent(prepared.graph, label)
     if draws:
         prepared.graph.input.append(
             helper.make_tensor_value_info(ITERATIONS, TensorProto.INT64, [1])
         )
     imported = import_prepared(label, whole, prepared, ranges, kept, warnings)
-    return TrainableModel(imported, inputs, outputs, weights, statistics, draws)
+    return TrainableModel(imported, inputs, outputs, weights, statistics, draws, is_recurrent)
 
 
 def with_weights(source: TrainableSource, arrays: Mapping[str, np.ndarray]) -> onnx.ModelProto:

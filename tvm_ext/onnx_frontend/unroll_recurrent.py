@@ -29,8 +29,8 @@ _ACTIVATIONS = {
 _KNOWN = ("Sigmoid", "Tanh", "Relu")
 
 
-def unroll_recurrent(graph: onnx.GraphProto, label: str) -> None:
-    """Writes out every LSTM, GRU and RNN of a prepared graph, in place.
+def unroll_recurrent(graph: onnx.GraphProto, label: str) -> bool:
+    """Writes out every LSTM, GRU and RNN of a prepared graph, in place; whether there is any.
 
     Raises
     ------
@@ -50,8 +50,10 @@ def unroll_recurrent(graph: onnx.GraphProto, label: str) -> None:
         writer = _Writer(graph, node)
         _write(writer, _Layer.of(node, known, label))
         nodes += writer.nodes
+    found = len(nodes) != len(graph.node)
     del graph.node[:]
     graph.node.extend(nodes)
+    return found
 
 
 @dataclass(frozen=True)

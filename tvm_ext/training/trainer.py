@@ -29,6 +29,10 @@ from tvm_ext.training.optimizers import Optimizer, require_optimizer
 from tvm_ext.training.progress import progress_bar
 from tvm_ext.training.step_program import StepOptions, StepProgram, step_programs
 
+# The chain of states of a recurrent layer has a producer for two or more readers in each step. To
+# compute it again in each reader, and that in the next, takes minutes to find out about.
+_TOO_SLOW_FOR_STEPS = ("MultiOutputFusion",)
+
 Batch: TypeAlias = Mapping[str, Any]
 """An array for each input of the model and each target, by name."""
 
@@ -87,6 +91,8 @@ def compile_training(
     _require_numbers(clip_norm, accumulate)
     trainable = import_trainable(model, train, input_shapes)
     options = StepOptions(clip_norm, accumulate)
+    if trainable.is_recurrent:
+        disabled_passes = [*disabled_passes, *_TOO_SLOW_FOR_STEPS]
     programs = step_programs(trainable, loss_of(loss), optimizer, options)
     compiled = [
         compile(
