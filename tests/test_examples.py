@@ -37,6 +37,10 @@ SCRIPTS = {
         ["candidates were measured over RPC", "kernels have one", "those of ONNX Runtime"],
         ["small_network.onnx", "rpc_records", "rpc_server.log"],
     ),
+    "train_digits.py": (
+        ["ahead of training", "epoch  8"],
+        ["digits.onnx", "digits.png"],
+    ),
     "wafer_mapping.py": (
         ["pipelined regions", "one run (modelled):", "every kernel fits"],
         ["wafer.html", "wafer.txt"],

@@ -27,6 +27,7 @@ _PUBLIC = {
     "TvmExtError": "tvm_ext.errors",
     "check_model": "tvm_ext.check.check",
     "compile": "tvm_ext.api",
+    "compile_training": "tvm_ext.training.trainer",
     "generate": "tvm_ext.generation.generate",
     "load": "tvm_ext.runtime",
     "register_backend": "tvm_ext.hardware.backend",
@@ -46,6 +47,7 @@ __all__ = [
     "__version__",
     "check_model",
     "compile",
+    "compile_training",
     "generate",
     "load",
     "register_backend",
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from tvm_ext.runtime import load
     from tvm_ext.tensor_spec import TensorSpec
     from tvm_ext.tir_schedules.backend import register_template
+    from tvm_ext.training.trainer import compile_training
     from tvm_ext.tune_model import tune
     from tvm_ext.tuning.backend import register_cost_model
 

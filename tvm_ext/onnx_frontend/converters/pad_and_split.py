@@ -5,6 +5,7 @@ CenterCropPad.
 """
 
 import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 MODES = ("constant", "edge", "reflect", "wrap")
+# What a kernel carries that pads with a number by known widths: these, as JSON.
+PADDING = "tvm_ext.padding"
 
 
 @takes_sizes(1)
@@ -83,7 +86,18 @@ def _padded(
     def kernel(data: te.Tensor, fill: te.Tensor, before: list[Any], shape: list[Any]) -> te.Tensor:
         return _pad_compute(data, fill, before, shape, mode)
 
-    return bb.emit_te(kernel, data, fill, list(before), shape, primfunc_name_hint="pad")
+    is_known = mode == "constant" and all(isinstance(size, int) for size in (*before, *after))
+    form = json.dumps({"before": list(before), "after": list(after)}) if is_known else ""
+    attributes = {PADDING: form} if is_known else {}
+    return bb.emit_te(
+        kernel,
+        data,
+        fill,
+        list(before),
+        shape,
+        primfunc_name_hint="pad",
+        primfunc_attrs=attributes,
+    )
 
 
 def _padded_in_the_run(

@@ -1,0 +1,285 @@
+"""The program of one step of training: loss, gradients and new weights, from a batch.
+
+main(inputs, targets, weights, statistics, state of the optimiser, numbers of the step)
+    -> (loss, new weights, new statistics, new state)
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+from tvm_ext.errors import InputError
+from tvm_ext.onnx_frontend.trainable import TrainableModel
+from tvm_ext.relay_passes.spans import bindings_of
+from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.training.differentiate import Differentiated, differentiate
+from tvm_ext.training.losses import Loss
+from tvm_ext.training.operators_of_kernels import with_operators
+from tvm_ext.training.optimizers import Optimizer
+
+# What follows a weight's name in that of the sum of its gradients.
+_SUM = "gradient"
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """A step as a Relax module, and the names of what it takes and gives.
+
+    Attributes
+    ----------
+    mod : tvm.IRModule
+        Its function ``main``.
+    given : tuple[TensorSpec, ...]
+        What each step is given, under the names of the model's inputs and of the targets: the
+        first parameters, in order.
+    kept : tuple[str, ...]
+        The parameters that stay from step to step.
+    changed : tuple[str, ...]
+        Those of them whose next values are the results behind the loss.
+    sums : tuple[str, ...]
+        Those of them that add up gradients, and are zero ahead of a step.
+    weights, statistics : dict[str, str]
+        Parameters by the name in the ONNX file.
+    numbers : tuple[str, ...]
+        Parameters that are numbers of the step.
+    draws : bool
+        Whether the last parameter is the number of the step.
+    """
+
+    mod: tvm.IRModule
+    given: tuple[TensorSpec, ...]
+    kept: tuple[str, ...]
+    changed: tuple[str, ...]
+    sums: tuple[str, ...]
+    weights: dict[str, str]
+    statistics: dict[str, str]
+    numbers: tuple[str, ...]
+    draws: bool
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What a step does with the gradients.
+
+    Attributes
+    ----------
+    clip_norm : float or None
+        The largest norm of all gradients together.
+    batches : int
+        How many batches are added up for an update.
+    """
+
+    clip_norm: float | None = None
+    batches: int = 1
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The forward function and its parameters by kind."""
+
+    mod: tvm.IRModule
+    function: relax.Function
+    inputs: list[relax.Var]
+    targets: list[relax.Var]
+    weights: list[relax.Var]
+    statistics: list[relax.Var]
+    step: list[relax.Var]
+
+
+def require_known_sizes(model: TrainableModel) -> None:
+    """Raises InputError where a run would decide a size."""
+    for spec in (*model.imported.inputs, *model.imported.outputs):
+        if any(not isinstance(size, int) for size in spec.shape):
+            raise InputError(
+                f"{spec.describe()} of {model.imported.name} has a size that is not known; "
+                "expected known sizes for training: give input_shapes, the batch's size among them"
+            )
+
+
+def step_programs(
+    model: TrainableModel, loss: Loss, optimizer: Optimizer, options: StepOptions
+) -> tuple[StepProgram, ...]:
+    """The program of a step; with several batches for an update, the one that adds up comes first.
+
+    Raises
+    ------
+    UnsupportedOperatorError, InputError
+        An operator has no gradient, or a size is not known.
+    """
+    require_known_sizes(model)
+    targets = loss.targets(model.imported.outputs[: model.outputs])
+    parts = _forward(model, loss, targets)
+    differentiated = differentiate(parts.mod, parts.function, parts.weights, model.imported.name)
+    writer = _StepWriter(model, parts, targets, differentiated, optimizer, options)
+    if options.batches == 1:
+        return (writer.program(updates=True),)
+    return writer.program(updates=False), writer.program(updates=True)
+
+
+def _forward(model: TrainableModel, loss: Loss, specs: Sequence[TensorSpec]) -> _Parts:
+    """The function from everything to the loss and the next statistics, as one dataflow block."""
+    main = model.imported.mod["main"]
+    targets = [
+        relax.Var(spec.name, relax.TensorType(list(spec.shape), spec.dtype)) for spec in specs
+    ]
+    bb = relax.BlockBuilder(model.imported.mod)
+    main = with_operators(model.imported.mod, main)
+    with bb.function("forward", [*main.params, *targets]):
+        with bb.dataflow():
+            for binding in bindings_of(main):
+                bb.emit_normalized(binding)
+            results = _results_of(main, bb)
+            value = loss.value(bb, results[: model.outputs], targets)
+            returned = [bb.emit_output(one) for one in (value, *results[model.outputs :])]
+        bb.emit_func_output(relax.Tuple(returned))
+    mod = bb.get()
+    passes = [
+        relax.transform.DecomposeOpsForInference("forward"),
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.DeadCodeElimination(["forward"]),
+    ]
+    mod = tvm.transform.Sequential(passes)(mod)
+    function = mod["forward"]
+    params, ends = list(function.params), [model.inputs]
+    for count in (len(model.weights), len(model.statistics), int(model.draws), len(targets)):
+        ends.append(ends[-1] + count)
+    kinds = [params[low:high] for low, high in zip([0, *ends], ends, strict=False)]
+    inputs, weights, statistics, step, wanted = kinds
+    return _Parts(mod, function, inputs, wanted, weights, statistics, step)
+
+
+def _results_of(main: relax.Function, bb: relax.BlockBuilder) -> list[relax.Expr]:
+    result = main.body.body
+    if not isinstance(result.ty, relax.TupleType):
+        return [result]
+    bound = bb.lookup_binding(result) if isinstance(result, relax.Var) else result
+    if isinstance(bound, relax.Tuple):
+        return list(bound.fields)
+    return [bb.emit(relax.TupleGetItem(result, n)) for n in range(len(result.ty.fields))]
+
+
+class _StepWriter:
+    """Writes ``main`` around the differentiated function."""
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        parts: _Parts,
+        targets: Sequence[TensorSpec],
+        differentiated: Differentiated,
+        optimizer: Optimizer,
+        options: StepOptions,
+    ) -> None:
+        self._model, self._parts = model, parts
+        self._differentiated = differentiated
+        self._optimizer, self._options = optimizer, options
+        every = [*parts.inputs, *parts.targets, *parts.weights, *parts.statistics, *parts.step]
+        self._params = {param: relax.Var(str(param.name), param.ty) for param in every}
+        specs = [*model.imported.inputs[: model.inputs], *targets]
+        self._given = tuple(specs)
+        self._sums = [_like(param, _SUM) for param in parts.weights]
+        if options.batches == 1:
+            self._sums = []
+        self._slots = [
+            {slot: _like(param, slot) for slot in optimizer.slots} for param in parts.weights
+        ]
+
+    def program(self, updates: bool) -> StepProgram:
+        """A step that updates the weights, or one that only adds up gradients."""
+        parts, own = self._parts, self._params
+        kept = [own[param] for param in (*parts.weights, *parts.statistics)] + self._sums
+        kept += [state for slots in self._slots for state in slots.values()]
+        names = list(self._optimizer.numbers(0))
+        dtype = str(parts.weights[0].ty.dtype)
+        numbers = {name: relax.Var(name, relax.TensorType([], dtype)) for name in names}
+        given = [own[param] for param in (*parts.inputs, *parts.targets)]
+        step = [own[param] for param in parts.step]
+        bb = relax.BlockBuilder(self._differentiated.kernels)
+        with bb.function("main", [*given, *kept, *numbers.values(), *step]):
+            with bb.dataflow():
+                results, gradients = self._differentiated.call(bb, own)
+                made = dict(zip(parts.statistics, results[1:], strict=True))
+                made = {own[param]: value for param, value in made.items()}
+                made |= self._next(bb, gradients, numbers, updates)
+                returned = bb.emit_output(relax.Tuple([results[0], *made.values()]))
+            bb.emit_func_output(returned)
+        return StepProgram(
+            _inlined(bb.get()),
+            self._given,
+            tuple(str(var.name) for var in kept),
+            tuple(str(var.name) for var in made),
+            tuple(str(var.name) for var in self._sums),
+            _by_name(self._model.weights, parts.weights),
+            _by_name(self._model.statistics, parts.statistics),
+            tuple(names),
+            bool(step),
+        )
+
+    def _next(
+        self,
+        bb: relax.BlockBuilder,
+        gradients: list[relax.Expr],
+        numbers: dict[str, relax.Expr],
+        updates: bool,
+    ) -> dict[relax.Var, relax.Expr]:
+        """The next values of weights, sums of gradients and states of the optimiser."""
+        if self._sums:
+            pairs = zip(self._sums, gradients, strict=True)
+            gradients = [bb.emit(relax.op.add(total, one)) for total, one in pairs]
+        if not updates:
+            return dict(zip(self._sums, gradients, strict=True))
+        if self._sums:
+            gradients = [_scaled(bb, one, 1 / self._options.batches) for one in gradients]
+        if self._options.clip_norm is not None:
+            gradients = _clipped(bb, gradients, self._options.clip_norm)
+        made: dict[relax.Var, relax.Expr] = {}
+        weights = [self._params[param] for param in self._parts.weights]
+        for weight, gradient, slots in zip(weights, gradients, self._slots, strict=True):
+            moved, state = self._optimizer.update(bb, weight, gradient, slots, numbers)
+            made[weight] = moved
+            made |= {slots[slot]: value for slot, value in state.items()}
+        return made
+
+
+def _scaled(bb: relax.BlockBuilder, value: relax.Expr, factor: float) -> relax.Expr:
+    return bb.emit(relax.op.multiply(value, relax.const(factor, str(value.ty.dtype))))
+
+
+def _like(param: relax.Var, slot: str) -> relax.Var:
+    # A single underscore may be in the name of another weight, such as one of a mean.
+    return relax.Var(f"{param.name}__{slot}", param.ty)
+
+
+def _clipped(
+    bb: relax.BlockBuilder, gradients: Sequence[relax.Expr], limit: float
+) -> list[relax.Expr]:
+    """The gradients, scaled down together where their norm is above the limit."""
+    dtype = str(gradients[0].ty.dtype)
+    squares = [bb.emit(relax.op.sum(bb.emit(relax.op.multiply(g, g)))) for g in gradients]
+    total = squares[0]
+    for square in squares[1:]:
+        total = bb.emit(relax.op.add(total, square))
+    norm = bb.emit(relax.op.sqrt(total))
+    # As in PyTorch: gradients of zero are divided by something.
+    below = bb.emit(relax.op.add(norm, relax.const(1e-6, dtype)))
+    share = bb.emit(relax.op.divide(relax.const(limit, dtype), below))
+    factor = bb.emit(relax.op.minimum(share, relax.const(1.0, dtype)))
+    return [bb.emit(relax.op.multiply(one, factor)) for one in gradients]
+
+
+def _inlined(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with its private functions in place of their calls."""
+    passes = [
+        relax.transform.InlinePrivateFunctions(),
+        relax.transform.Normalize(),
+        relax.transform.ConvertToDataflow(min_size=1),
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.DeadCodeElimination(["main"]),
+    ]
+    return tvm.transform.Sequential(passes)(mod)
+
+
+def _by_name(names: Iterable[str], params: Sequence[relax.Var]) -> dict[str, str]:
+    return dict(zip(names, (str(param.name) for param in params), strict=True))

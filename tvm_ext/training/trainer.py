@@ -1,0 +1,313 @@
+"""``compile_training`` and the ``Trainer`` that it returns."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from tvm import relax
+
+import tvm_ext
+from tvm_ext.api import TargetSource, compile
+from tvm_ext.compiled_model import CompiledModel
+from tvm_ext.configs.atomic_file import replacing
+from tvm_ext.errors import InputError
+from tvm_ext.model_inputs import check_inputs
+from tvm_ext.onnx_frontend.trainable import (
+    TrainableModel,
+    TrainableSource,
+    import_trainable,
+    with_weights,
+    write_model,
+)
+from tvm_ext.program_call import memory_tensor
+from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.training.checkpoint import read_checkpoint, write_checkpoint
+from tvm_ext.training.losses import Loss, loss_of
+from tvm_ext.training.optimizers import Optimizer, require_optimizer
+from tvm_ext.training.progress import progress_bar
+from tvm_ext.training.step_program import StepOptions, StepProgram, step_programs
+
+# The chain of states of a recurrent layer has a producer for two or more readers in each step. To
+# compute it again in each reader, and that in the next, takes minutes to find out about.
+_TOO_SLOW_FOR_STEPS = ("MultiOutputFusion",)
+
+Batch: TypeAlias = Mapping[str, Any]
+"""An array for each input of the model and each target, by name."""
+
+
+@tvm_ext.without_garbage_collection()
+def compile_training(
+    model: TrainableSource,
+    loss: "str | Loss | relax.Function",
+    optimizer: Optimizer,
+    *,
+    train: Sequence[str] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    target: TargetSource = "cpu",
+    opt_level: int | str = "O3",
+    disabled_passes: Iterable[str] = (),
+    threads: int | None = None,
+) -> "Trainer":
+    """Compiles one step of training: loss, gradients and new weights, from a batch.
+
+    Parameters
+    ----------
+    model : str, Path or onnx.ModelProto
+        The ONNX model, or the path of its file. All of its sizes have to be known.
+    loss : str, loss or relax.Function
+        "cross_entropy", of logits with the classes along axis 1 and a target of labels; "mse";
+        ``CrossEntropy(axis=...)``; or a Relax function from the model's outputs and targets to a
+        number, whose parameters behind the outputs are the targets. The target of the named losses
+        is called "target" in a batch.
+    optimizer : SGD, Adam or AdamW
+        How weights follow their gradients; its learning rate may be a function of the step.
+    train : sequence of str, optional
+        Patterns of names of the weights to train, such as "head.*". The others stay as they are.
+        Without it all weights are trained.
+    input_shapes : mapping of input name to sizes, optional
+        The sizes of inputs, for a model that leaves some open.
+    clip_norm : float, optional
+        The largest norm of all gradients together; larger ones are scaled down.
+    accumulate : int
+        How many batches are added up for an update. A batch of ``step`` then has that many times
+        as many rows.
+    target, opt_level, disabled_passes, threads
+        As for ``compile``.
+
+    Returns
+    -------
+    Trainer
+
+    Raises
+    ------
+    TvmExtError
+        As for ``compile``; UnsupportedOperatorError also for an operator without a gradient.
+    """
+    require_optimizer(optimizer)
+    _require_numbers(clip_norm, accumulate)
+    trainable = import_trainable(model, train, input_shapes)
+    options = StepOptions(clip_norm, accumulate)
+    if trainable.is_recurrent:
+        disabled_passes = [*disabled_passes, *_TOO_SLOW_FOR_STEPS]
+    programs = step_programs(trainable, loss_of(loss), optimizer, options)
+    compiled = [
+        compile(
+            program.mod,
+            target,
+            opt_level=opt_level,
+            disabled_passes=disabled_passes,
+            threads=threads,
+        )
+        for program in programs
+    ]
+    return Trainer(model, trainable, optimizer, programs, compiled, accumulate)
+
+
+def _require_numbers(clip_norm: float | None, accumulate: int) -> None:
+    if clip_norm is not None and not clip_norm > 0:
+        raise InputError(
+            f"clip_norm is {clip_norm!r}; expected a number above 0: give one, or leave it out"
+        )
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise InputError(f"accumulate is {accumulate!r}; expected 1 or more: give a larger one")
+
+
+class Trainer:
+    """A model in training; ``compile_training`` makes it.
+
+    A trainer is for one thread at a time.
+
+    Attributes
+    ----------
+    program : CompiledModel
+        The program of a step, whose report says how it was compiled.
+    steps : int
+        How many steps were made.
+    """
+
+    def __init__(
+        self,
+        source: TrainableSource,
+        model: TrainableModel,
+        optimizer: Optimizer,
+        programs: Sequence[StepProgram],
+        compiled: Sequence[CompiledModel],
+        accumulate: int,
+    ) -> None:
+        self.steps = 0
+        self.program = compiled[-1]
+        self._source, self._model, self._optimizer = source, model, optimizer
+        self._accumulate = accumulate
+        self._programs, self._compiled = list(programs), list(compiled)
+        last = programs[-1]
+        stored = {last.weights[name]: array for name, array in model.weights.items()}
+        stored |= {last.statistics[name]: array for name, array in model.statistics.items()}
+        specs = {spec.name: spec for spec in self.program.inputs}
+        # What a step takes from the one before, by parameter.
+        self._state: dict[str, np.ndarray] = {
+            name: stored[name].copy() if name in stored else _zeros(specs[name])
+            for name in last.kept
+            if name not in last.sums
+        }
+        # What the first pass of a step takes for the sums of gradients.
+        self._no_sums = {name: _zeros(specs[name]) for name in last.sums}
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The names of the weights that are trained, as in the ONNX file."""
+        return tuple(self._model.weights)
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What a batch holds for one pass: the inputs of the model, and the targets."""
+        return self._programs[-1].given
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        """Copies of the trained weights and of running statistics, by name in the ONNX file."""
+        names = {**self._programs[-1].weights, **self._programs[-1].statistics}
+        return {name: self._state[param].copy() for name, param in names.items()}
+
+    def step(self, batch: Batch) -> float:
+        """Computes the loss of a batch and its gradients, and updates the weights.
+
+        Parameters
+        ----------
+        batch : mapping of name to array
+            An array for each input of the model and each target of the loss.
+
+        Returns
+        -------
+        float
+            The loss ahead of the update; the mean over the batches that are added up.
+
+        Raises
+        ------
+        InputError
+            An array is missing or does not fit. The weights are then as they were.
+        RunError
+            The program failed while it ran.
+        """
+        parts = self._parts_of(batch)
+        numbers = self._optimizer.numbers(self.steps)
+        state, losses = {**self._state, **self._no_sums}, []
+        for place, part in enumerate(parts):
+            updates = place + 1 == len(parts)
+            drawn = self.steps * len(parts) + place
+            losses.append(self._run(part, state, numbers, drawn, updates))
+        self._state = {name: state[name] for name in self._state}
+        self.steps += 1
+        return float(np.mean(losses, dtype=np.float64))
+
+    def fit(
+        self,
+        batches: Iterable[Batch],
+        *,
+        progress: bool = True,
+        each: Callable[[int, float], None] | None = None,
+    ) -> list[float]:
+        """Makes a step for each batch.
+
+        Parameters
+        ----------
+        batches : iterable of batches
+            As ``step`` takes them.
+        progress : bool
+            Whether a terminal shows a bar with the loss on stderr.
+        each : function of step and loss, optional
+            Called behind each step, with the number of steps so far and the loss.
+
+        Returns
+        -------
+        list[float]
+            The losses.
+        """
+        losses = []
+        with progress_bar(batches, progress) as show:
+            for batch in batches:
+                losses.append(self.step(batch))
+                show(losses[-1])
+                if each is not None:
+                    each(self.steps, losses[-1])
+        return losses
+
+    def save_onnx(self, path: str | Path) -> None:
+        """Writes the ONNX model with the weights of now.
+
+        Raises
+        ------
+        OutputPathError
+            The file cannot be written.
+        """
+        data = write_model(with_weights(self._source, self.weights))
+        with replacing(path) as file:
+            file.write(data)
+
+    def save(self, path: str | Path) -> None:
+        """Writes a checkpoint, from which ``resume`` goes on with the same numbers bit for bit.
+
+        Raises
+        ------
+        OutputPathError
+            The file cannot be written; an older file is then as it was.
+        """
+        write_checkpoint(path, self._state, self.steps)
+
+    def resume(self, path: str | Path) -> None:
+        """Goes on from a checkpoint of the same model, optimiser and ``train``.
+
+        Raises
+        ------
+        InputError
+            The file is no checkpoint, or one of something else.
+        """
+        wanted = {name: (array.shape, array.dtype) for name, array in self._state.items()}
+        self._state, self.steps = read_checkpoint(path, wanted)
+
+    def _parts_of(self, batch: Batch) -> list[list[np.ndarray]]:
+        """The arrays of each pass, which are parts of a batch that is added up."""
+        count = self._accumulate
+        specs = [replace(spec, shape=_repeated(spec.shape, count)) for spec in self.inputs]
+        arrays = check_inputs(specs, batch)
+        if count == 1:
+            return [arrays]
+        cut = [np.split(array, count) for array in arrays]
+        return [list(part) for part in zip(*cut, strict=True)]
+
+    def _run(
+        self,
+        arrays: Sequence[np.ndarray],
+        state: dict[str, np.ndarray],
+        numbers: Mapping[str, float],
+        drawn: int,
+        updates: bool,
+    ) -> float:
+        """One pass, which changes ``state``; the last one of a step updates the weights."""
+        place = -1 if updates else 0
+        program, compiled = self._programs[place], self._compiled[place]
+        names = [spec.name for spec in compiled.inputs]
+        inputs: dict[str, Any] = dict(zip(names, arrays, strict=False))
+        specs = {spec.name: spec for spec in compiled.inputs}
+        for name in program.numbers:
+            inputs[name] = np.array(numbers[name], specs[name].dtype)
+        if program.draws:
+            inputs[names[-1]] = np.array([drawn], np.int64)
+        kept = {name: memory_tensor(state[name]) for name in program.kept}
+        loss, *made = compiled.run_in_place(inputs, kept).values()
+        state.update(zip(program.changed, made, strict=True))
+        return float(loss)
+
+
+def _zeros(spec: TensorSpec) -> np.ndarray:
+    return np.zeros([int(size) for size in spec.shape], spec.dtype)
+
+
+def _repeated(shape: Sequence[int | str], count: int) -> tuple[int | str, ...]:
+    """The shape of an array with as many times the rows."""
+    if count == 1:
+        return tuple(shape)
+    return (int(shape[0]) * count, *shape[1:])
