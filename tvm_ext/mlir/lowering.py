@@ -1,6 +1,6 @@
 """The way of a module through MLIR's own passes, in stages: linalg, bufferized, llvm."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch_mlir import ir
 from torch_mlir.dialects import linalg
@@ -66,6 +66,20 @@ _LLVM = (
     "cse",
 )
 
+# What is no pass of MLIR: see ``_results_to_parameters``.
+_RESULTS = "results-to-parameters"
+
+_WITH_BOUNDARIES = (
+    "one-shot-bufferize{bufferize-function-boundaries=true "
+    "function-boundary-type-conversion=identity-layout-map}",
+    _RESULTS,
+)
+_GRAPH_BUFFERIZED = tuple(
+    step
+    for one in _BUFFERIZED
+    for step in (_WITH_BOUNDARIES if one == "one-shot-bufferize" else (one,))
+)
+
 STAGES: dict[str, Sequence[str]] = {
     "linalg": _LINALG,
     "bufferized": _BUFFERIZED,
@@ -73,12 +87,21 @@ STAGES: dict[str, Sequence[str]] = {
 }
 
 
-def lower_to(module: ir.Module, stage: str) -> None:
+# The same for the graph of a model. Its operations got their names kernel by kernel.
+GRAPH_STAGES: dict[str, Sequence[str]] = {
+    "linalg": ("canonicalize", "cse"),
+    "bufferized": _GRAPH_BUFFERIZED,
+    "llvm": _LLVM,
+}
+
+
+def lower_to(module: ir.Module, stage: str, stages: Mapping[str, Sequence[str]] = STAGES) -> None:
     """Brings a module, as it was converted, to a stage; each pass ends in MLIR's verifier.
 
-    Raises MlirError where a pass of MLIR fails.
+    ``stages`` are those of a kernel, or ``GRAPH_STAGES``. Raises MlirError where a pass of MLIR
+    fails.
     """
-    for name, passes in STAGES.items():
+    for name, passes in stages.items():
         run_passes(module, passes)
         if name == stage:
             return
@@ -92,6 +115,8 @@ def run_passes(module: ir.Module, passes: Sequence[str]) -> None:
                 _order_loops(module)
             elif one == _COPIES:
                 _copies_to_loops(module)
+            elif one == _RESULTS:
+                _results_to_parameters(module)
             elif _is_needed(one, module):
                 _run_pass(one, module.operation)
 
@@ -150,6 +175,24 @@ def _copies_to_loops(module: ir.Module) -> None:
         with ir.InsertionPoint(copy), copy.location:
             linalg.copy(source, outs=[target])
         copy.erase()
+
+
+def _results_to_parameters(module: ir.Module) -> None:
+    """Gives a graph's function memory for its results as further parameters, as a kernel has.
+
+    A result whose sizes a run decides is returned: nobody knows the memory before.
+    """
+    types = [one for one in _result_types(module) if isinstance(one, ir.MemRefType)]
+    if types and all(one.has_static_shape for one in types):
+        _run_pass(
+            "buffer-results-to-out-params{modify-public-functions=true hoist-static-allocs=true}",
+            module.operation,
+        )
+
+
+def _result_types(module: ir.Module) -> list[ir.Type]:
+    functions = [op for op in module.body.operations if op.operation.name == "func.func"]
+    return [one for op in functions for one in op.type.results]
 
 
 # The order of loops.
