@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tvm
+from torch_mlir import ir
 from torch_mlir.dialects import llvm
 from tvm import tirx
 
@@ -21,6 +22,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.mlir import MlirError
 from tvm_ext.mlir.from_tensorir import convert_scheduled, is_buffer
+from tvm_ext.mlir.kept_modules import kernel_at
 from tvm_ext.mlir.lowering import lower_to
 
 # What TVM's code generator reads LLVM's text from.
@@ -49,18 +51,50 @@ def with_mlir_code(kernel: tirx.PrimFunc, name: str, machine: MachineDescription
         The kernel has no form in MLIR, or a pass of MLIR fails on it.
     """
     converted = convert_scheduled(kernel, _FUNCTION, machine)
-    # It is called by its plain parameters, and not as ExecutionEngine calls.
-    for op in converted.module.body.operations:
-        del op.attributes["llvm.emit_c_interface"]
+    _take_plain_parameters(converted.module)
     try:
         lower_to(converted.module, "llvm")
     except MlirError as error:
         raise NotApplicable(str(error)) from error
-    text = _as_tvm_reads(llvm.translate_module_to_llvmir(converted.module.operation))
+    return _calling(kernel, name, _FUNCTION, converted.module)
+
+
+def with_kept_code(kernel: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
+    """A kernel that keeps a module, as one that calls the code of the module.
+
+    Raises
+    ------
+    NotApplicable
+        A pass of MLIR fails on the module.
+    """
+    with ir.Context() as context:
+        try:
+            found = kernel_at(kernel, name, "llvm", context)
+        except MlirError as error:
+            raise NotApplicable(str(error)) from error
+        for op in list(found.module.body.operations):
+            if ir.StringAttr(op.attributes["sym_name"]).value.startswith(_INTERFACE):
+                op.operation.erase()
+        return _calling(kernel, name, found.name, found.module)
+
+
+# What ExecutionEngine calls, and no program of TVM.
+_INTERFACE = "_mlir_ciface_"
+
+
+def _take_plain_parameters(module: ir.Module) -> None:
+    """Has the functions called by their plain parameters, and not as ExecutionEngine calls."""
+    for op in module.body.operations:
+        del op.attributes["llvm.emit_c_interface"]
+
+
+def _calling(kernel: tirx.PrimFunc, name: str, function: str, module: ir.Module) -> tirx.PrimFunc:
+    """The kernel as a call of a function of a module at stage llvm."""
+    text = _as_tvm_reads(llvm.translate_module_to_llvmir(module.operation))
     # Programs for several sizes are linked together, and may have kernels of the same name: what
     # has the same name computes the same, and the linker takes one of them.
     symbol = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
-    text = text.replace(f"define void @{_FUNCTION}(", f"define weak_odr void @{symbol}(")
+    text = text.replace(f"define void @{function}(", f"define weak_odr void @{symbol}(")
     arguments = [one for param in kernel.params for one in _arguments(param)]
     call = tirx.Evaluate(tirx.call_extern("void", symbol, *arguments))
     body = tirx.AttrStmt(tirx.const(0, "int32"), _IMPORT, tvm.ir.StringImm(text), call)

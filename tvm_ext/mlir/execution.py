@@ -36,7 +36,7 @@ class CompiledKernel:
     """
 
     def __init__(self, converted: ConvertedKernel) -> None:
-        lower_to(converted.module, "llvm")
+        lower_to(converted.module, "llvm", done=converted.stage)
         self._engine = _engine(converted.module, converted.name)
         self._name = converted.name
 

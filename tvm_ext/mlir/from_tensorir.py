@@ -41,12 +41,15 @@ class ConvertedKernel:
         "linalg on tensors", or "loops on memrefs".
     loops_because : str
         Why it is loops; empty where it is not.
+    stage : str
+        The stage that it is at; empty as it was written.
     """
 
     name: str
     module: ir.Module
     form: str
     loops_because: str = ""
+    stage: str = ""
 
 
 ON_TENSORS = "linalg on tensors"

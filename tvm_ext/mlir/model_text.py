@@ -14,7 +14,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.configs.progress import tell
 from tvm_ext.mlir import MlirError
 from tvm_ext.mlir.from_relax import NOT_CONVERTED, convert_graph
-from tvm_ext.mlir.from_tensorir import convert_kernel
+from tvm_ext.mlir.kept_modules import kernel_at
 from tvm_ext.mlir.lowering import GRAPH_STAGES, lower_to
 from tvm_ext.mlir.model_kernels import ModelGraph, ModelKernels
 from tvm_ext.report.terminal_tables import FlexibleTable, ShortName
@@ -128,8 +128,7 @@ def model_text(found: ModelKernels, stage: str) -> ModelText:
     for number, kernel in enumerate(found.kernels, start=1):
         tell(f"kernel {number} of {len(found.kernels)}")
         try:
-            converted = convert_kernel(kernel.func, kernel.name, context)
-            lower_to(converted.module, stage)
+            converted = kernel_at(kernel.func, kernel.name, stage, context)
         except (NotApplicable, MlirError) as error:
             reason = error.reason if isinstance(error, NotApplicable) else str(error)
             done.append(KernelConversion(kernel.name, kernel.origins, "", reason))
