@@ -60,6 +60,8 @@ class CompiledGraph:
     ----------
     converted : ConvertedGraph
         The graph, with known sizes, which is lowered in place.
+    stages : mapping, optional
+        How it is lowered: ``GRAPH_STAGES``, or ``UNOPTIMIZED_STAGES``.
 
     Raises
     ------
@@ -67,7 +69,11 @@ class CompiledGraph:
         A size or an operator is missing, or a pass of MLIR, or LLVM, fails.
     """
 
-    def __init__(self, converted: ConvertedGraph) -> None:
+    def __init__(
+        self,
+        converted: ConvertedGraph,
+        stages: Mapping[str, Sequence[str]] = GRAPH_STAGES,
+    ) -> None:
         main = converted.module.body.operations[0]
         types = [ir.RankedTensorType(one) for one in main.type.results]
         if not converted.is_whole or not all(one.has_static_shape for one in types):
@@ -78,7 +84,7 @@ class CompiledGraph:
         self._shapes = [(list(one.shape), str(one.element_type)) for one in types]
         with converted.module.context:
             main.attributes["llvm.emit_c_interface"] = ir.UnitAttr.get()
-        lower_to(converted.module, "llvm", GRAPH_STAGES)
+        lower_to(converted.module, "llvm", stages)
         self._engine = _engine(converted.module, MAIN)
         self._weights = converted.weights
 

@@ -95,6 +95,20 @@ GRAPH_STAGES: dict[str, Sequence[str]] = {
 }
 
 
+# What a graph goes through without fusion, and with a copy ahead of each write: for comparison.
+UNOPTIMIZED_STAGES: dict[str, Sequence[str]] = {
+    "linalg": ("canonicalize", "cse"),
+    "bufferized": (
+        "one-shot-bufferize{copy-before-write=true bufferize-function-boundaries=true "
+        "function-boundary-type-conversion=identity-layout-map}",
+        _RESULTS,
+        "func.func(scf-parallel-for-to-nested-fors)",
+        _FREES,
+    ),
+    "llvm": _LLVM,
+}
+
+
 def lower_to(
     module: ir.Module,
     stage: str,

@@ -1,0 +1,235 @@
+"""What MLIR's fusion and memory passes do to graphs, and how fast its code is beside ours.
+
+For a MobileNet-like, a ResNet-like and a transformer block: operations of linalg and arrays before
+and after, beside the kernels and the arena of our own program. For a chain of elementwise
+operations: the time of MLIR's code without fusion and with it, and of our kernel, on one thread.
+Both are measured in turns within this process. It needs the extra "mlir".
+
+    python benchmarks/mlir.py                    # both tables
+    python benchmarks/mlir.py --chain 8 --mib 16 --rounds 20
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from rich.console import Console
+from rich.table import Table
+
+import tvm_ext
+from tvm_ext.mlir import require_mlir
+
+_LOG_WIDTH = 120
+_RANDOM = np.random.default_rng(0)
+
+
+def _model(
+    nodes: Sequence[onnx.NodeProto], shapes: Sequence[Sequence[int]], **weights: np.ndarray
+) -> onnx.ModelProto:
+    """A model from ``x`` to ``y``, of these shapes."""
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in zip("xy", shapes, strict=True)
+    ]
+    stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(list(nodes), "block", ends[:1], ends[1:], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def _weights(*shape: int) -> np.ndarray:
+    fan_in = int(np.prod(shape[1:])) if len(shape) > 2 else shape[0]
+    return (_RANDOM.standard_normal(shape) / np.sqrt(fan_in)).astype(np.float32)
+
+
+def _constant(value: float) -> np.ndarray:
+    return np.asarray(value, np.float32)
+
+
+def mobilenet_block() -> onnx.ModelProto:
+    """Expansion, depthwise convolution and projection, with two hard swishes and a skip."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1", "b1"], ["a"]),
+        node("HardSwish", ["a"], ["b"]),
+        node("Conv", ["b", "w2", "b2"], ["c"], pads=[1, 1, 1, 1], group=96),
+        node("HardSwish", ["c"], ["d"]),
+        node("Conv", ["d", "w3", "b3"], ["e"]),
+        node("Add", ["e", "x"], ["y"]),
+    ]
+    weights = {
+        "w1": _weights(96, 24, 1, 1),
+        "b1": _weights(96),
+        "w2": _weights(96, 1, 3, 3),
+        "b2": _weights(96),
+        "w3": _weights(24, 96, 1, 1),
+        "b3": _weights(24),
+    }
+    return _model(nodes, [[1, 24, 28, 28]] * 2, **weights)
+
+
+def resnet_block() -> onnx.ModelProto:
+    """Two convolutions of 3 by 3 with ReLU, and a skip."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1", "b1"], ["a"], pads=[1, 1, 1, 1]),
+        node("Relu", ["a"], ["b"]),
+        node("Conv", ["b", "w2", "b2"], ["c"], pads=[1, 1, 1, 1]),
+        node("Add", ["c", "x"], ["d"]),
+        node("Relu", ["d"], ["y"]),
+    ]
+    weights = {
+        "w1": _weights(64, 64, 3, 3),
+        "b1": _weights(64),
+        "w2": _weights(64, 64, 3, 3),
+        "b2": _weights(64),
+    }
+    return _model(nodes, [[1, 64, 28, 28]] * 2, **weights)
+
+
+def transformer_block() -> onnx.ModelProto:
+    """Attention of one head and a feed-forward layer, each with a skip and a normalisation."""
+    node = helper.make_node
+    nodes = [
+        *(node("MatMul", ["x", f"w{one}"], [one]) for one in "qkv"),
+        node("Transpose", ["k"], ["t"], perm=[0, 2, 1]),
+        node("MatMul", ["q", "t"], ["s"]),
+        node("Mul", ["s", "scale"], ["scaled"]),
+        node("Softmax", ["scaled"], ["p"]),
+        node("MatMul", ["p", "v"], ["o"]),
+        node("Add", ["o", "x"], ["r"]),
+        node("LayerNormalization", ["r", "g1", "n1"], ["h"]),
+        node("MatMul", ["h", "up"], ["u"]),
+        node("Add", ["u", "bu"], ["ub"]),
+        node("Relu", ["ub"], ["ur"]),
+        node("MatMul", ["ur", "down"], ["d"]),
+        node("Add", ["d", "h"], ["z"]),
+        node("LayerNormalization", ["z", "g2", "n2"], ["y"]),
+    ]
+    weights = {f"w{one}": _weights(64, 64) for one in "qkv"}
+    weights |= {"up": _weights(64, 256), "bu": _weights(256), "down": _weights(256, 64)}
+    weights |= {name: _weights(64) for name in ("g1", "n1", "g2", "n2")}
+    return _model(nodes, [[1, 128, 64]] * 2, scale=_constant(0.125), **weights)
+
+
+BLOCKS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "MobileNet-like": mobilenet_block,
+    "ResNet-like": resnet_block,
+    "transformer": transformer_block,
+}
+
+
+def elementwise_chain(operators: int, mib: int) -> onnx.ModelProto:
+    """Operators one after the other, each on a tensor of this size: sums, products and ReLUs."""
+    node = helper.make_node
+    kinds = (("Mul", ["by"]), ("Add", ["and"]), ("Relu", []), ("Sub", ["by"]))
+    names = ["x", *(f"v{n}" for n in range(operators - 1)), "y"]
+    nodes = [
+        node(kinds[n % 4][0], [names[n], *kinds[n % 4][1]], [names[n + 1]])
+        for n in range(operators)
+    ]
+    shape = [mib * 256, 1024]
+    # The second operands are rows, which no pass of the graph can fold into each other.
+    rows = {"by": _weights(1, 1024), "and": _weights(1, 1024)}
+    return _model(nodes, [shape, shape], **rows)
+
+
+def _graph(source: onnx.ModelProto):  # type: ignore[no-untyped-def]
+    """The graph as it is imported: the operators of the model, in its own layouts."""
+    from tvm_ext.mlir.from_relax import convert_graph
+    from tvm_ext.mlir.model_kernels import KernelsRequest, model_graph
+
+    return convert_graph(model_graph(source, KernelsRequest(opt_level="O1")).mod)
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / 2**20:.2f}"
+
+
+def blocks_table() -> Table:
+    """Operations and memory of each block: without optimisation, with it, and ours."""
+    from tvm_ext.mlir.linalg_fusion import linalg_operations
+    from tvm_ext.mlir.lowering import GRAPH_STAGES, UNOPTIMIZED_STAGES, lower_to
+    from tvm_ext.mlir.memory_optimization import memory_of, optimize_memory
+
+    table = Table("Block", "How", title="Operations of linalg, and arrays of a run (MiB)")
+    for column in ("Operations", "Arrays", "MiB", "Stack MiB"):
+        table.add_column(column, justify="right")
+    for name, make in BLOCKS.items():
+        ways = (("as written", UNOPTIMIZED_STAGES, False), ("fused, in place", GRAPH_STAGES, False))
+        for way, stages, shares in (*ways, ("with reuse", GRAPH_STAGES, True)):
+            graph = _graph(make())
+            lower_to(graph.module, "bufferized", stages)
+            if shares:
+                optimize_memory(graph.module)
+            found = memory_of(graph.module)
+            count = len(linalg_operations(graph.module))
+            sizes = (_mib(found.bytes), _mib(found.stack_bytes))
+            table.add_row(name, f"MLIR, {way}", str(count), str(found.buffers), *sizes)
+        report = tvm_ext.compile(make()).report
+        memory = report.memory
+        table.add_row(
+            name, "ours", f"{len(report.kernels)} kernels", "1", _mib(memory.planned_bytes)
+        )
+    return table
+
+
+def chain_table(operators: int, mib: int, rounds: int) -> Table:
+    """Times of the chain on one thread; ratios are medians of those of single rounds."""
+    from tvm_ext.mlir.execution import CompiledGraph
+    from tvm_ext.mlir.lowering import UNOPTIMIZED_STAGES
+
+    source = elementwise_chain(operators, mib)
+    x = _RANDOM.standard_normal((mib * 256, 1024)).astype(np.float32)
+    unfused = CompiledGraph(_graph(source), UNOPTIMIZED_STAGES)
+    fused = CompiledGraph(_graph(source))
+    ours = tvm_ext.compile(source)
+    ways: dict[str, Callable[[], np.ndarray]] = {
+        "MLIR, an operation each": lambda: unfused(x)[0],
+        "MLIR, fused": lambda: fused(x)[0],
+        "our kernel": lambda: ours.run({"x": x})["y"],
+    }
+    expected = ways["our kernel"]()
+    for way in ways.values():
+        np.testing.assert_allclose(way(), expected, rtol=1e-4, atol=1e-5)
+    seconds = {name: [] for name in ways}  # type: dict[str, list[float]]
+    for _ in range(rounds):
+        for name, way in ways.items():
+            begun = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - begun)
+    title = f"{operators} elementwise operators on {mib} MiB, {rounds} rounds in turns"
+    table = Table("Code", title=title)
+    for column in ("ms", "Unfused takes", "Ours takes"):
+        table.add_column(column, justify="right")
+    first, *_, last = ways
+    for name, own in seconds.items():
+        ratios = [
+            statistics.median(other / one for one, other in zip(own, seconds[base], strict=True))
+            for base in (first, last)
+        ]
+        best = f"{min(own) * 1e3:.2f}"
+        table.add_row(name, best, *(f"{one:.2f}x" for one in ratios))
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--chain", type=int, default=8, help="operators of the chain")
+    parser.add_argument("--mib", type=int, default=16, help="size of its tensors")
+    parser.add_argument("--rounds", type=int, default=20, help="measurements of each")
+    options = parser.parse_args(arguments)
+    require_mlir()
+    console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
+    console.print(blocks_table())
+    console.print(chain_table(options.chain, options.mib, options.rounds))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
