@@ -10,9 +10,9 @@ Both are measured in turns within this process. It needs the extra "mlir".
 """
 
 import argparse
+import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tvm_ext
+from tvm_ext.hardware.timing import interleaved_seconds, timed
 from tvm_ext.mlir import require_mlir
 
 _LOG_WIDTH = 120
@@ -173,47 +174,46 @@ def blocks_table() -> Table:
         report = tvm_ext.compile(make()).report
         memory = report.memory
         table.add_row(
-            name, "ours", f"{len(report.kernels)} kernels", "1", _mib(memory.planned_bytes)
+            name,
+            "ours",
+            f"{len(report.kernels)} kernels",
+            "1",
+            _mib(memory.planned_peak_bytes or 0),
         )
     return table
 
 
 def chain_table(operators: int, mib: int, rounds: int) -> Table:
-    """Times of the chain on one thread; ratios are medians of those of single rounds."""
+    """Times of the chain on one thread."""
     from tvm_ext.mlir.execution import CompiledGraph
-    from tvm_ext.mlir.lowering import UNOPTIMIZED_STAGES
+    from tvm_ext.mlir.lowering import UNFUSED_STAGES
 
     source = elementwise_chain(operators, mib)
     x = _RANDOM.standard_normal((mib * 256, 1024)).astype(np.float32)
-    unfused = CompiledGraph(_graph(source), UNOPTIMIZED_STAGES)
+    unfused = CompiledGraph(_graph(source), UNFUSED_STAGES)
     fused = CompiledGraph(_graph(source))
     ours = tvm_ext.compile(source)
-    ways: dict[str, Callable[[], np.ndarray]] = {
-        "MLIR, an operation each": lambda: unfused(x)[0],
-        "MLIR, fused": lambda: fused(x)[0],
-        "our kernel": lambda: ours.run({"x": x})["y"],
+    results = [np.empty_like(x) for _ in range(3)]
+    bound = ours.io_binding({"x": x}, {"y": results[2]})
+    programs: dict[str, Callable[[], object]] = {
+        "MLIR, an operation each": lambda: unfused.run_into([x], results[:1]),
+        "MLIR, fused": lambda: fused.run_into([x], results[1:2]),
+        "our kernel": bound.run,
     }
-    expected = ways["our kernel"]()
-    for way in ways.values():
-        np.testing.assert_allclose(way(), expected, rtol=1e-4, atol=1e-5)
-    seconds = {name: [] for name in ways}  # type: dict[str, list[float]]
-    for _ in range(rounds):
-        for name, way in ways.items():
-            begun = time.perf_counter()
-            way()
-            seconds[name].append(time.perf_counter() - begun)
-    title = f"{operators} elementwise operators on {mib} MiB, {rounds} rounds in turns"
+    for program in programs.values():
+        program()
+    for result in results[:2]:
+        np.testing.assert_allclose(result, results[2], rtol=1e-4, atol=1e-5)
+    timers = [timed(program) for program in programs.values()]
+    taken = interleaved_seconds(timers, seconds=rounds * 0.3, rounds=rounds)
+    medians = [statistics.median(one) for one in taken]
+    title = f"{operators} elementwise operators on {mib} MiB, one thread, {rounds} rounds in turns"
     table = Table("Code", title=title)
-    for column in ("ms", "Unfused takes", "Ours takes"):
+    for column in ("ms", "Of the unfused", "Of ours"):
         table.add_column(column, justify="right")
-    first, *_, last = ways
-    for name, own in seconds.items():
-        ratios = [
-            statistics.median(other / one for one, other in zip(own, seconds[base], strict=True))
-            for base in (first, last)
-        ]
-        best = f"{min(own) * 1e3:.2f}"
-        table.add_row(name, best, *(f"{one:.2f}x" for one in ratios))
+    for name, own in zip(programs, medians, strict=True):
+        shares = (f"{own / base:.2f}" for base in (medians[0], medians[2]))
+        table.add_row(name, f"{own * 1e3:.2f}", *shares)
     return table
 
 
@@ -225,6 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=20, help="measurements of each")
     options = parser.parse_args(arguments)
     require_mlir()
+    # MLIR's code has one thread.
+    os.environ["TVM_NUM_THREADS"] = "1"
     console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
     console.print(blocks_table())
     console.print(chain_table(options.chain, options.mib, options.rounds))

@@ -5,6 +5,7 @@ dialect, or a function of Python over a module.
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping
 from string import Template
 from typing import Any
@@ -113,7 +114,7 @@ def _factory(name: str, stage: str, defaults: Mapping[str, Any], run: Run) -> An
         def change(module: Any) -> str:
             before = _operations(module)
             run(module, given)
-            return f"{before} operations at stage {stage} became {_operations(module)}"
+            return f"at stage {stage}: {_difference(before, _operations(module))}"
 
         return change_kernels(mod, name, stage, change, self.kernels)
 
@@ -123,11 +124,20 @@ def _factory(name: str, stage: str, defaults: Mapping[str, Any], run: Run) -> An
     return graph_pass(type(name, (), members))
 
 
-def _operations(module: Any) -> int:
-    """How many operations a module has, within its functions."""
+def _operations(module: Any) -> Counter[str]:
+    """How often a module has each operation."""
     from tvm_ext.mlir.lowering import operations_below
 
-    return sum(1 for _ in operations_below(module.operation)) - len(module.body.operations)
+    return Counter(str(op.name) for op in operations_below(module.operation))
+
+
+def _difference(before: Counter[str], after: Counter[str]) -> str:
+    """What came and what went, in a few words."""
+    ways = (("more", after - before), ("fewer", before - after))
+    parts = [
+        f"{count} {way} {name}" for way, found in ways for name, count in sorted(found.items())
+    ]
+    return ", ".join(parts) or "the same operations, with others inside or other attributes"
 
 
 def _keywords(what: Any) -> dict[str, Any]:

@@ -91,10 +91,14 @@ class CompiledGraph:
     def __call__(self, *inputs: np.ndarray) -> list[np.ndarray]:
         """The outputs of the model for these inputs; truth values are bytes."""
         results = [np.empty(shape, _ELEMENTS[element]) for shape, element in self._shapes]
+        self.run_into(inputs, results)
+        return results
+
+    def run_into(self, inputs: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+        """Writes the outputs into arrays of their shapes and types."""
         given = [*inputs, *self._weights, *results]
         kept = [_argument(np.require(one, requirements="C")) for one in given]
         self._engine.invoke(MAIN, *kept)
-        return results
 
 
 # Types of elements of results, by their names in MLIR, which do not say who is unsigned.

@@ -16,11 +16,13 @@ _LINALG = (_NAMES, "canonicalize", "cse")
 
 _FREES = "buffer-deallocation-pipeline"
 
+_FUSES = "linalg-fuse-elementwise-ops"
+
 _BUFFERIZED = (
     # Of two elementwise operations, one after the other, one; the tensor between them goes. Only
     # operations without names are fused.
     "linalg-generalize-named-ops",
-    "linalg-fuse-elementwise-ops",
+    _FUSES,
     "canonicalize",
     "cse",
     # What is put into a buffer in the end is computed there.
@@ -106,6 +108,12 @@ UNOPTIMIZED_STAGES: dict[str, Sequence[str]] = {
         _FREES,
     ),
     "llvm": _LLVM,
+}
+
+# The same as for any graph, but each operation stays one.
+UNFUSED_STAGES: dict[str, Sequence[str]] = {
+    **GRAPH_STAGES,
+    "bufferized": tuple(one for one in _GRAPH_BUFFERIZED if one != _FUSES),
 }
 
 
