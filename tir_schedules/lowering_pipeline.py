@@ -9,6 +9,7 @@ from tvm import s_tir, tirx
 from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.analysis.in_place import CODE_ATTRIBUTE
 from tvm_ext.tir_schedules.check_bounds import InsertBoundsChecks
 from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, TruncateDivisions
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
@@ -252,7 +253,20 @@ def _context_without(
 def compile_kernels(
     mod: tvm.IRModule | tirx.PrimFunc, target: tvm.target.Target, instruments: Sequence[Any] = ()
 ) -> Any:
-    """``tvm.compile`` of scheduled kernels. Raises what TVM raises."""
+    """``tvm.compile`` of scheduled kernels. Raises what TVM raises.
+
+    A kernel that keeps a module of MLIR is compiled from that. Raises NotApplicable where no code
+    comes of it.
+    """
     options = pass_options(target)
+    if isinstance(mod, tvm.IRModule) and any(map(_keeps_code, mod.functions.values())):
+        # Only such kernels import MLIR.
+        from tvm_ext.mlir.code_generation import with_all_kept_code
+
+        mod = with_all_kept_code(mod)
     with tvm.transform.PassContext(opt_level=3, config=options, instruments=list(instruments)):
         return tvm.compile(mod, target=target, tir_pipeline=lowering_pipeline(target))
+
+
+def _keeps_code(func: tvm.ir.BaseFunc) -> bool:
+    return isinstance(func, tirx.PrimFunc) and CODE_ATTRIBUTE in (func.attrs or {})

@@ -25,6 +25,7 @@ from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise, CpuTranspose
 from tvm_ext.tir_schedules.cpu.few_row_tile import FewRowTile
 from tvm_ext.tir_schedules.cpu.masked_tails import has_masked_memory, with_masked_tails
 from tvm_ext.tir_schedules.cpu.memory_access import memory_accesses
+from tvm_ext.tir_schedules.cpu.mlir_code import MlirCode
 from tvm_ext.tir_schedules.cpu.overlapping_tiles import with_overlapping_tiles
 from tvm_ext.tir_schedules.cpu.pooling import CpuPooling
 from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer
@@ -90,6 +91,7 @@ CPU = Backend(
             ),
             fallback=Blockwise(),
             loop_templates=(CpuLoopNest(),),
+            libraries=(MlirCode(),),
             several_results=several_results,
             finishing=(lambda func, _machine: with_overlapping_tiles(func), _masked_tails),
             memory_accesses=memory_accesses,

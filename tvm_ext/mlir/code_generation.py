@@ -22,8 +22,9 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.mlir import MlirError
 from tvm_ext.mlir.from_tensorir import convert_scheduled, is_buffer
-from tvm_ext.mlir.kept_modules import kernel_at
+from tvm_ext.mlir.kept_modules import keeps_module, kernel_at, without_module
 from tvm_ext.mlir.lowering import lower_to
+from tvm_ext.relay_passes.spans import with_functions
 
 # What TVM's code generator reads LLVM's text from.
 _IMPORT = "pragma_import_llvm"
@@ -75,7 +76,23 @@ def with_kept_code(kernel: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
         for op in list(found.module.body.operations):
             if ir.StringAttr(op.attributes["sym_name"]).value.startswith(_INTERFACE):
                 op.operation.erase()
-        return _calling(kernel, name, found.name, found.module)
+        return _calling(without_module(kernel), name, found.name, found.module)
+
+
+def with_all_kept_code(mod: tvm.IRModule) -> tvm.IRModule:
+    """A module of kernels with the code of those that keep a module of MLIR.
+
+    Raises
+    ------
+    NotApplicable
+        A pass of MLIR fails on one.
+    """
+    changed = {
+        variable: with_kept_code(func, str(variable.name_hint))
+        for variable, func in mod.functions.items()
+        if isinstance(func, tirx.PrimFunc) and keeps_module(func)
+    }
+    return with_functions(mod, changed)
 
 
 # What ExecutionEngine calls, and no program of TVM.

@@ -16,9 +16,13 @@ from tvm import tirx
 
 from tvm_ext.compiler.graph_analysis import kernel_calls
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cost_model import cost_model
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.mlir import MlirError
 from tvm_ext.mlir.from_tensorir import ConvertedKernel, convert_kernel
+from tvm_ext.mlir.linalg_fusion import fuse_and_tile
 from tvm_ext.mlir.lowering import STAGES, lower_to
+from tvm_ext.mlir.memory_optimization import optimize_memory
 from tvm_ext.relay_passes.graph_pass import record_applied, record_refusal
 from tvm_ext.relay_passes.spans import with_functions
 from tvm_ext.tir_schedules.analysis.in_place import CODE_ATTRIBUTE
@@ -125,13 +129,57 @@ def _changed(
         if after == before:
             return None
         _require_code(ir.Module.parse(after, context), stage)
+    return _with_module(kernel, found, after, stage), what
+
+
+def with_optimized_module(
+    kernel: tirx.PrimFunc, machine: MachineDescription, *, fuses: bool, shares: bool
+) -> tirx.PrimFunc:
+    """A kernel that keeps its module, optimised by MlirLinalgFusion and MlirMemoryOptimization.
+
+    Raises
+    ------
+    NotApplicable
+        The kernel is no linalg on tensors in MLIR, or a pass of MLIR fails on it.
+    """
+    with ir.Context() as context, ir.Location.name(_SHORT_NAME):
+        try:
+            found = kernel_at(kernel, _SHORT_NAME, "linalg", context)
+            if found.loops_because:
+                raise NotApplicable(found.loops_because)
+            if fuses:
+                fuse_and_tile(found.module, cost_model(machine))
+            lower_to(found.module, "bufferized", done="linalg")
+            if shares:
+                optimize_memory(found.module)
+            text = str(found.module)
+            _require_code(ir.Module.parse(text, context), "bufferized")
+        except MlirError as error:
+            raise NotApplicable(str(error)) from error
+    return _with_module(kernel, found, text, "bufferized")
+
+
+# The function of a kernel that others may be equal to, whatever their names are.
+_SHORT_NAME = "kernel"
+
+
+def _with_module(
+    kernel: tirx.PrimFunc, found: ConvertedKernel, text: str, stage: str
+) -> tirx.PrimFunc:
     kept = {
-        CODE_ATTRIBUTE: after,
+        CODE_ATTRIBUTE: text,
         _STAGE_ATTRIBUTE: stage,
         _NAME_ATTRIBUTE: found.name,
         _FORM_ATTRIBUTE: found.form,
     }
-    return kernel.with_attrs({**kept, SCHEDULED_ATTRIBUTE: True}), what
+    return kernel.with_attrs({**kept, SCHEDULED_ATTRIBUTE: True})
+
+
+def without_module(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The kernel as its loops are."""
+    for name in (CODE_ATTRIBUTE, _STAGE_ATTRIBUTE, _NAME_ATTRIBUTE, _FORM_ATTRIBUTE):
+        kernel = kernel.without_attr(name) if name in (kernel.attrs or {}) else kernel
+    return kernel
 
 
 def _require_free(kernel: tirx.PrimFunc) -> None:
