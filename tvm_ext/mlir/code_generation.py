@@ -118,9 +118,15 @@ def _calling(kernel: tirx.PrimFunc, name: str, function: str, module: ir.Module)
     return kernel.with_body(body)
 
 
-# MLIR's LLVM is newer than TVM's, and writes floating-point numbers by their own bits: f0x3F800000.
+# MLIR's LLVM is newer than TVM's, and writes floating-point numbers by their own bits, f0x3F800000,
+# or as +inf, -inf, +qnan, +nan(0x1) and +snan(0x1).
 _BITS = re.compile(r"f0x([0-9A-F]+)")
 _NARROW = re.compile(r"\b(half|bfloat)\b")
+_NO_NUMBER = re.compile(r"(?<![\w.])([+-])(inf|qnan|nan|snan)\b(?:\(0x([0-9A-Fa-f]+)\))?")
+_TYPE = re.compile(r"\b(half|bfloat|float|double)\b")
+
+# Bits of the exponent and of the mantissa.
+_PARTS = {"half": (5, 10), "bfloat": (8, 7), "float": (8, 23), "double": (11, 52)}
 
 
 def _as_tvm_reads(text: str) -> str:
@@ -128,7 +134,26 @@ def _as_tvm_reads(text: str) -> str:
 
     These write a float by the bits of the double of its value, and mark the narrower types.
     """
-    return "\n".join(_BITS.sub(_older, line) for line in text.splitlines())
+    lines = (_BITS.sub(_older, line) for line in text.splitlines())
+    return "\n".join(_NO_NUMBER.sub(_older_no_number, line) for line in lines)
+
+
+def _older_no_number(found: re.Match[str]) -> str:
+    """An infinity, or what is no number, by its bits; itself where no type stands before it."""
+    types = _TYPE.findall(found.string[: found.start()])
+    if not types:
+        return found[0]
+    exponent, mantissa = _PARTS[types[-1]]
+    payload = int(found[3] or "0", 16)
+    if found[2] in ("qnan", "nan"):
+        payload |= 1 << (mantissa - 1)
+    if types[-1] == "float":
+        # A float is written as a double, whose mantissa is longer.
+        payload <<= _PARTS["double"][1] - mantissa
+        exponent, mantissa = _PARTS["double"]
+    bits = (int(found[1] == "-") << exponent | (1 << exponent) - 1) << mantissa | payload
+    mark = {"half": "H", "bfloat": "R"}.get(types[-1], "")
+    return f"0x{mark}{bits:0{(1 + exponent + mantissa) // 4}X}"
 
 
 def _older(found: re.Match[str]) -> str:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tvm
 from matmul_kernels import product
-from small_models import rand
 from unoptimised import HOST
 
 from tvm_ext.configs.errors import NotApplicable
