@@ -5,15 +5,25 @@ and after, beside the kernels and the arena of our own program. For a chain of e
 operations: the time of MLIR's code without fusion and with it, and of our kernel, on one thread.
 Both are measured in turns within this process. It needs the extra "mlir".
 
+With models, each of their kernels is timed with our code and with MLIR's, on one thread: MLIR's is
+made from our scheduled loops, and from linalg, fused and tiled. "Best" takes the fastest of them
+for each kernel, and each kernel counts once. "From loops" and "From linalg" are the kernels for
+which MLIR's code is the fastest.
+
     python benchmarks/mlir.py                    # both tables
     python benchmarks/mlir.py --chain 8 --mib 16 --rounds 20
+    python benchmarks/mlir.py a.onnx b.onnx      # our code alone beside the best of both
 """
 
 import argparse
+import contextlib
+import functools
 import os
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -24,6 +34,13 @@ from rich.table import Table
 import tvm_ext
 from tvm_ext.hardware.timing import interleaved_seconds, timed
 from tvm_ext.mlir import require_mlir
+
+if TYPE_CHECKING:
+    from tvm_ext.hardware.machine import MachineDescription
+    from tvm_ext.mlir.from_relax import ConvertedGraph
+    from tvm_ext.mlir.model_kernels import ModelKernel
+
+Times: TypeAlias = dict[str, float]
 
 _LOG_WIDTH = 120
 _RANDOM = np.random.default_rng(0)
@@ -127,7 +144,12 @@ BLOCKS: dict[str, Callable[[], onnx.ModelProto]] = {
 def elementwise_chain(operators: int, mib: int) -> onnx.ModelProto:
     """Operators one after the other, each on a tensor of this size: sums, products and ReLUs."""
     node = helper.make_node
-    kinds = (("Mul", ["by"]), ("Add", ["and"]), ("Relu", []), ("Sub", ["by"]))
+    kinds: tuple[tuple[str, list[str]], ...] = (
+        ("Mul", ["by"]),
+        ("Add", ["and"]),
+        ("Relu", []),
+        ("Sub", ["by"]),
+    )
     names = ["x", *(f"v{n}" for n in range(operators - 1)), "y"]
     nodes = [
         node(kinds[n % 4][0], [names[n], *kinds[n % 4][1]], [names[n + 1]])
@@ -139,7 +161,7 @@ def elementwise_chain(operators: int, mib: int) -> onnx.ModelProto:
     return _model(nodes, [shape, shape], **rows)
 
 
-def _graph(source: onnx.ModelProto):  # type: ignore[no-untyped-def]
+def _graph(source: onnx.ModelProto) -> "ConvertedGraph":
     """The graph as it is imported: the operators of the model, in its own layouts."""
     from tvm_ext.mlir.from_relax import convert_graph
     from tvm_ext.mlir.model_kernels import KernelsRequest, model_graph
@@ -217,9 +239,97 @@ def chain_table(operators: int, mib: int, rounds: int) -> Table:
     return table
 
 
+# What generates a kernel's code.
+_OURS, _LOOPS, _LINALG = "ours", "MLIR, from our loops", "MLIR, from linalg"
+
+
+def models_table(paths: Sequence[str], seconds: float) -> Table:
+    """Of each model the time of all kernels with our code, and with the best for each."""
+    from tvm_ext.mlir.model_kernels import KernelsRequest, model_kernels
+
+    table = Table("Model", title="Kernels of models on one thread, each once (ms)")
+    columns = ("Kernels", "Ours", "Best", "Share", "From loops", "From linalg", "Largest gain")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for path in paths:
+        found = model_kernels(path, KernelsRequest(), with_schedules=True)
+        times = {
+            one.name: own
+            for one in found.kernels
+            if (own := _times(one, found.machine, seconds)) is not None
+        }
+        ours = sum(own[_OURS] for own in times.values())
+        best = sum(min(own.values()) for own in times.values())
+        wins = Counter(min(own, key=own.__getitem__) for own in times.values())
+        gains = {name: own[_OURS] - min(own.values()) for name, own in times.items()}
+        most = max(gains, key=gains.__getitem__, default="")
+        is_won = bool(most) and gains[most] > 0
+        won = f"{most} ({times[most][_OURS] / min(times[most].values()):.2f}x)" if is_won else "-"
+        table.add_row(
+            found.model,
+            str(len(times)),
+            f"{ours * 1e3:.3f}",
+            f"{best * 1e3:.3f}",
+            f"{best / ours:.3f}" if ours else "-",
+            str(wins[_LOOPS]),
+            str(wins[_LINALG]),
+            won,
+        )
+    return table
+
+
+def _times(kernel: "ModelKernel", machine: "MachineDescription", seconds: float) -> Times | None:
+    """Medians of one kernel by generator; None where it cannot be run by itself."""
+    import tvm
+
+    from tvm_ext.mlir.compare_kernels import tvm_code
+    from tvm_ext.mlir.random_arguments import random_arguments
+
+    if kernel.scheduled is None or kernel.arguments is None:
+        return None
+    drawn = random_arguments(kernel.func, kernel.arguments, 0, positive=False)
+    packed = list(drawn)
+    if kernel.packed is not None:
+        place = kernel.packed.parameter
+        packed[place] = kernel.packed.pack(np.asarray(drawn[place]))
+    timers = {}
+    for name, func in _codes(kernel, machine).items():
+        given = drawn if name == _LINALG else packed
+        tensors = [
+            tvm.runtime.tensor(one) if isinstance(one, np.ndarray) else int(one) for one in given
+        ]
+        call = tvm_code({kernel.name: func}, machine)[kernel.name]
+        timers[name] = timed(functools.partial(call, *tensors))
+    taken = interleaved_seconds(list(timers.values()), seconds=seconds, rounds=5)
+    return {name: statistics.median(one) for name, one in zip(timers, taken, strict=True)}
+
+
+def _codes(kernel: "ModelKernel", machine: "MachineDescription") -> dict[str, Any]:
+    """The kernel by each generator that takes it."""
+    from tvm_ext.configs.errors import NotApplicable
+    from tvm_ext.mlir.code_generation import with_kept_code, with_mlir_code
+    from tvm_ext.mlir.kept_modules import with_optimized_module
+
+    def from_linalg() -> Any:
+        kept = with_optimized_module(kernel.func, machine, fuses=True, shares=True)
+        return with_kept_code(kept, kernel.name)
+
+    found = {_OURS: kernel.scheduled}
+    ways: dict[str, Callable[[], Any]] = {
+        _LOOPS: lambda: with_mlir_code(kernel.scheduled, kernel.name, machine),
+        _LINALG: from_linalg,
+    }
+    for name, way in ways.items():
+        with contextlib.suppress(NotApplicable):
+            found[name] = way()
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("models", nargs="*", help="ONNX models whose kernels are timed")
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each kernel of a model")
     parser.add_argument("--chain", type=int, default=8, help="operators of the chain")
     parser.add_argument("--mib", type=int, default=16, help="size of its tensors")
     parser.add_argument("--rounds", type=int, default=20, help="measurements of each")
@@ -228,6 +338,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # MLIR's code has one thread.
     os.environ["TVM_NUM_THREADS"] = "1"
     console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
+    if options.models:
+        console.print(models_table(options.models, options.seconds))
+        return 0
     console.print(blocks_table())
     console.print(chain_table(options.chain, options.mib, options.rounds))
     return 0
