@@ -13,6 +13,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import tvm
 from torch_mlir import ir
 from torch_mlir.dialects import llvm
@@ -119,10 +121,11 @@ def _calling(kernel: tirx.PrimFunc, name: str, function: str, module: ir.Module)
 
 
 # MLIR's LLVM is newer than TVM's, and writes floating-point numbers by their own bits, f0x3F800000,
-# or as +inf, -inf, +qnan, +nan(0x1) and +snan(0x1).
+# or as +inf, -inf, +qnan, +nan(0x1) and +snan(0x1), or as decimals that are rounded to the type.
 _BITS = re.compile(r"f0x([0-9A-F]+)")
 _NARROW = re.compile(r"\b(half|bfloat)\b")
 _NO_NUMBER = re.compile(r"(?<![\w.])([+-])(inf|qnan|nan|snan)\b(?:\(0x([0-9A-Fa-f]+)\))?")
+_DECIMAL = re.compile(r"(?<![\w.])-?\d+\.\d+e[+-]\d+")
 _TYPE = re.compile(r"\b(half|bfloat|float|double)\b")
 
 # Bits of the exponent and of the mantissa.
@@ -135,7 +138,22 @@ def _as_tvm_reads(text: str) -> str:
     These write a float by the bits of the double of its value, and mark the narrower types.
     """
     lines = (_BITS.sub(_older, line) for line in text.splitlines())
+    lines = (_DECIMAL.sub(_rounded, line) for line in lines)
     return "\n".join(_NO_NUMBER.sub(_older_no_number, line) for line in lines)
+
+
+def _rounded(found: re.Match[str]) -> str:
+    """A decimal by the bits of the nearest number of its type, which has to be exact for TVM's."""
+    types = _TYPE.findall(found.string[: found.start()])
+    if not types or types[-1] == "double":
+        return found[0]
+    value = np.dtype(_ROUNDS[types[-1]]).type(float(found[0]))
+    if types[-1] == "float":
+        return "0x" + struct.pack(">d", float(value)).hex().upper()
+    return f"0x{'H' if types[-1] == 'half' else 'R'}{int(value.view(np.uint16)):04X}"
+
+
+_ROUNDS = {"half": np.float16, "bfloat": ml_dtypes.bfloat16, "float": np.float32}
 
 
 def _older_no_number(found: re.Match[str]) -> str:

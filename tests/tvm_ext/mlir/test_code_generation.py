@@ -67,9 +67,13 @@ def test_numbers_are_written_as_tvms_llvm_reads_them():
         ("store half +inf, ptr %0", "store half 0xH7C00, ptr %0"),
         ("store bfloat -qnan, ptr %0", "store bfloat 0xRFFC0, ptr %0"),
         ("%inf = add i32 %0, 1", "%inf = add i32 %0, 1"),
+        ("splat (float 2.000000e-01)", "splat (float 0x3FC99999A0000000)"),
+        ("fmul half %0, -1.000000e-01", "fmul half %0, 0xHAE66"),
+        ("fmul bfloat %0, 5.000000e-01", "fmul bfloat %0, 0xR3F00"),
+        ("fmul double %0, 2.000000e-01", "fmul double %0, 2.000000e-01"),
     ],
 )
-def test_infinities_are_written_by_their_bits(newer, older):
+def test_other_numbers_are_written_by_their_bits(newer, older):
     assert _as_tvm_reads(newer) == older
 
 
