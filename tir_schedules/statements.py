@@ -43,15 +43,20 @@ def changed_loop(loop: tirx.For, **changes: Any) -> tirx.For:
 
 
 def where_long(
-    extents: Sequence[tvm.ir.Expr], least: int, code: tirx.Stmt, other: tirx.Stmt
+    extents: Sequence[tvm.ir.Expr],
+    least: int,
+    code: tirx.Stmt,
+    other: tirx.Stmt,
+    also: Sequence[tvm.ir.Expr] = (),
 ) -> tirx.Stmt:
     """``code`` where all ``extents``, of loops in it, are ``least`` at least; ``other`` elsewhere.
 
     Nothing is asked of multiples of a number that large: zero of them is no iteration of ``code``.
+    Where something is asked, the conditions of ``also`` have to hold as well.
     """
     analyzer = Analyzer()
     asked = [extent >= least for extent in extents if _common_factor(extent, analyzer) < least]
-    return tirx.IfThenElse(reduce(tirx.And, asked), code, other) if asked else code
+    return tirx.IfThenElse(reduce(tirx.And, [*asked, *also]), code, other) if asked else code
 
 
 def _common_factor(extent: tvm.ir.Expr, analyzer: Analyzer) -> int:

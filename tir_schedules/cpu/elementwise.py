@@ -29,6 +29,7 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
     store_strides,
     substitute,
     with_own_variables,
+    without_divisions,
 )
 from tvm_ext.tir_schedules.cpu.data_parallel import (
     LoopPartition,
@@ -79,7 +80,7 @@ def symbolic_elementwise(func: tirx.PrimFunc, machine: CpuDescription) -> s_tir.
             # Nothing may be computed twice. Blocks inside of a kernel are small tables.
             code.append(_plain(nest))
             continue
-        statement = _code(joined(in_order_of_writing(nest)), machine)
+        statement = _code(joined(in_order_of_writing(without_divisions(nest))), machine)
         if statement is None:
             raise NotApplicable("a block walks what it reads or writes in steps that are not known")
         code.append(statement)

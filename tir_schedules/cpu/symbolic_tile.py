@@ -55,7 +55,10 @@ _MOST_ROWS = 8
 
 # Rows of further tiles where rows may be few and what all of them read takes long to read: a loop
 # shorter than the largest tile would read it once for each row.
-_FEW_ROWS = (4, 2)
+_FEW_ROWS = (4, 3, 2)
+
+# Vectors of sums that hide the latency of the multiply-add units: two units, and four cycles.
+_BUSY_VECTORS = 8
 
 # Steps of a sum, at least, whose operand is copied: the rows that fewer steps read stay in L1.
 _LEAST_PANEL = 64
@@ -240,7 +243,9 @@ def with_rows(
     if rows is None:
         return SymbolicTile(columns, sizes, None, (1,))
     large = _vector_bytes(contraction, columns, rows) > machine.l2_bytes // 2
-    return SymbolicTile(columns, sizes, rows, _row_sizes(rows, most, large), large)
+    row_sizes = _row_sizes(rows, most, _may_have_few_rows(contraction, large))
+    enough = _BUSY_VECTORS * lanes
+    return SymbolicTile(columns, sizes, rows, row_sizes, large, enough_sums=enough)
 
 
 def _moved(tile: SymbolicTile, old: SymbolicContraction, new: SymbolicContraction) -> SymbolicTile:
@@ -272,7 +277,8 @@ def with_joined_rows(
     contraction, rows = _with_joined_outer(contraction, tile.rows, tile.columns, func)
     if rows is tile.rows:
         return contraction, tile
-    sizes = _row_sizes(rows, max(tile.row_sizes), tile.columns_first)
+    with_few = _may_have_few_rows(contraction, tile.columns_first)
+    sizes = _row_sizes(rows, max(tile.row_sizes), with_few)
     return contraction, replace(tile, rows=rows, row_sizes=sizes)
 
 
@@ -405,6 +411,13 @@ def _is_linear(contraction: SymbolicContraction, axis: LoopAxis) -> bool:
     indices = [index for load in contraction.operands() for index in load.indices]
     moved = [index for index in indices if depends(index, axis.var)]
     return all(linear_form(index, [axis.var]) for index in moved)
+
+
+def _may_have_few_rows(contraction: SymbolicContraction, large: bool) -> bool:
+    """Whether ``_FEW_ROWS`` are for a contraction: a product of matrices, or one whose operand is
+    ``large``. The rows of a convolution are pixels, which are many.
+    """
+    return large or len(contraction.reduction) == 1
 
 
 def _row_sizes(rows: LoopAxis, most: int, with_few: bool) -> tuple[int, ...]:

@@ -43,6 +43,9 @@ from tvm_ext.tir_schedules.statements import sequence, stack_array, where_long
 _LONGER = 2
 _TILES_OF_WIDER = 4
 
+# Steps of a sum, at least, that are added in parts, which are added up at the end.
+_LEAST_STEPS = 32
+
 # Steps of a sum that are added to sums in memory at a time: rows of an operand that are read along.
 _STEPS = 4
 
@@ -65,10 +68,19 @@ def symbolic_tile_code(
     if tile.rows is None:
         return by_columns(1, None)
     versions = [(least, by_columns(size, panel)) for least, size, panel in _row_versions(tile)]
-    *others, (_, code) = versions
+    *others, (smaller, code) = versions
+    rows = tile.rows.extent
     for least, longer in reversed(others):
-        code = where_long([tile.rows.extent], least, longer, code)
+        # Of few rows as many as there are in whole tiles are computed: five in two tiles of three.
+        is_few = 1 < smaller < least < tile.row_sizes[0]
+        also = [_rounded(rows, least) <= _rounded(rows, smaller)] if is_few else []
+        code = where_long([rows], least, longer, code, also)
+        smaller = least
     return code
+
+
+def _rounded(extent: Any, size: int) -> Any:
+    return tirx.truncdiv(extent + (size - 1), tirx.const(size, str(extent.ty))) * size
 
 
 def _row_versions(tile: SymbolicTile) -> list[tuple[int, int, Panel | None]]:
@@ -141,8 +153,12 @@ class _Version:
         # For each row, arrays of what a block adds up to, whose sum is multiplied.
         self.blocks: list[list[Any]] = []
         common = tile.common_factor if tile.panel is None else None
+        parts = 0
         if common is not None and rows * columns <= common.most_sums:
             parts = max(1, common.enough_sums // (rows * columns))
+        elif self._may_be_in_parts():
+            parts = tile.enough_sums // (rows * columns)
+        if parts > (common is None):
             made = [stack_array(columns, self.dtype, "block") for _ in range(rows * parts)]
             self.blocks = [[a for a, _ in made[row * parts :][:parts]] for row in range(rows)]
             self.declarations += [declaration for _, declaration in made]
@@ -361,12 +377,9 @@ class _Version:
             indices = [self._at(index, values) for index in store.indices]
             return tirx.BufferStore(store.buffer, self._at(store.value, values), indices)
 
-        if self.lanes < self.columns:
-            return [self._each(zero), *self._in_lines(products), self._each(finish)]
+        if together := self._steps_together(products, self._each(zero)):
+            return [*together, self._finished(finish)]
         dot = self.tile.dot_product
-        common = self.tile.common_factor if self.panel is None else None
-        if common is not None:
-            return [self._each(zero), self._in_blocks(common), self._finished(finish)]
         if dot is None:
             start, body, end = self._each(zero), self._each(add), []
         else:
@@ -381,6 +394,49 @@ class _Version:
                 body = self._with_pixels(self.tile.implicit_padding, body, steps)
         declared = [tirx.AllocBuffer(self.pixels)] if self.pixels is not None else []
         return [*declared, start, body, *end, self._finished(finish)]
+
+    def _steps_together(self, products: list[tvm.ir.Expr], start: tirx.Stmt) -> list[tirx.Stmt]:
+        """The loops of a sum that takes several steps in a turn; empty for one after the other."""
+        if self.lanes < self.columns:
+            return [start, *self._in_lines(products)]
+        if self.panel is None and self.tile.common_factor is not None:
+            return [start, self._in_blocks(self.tile.common_factor)]
+        return [self._in_parts()] if self.blocks else []
+
+    def _may_be_in_parts(self) -> bool:
+        """Whether steps of the sum are added to sums in registers one by one, and are many."""
+        tile, axes = self.tile, self.contraction.reduction
+        one_by_one = tile.dot_product is None and tile.common_factor is None
+        is_plain = one_by_one and tile.panel is None and tile.implicit_padding is None
+        steps = axes[-1].length if axes else 0
+        return is_plain and self.lanes == self.columns and (steps is None or steps >= _LEAST_STEPS)
+
+    def _in_parts(self) -> tirx.Stmt:
+        """The loops of a sum whose steps are added to the parts of each sum in turn."""
+        (*outer, depth), steps = self._reduction()
+        old, count = self.contraction.reduction[-1].var, len(self.blocks[0])
+
+        def added(step: Any, part: int) -> tirx.Stmt:
+            arrays = [row[part] for row in self.blocks]
+            return self._added_to(arrays, self.contraction.product, {**steps, old: step})
+
+        def total(row: int, place: tvm.ir.Expr, _: dict[Any, Any]) -> tirx.Stmt:
+            parts = [tirx.BufferLoad(array, [place]) for array in self.blocks[row]]
+            return tirx.BufferStore(self.arrays[row], functools.reduce(tirx.Add, parts), [place])
+
+        turns = Analyzer().simplify(tirx.truncdiv(depth.extent, self._number(count)))
+        turn = tirx.Var("turn", self.index)
+        each = [added(turn * count + part, part) for part in range(count)]
+        ahead = self._prefetches({**steps, old: turn * count}, innermost=True)
+        body = self._loop(turn, turns, sequence([*ahead, *each]))
+        left = Analyzer().simplify(depth.extent - turns * count)
+        if static_extent(left) != 0:
+            rest = self._loop(depth.var, left, added(turns * count + depth.var, 0))
+            body = sequence([body, rest])
+        body = sequence([*self._prefetches(steps, innermost=False), body])
+        for axis in reversed(outer):
+            body = self._loop(axis.var, axis.extent, body)
+        return sequence([self._empty_blocks(), body, self._each(total)])
 
     def _in_blocks(self, common: CommonFactor) -> tirx.Stmt:
         """The loops of a sum whose products have a common factor, the innermost written out."""

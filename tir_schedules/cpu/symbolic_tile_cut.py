@@ -156,6 +156,9 @@ class SymbolicTile:
         out then: what takes a number out of its word is constant for each place.
     far_rows : FarRows or None
         What tiles of few rows read in wide pieces.
+    enough_sums : int
+        Sums that keep the multiply-add units busy: where a tile has fewer, each is added up in
+        several parts. 0 for any number.
     """
 
     columns: LoopAxis
@@ -171,3 +174,4 @@ class SymbolicTile:
     stream: tvm.ir.TensorLoad | None = None
     common_factor: CommonFactor | None = None
     far_rows: FarRows | None = None
+    enough_sums: int = 0

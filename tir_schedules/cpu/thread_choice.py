@@ -130,7 +130,8 @@ def _work(stmt: tirx.Stmt, inner: frozenset[tirx.Var]) -> tvm.ir.Expr:
             body = _work(stmt.body, inner | {stmt.loop_var})
             if extent is None or body is None:
                 return None
-            return body if tirx.ForKind(stmt.kind) == tirx.ForKind.VECTORIZED else extent * body
+            is_vector = tirx.ForKind(stmt.kind) == tirx.ForKind.VECTORIZED
+            return body if is_vector and not _gathers(stmt) else extent * body
         case tirx.SeqStmt():
             return _sequence_work(list(stmt.seq), inner)
         case tirx.IfThenElse():
@@ -148,6 +149,13 @@ def _work(stmt: tirx.Stmt, inner: frozenset[tirx.Var]) -> tvm.ir.Expr:
             return _work(stmt.body, inner)
         case _:
             return tirx.const(1, "int64")
+
+
+def _gathers(loop: tirx.For) -> bool:
+    """Whether what a tensor holds decides what each iteration reads: lane by lane, in a vector."""
+    indices = [i for load in nodes(loop.body, tvm.ir.TensorLoad) for i in load.indices]
+    tables = [table for index in indices for table in nodes(index, tvm.ir.TensorLoad)]
+    return any(depends(place, loop.loop_var) for table in tables for place in table.indices)
 
 
 def _at_least(work: tvm.ir.Expr) -> int:

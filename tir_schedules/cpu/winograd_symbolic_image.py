@@ -143,6 +143,7 @@ class _Code:
         self.lanes = {count: _lanes_for(count, lanes) for count in (image.inputs, image.outputs)}
         positions = image.sides[0] * image.sides[1]
         sizes = (positions * self.block * count for count in (image.inputs, image.products))
+        self.staged: dict[Any, Any] = {}
         # In a scope of its own, so that TVM does not lay small arrays into the same memory.
         self.transformed, self.summed = (
             tirx.decl_buffer((size,), self.dtype, name, scope="local")
@@ -305,7 +306,11 @@ class _Code:
         return [*loaded.declarations(), *down.declarations(), *statements]
 
     def _stage(self, name: str, values: Sequence[Any]) -> Any:
-        return _at(self.image.stages[name], [_number(value) for value in values])
+        # Tiles at the border have the transforms of the others.
+        key = (name, *(v if isinstance(v, int) else hash(v) for v in values))
+        if key not in self.staged:
+            self.staged[key] = _at(self.image.stages[name], [_number(value) for value in values])
+        return self.staged[key]
 
     # The matmuls.
 

@@ -178,7 +178,9 @@ def _work_of_calls(kernels: tvm.IRModule) -> dict[str, list[_CallWork]]:
         key = name, str(given)
         if key not in known:
             func = kernels[name]
-            work = works.setdefault(name, kernel_work(func))
+            if name not in works:
+                works[name] = kernel_work(func)
+            work = works[name]
             own = _given_sizes(func, given)
             flops, nbytes = (
                 formula(with_values(one, own), dimensions) for one in (work.flops, work.bytes)

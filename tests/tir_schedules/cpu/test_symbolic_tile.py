@@ -28,10 +28,10 @@ def sums_of(func: tirx.PrimFunc) -> list[int]:
 @pytest.mark.parametrize(
     ("machine", "columns", "tiles"),
     [
-        (MACHINE, 64, [32] * 9),
-        (MACHINE, 48, [16] * 9),
-        (MACHINE, 6, [4] * 9),
-        (NARROW, 64, [16] * 7),
+        (MACHINE, 64, [32] * (8 + 4 + 3 + 2 + 1)),
+        (MACHINE, 48, [16] * (8 + 4 + 3 + 2 + 1)),
+        (MACHINE, 6, [4] * (8 + 4 + 3 + 2 + 1)),
+        (NARROW, 64, [16] * (6 + 4 + 3 + 2 + 1)),
     ],
 )
 def test_tiles_fit_into_registers(machine, columns: int, tiles: list[int]) -> None:
@@ -45,8 +45,23 @@ def test_tiles_fit_into_registers(machine, columns: int, tiles: list[int]) -> No
     inner = [loop for loop in loops if loop.path == ("parallel", "serial")]
     assert {(loop.kind, loop.extent) for loop in inner} == {("vectorized", tiles[-1])}
     assert {loop.kind for loop in loops if not loop.path} == {"parallel"}
-    # One way for rows in tiles, one for fewer rows than a tile has.
-    assert len([loop for loop in loops if not loop.path]) == 2
+    # One way for rows in tiles, others for fewer rows than a tile has.
+    assert len([loop for loop in loops if not loop.path]) == 5
+
+
+def test_few_rows_have_several_parts_of_each_sum() -> None:
+    """One multiplication and addition waits for the one before it, unless it adds elsewhere."""
+    rows = ((size("rows"), 50), "float32")
+    found = scheduled(kernel_of(op.matmul, rows, f32(50, 64)), MACHINE).func
+    names = [s.buffer.name for s in statements(found.body) if isinstance(s, tirx.AllocBuffer)]
+    # Of 8 vectors: a row of two has four parts, two rows have two, and three have too many.
+    assert names.count("block") == 2 * 2 + 1 * 4
+
+
+def test_few_rows_are_computed_once_where_a_tile_is_as_long() -> None:
+    text = scheduled(matmul_bias_relu(64), MACHINE).func.script()
+    (choice,) = [line for line in text.splitlines() if ">= T.int64(4) and" in line]
+    assert "T.int64(3)) * T.int64(3)" in choice
 
 
 def test_one_core_needs_no_threads() -> None:

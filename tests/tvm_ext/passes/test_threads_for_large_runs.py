@@ -51,20 +51,48 @@ def copied(x: T.handle, y: T.handle) -> None:
             b[i, j] = a[i, j]
 
 
-def test_what_is_read_and_written_counts() -> None:
-    found = with_thread_choice(copied, MACHINE).func
+def _has_threads(func: tirx.PrimFunc, rows: int) -> bool:
+    """Whether the loop of a kernel runs on threads for this many rows."""
+    found = with_thread_choice(func, MACHINE).func
     (condition,) = [
         one.value for one in nodes(found.body, tirx.AttrStmt) if one.attr_key == CONDITION
     ]
     (size,) = tirx.analysis.undefined_vars(condition)
+    return bool(Analyzer().simplify(substitute(condition, {size: tirx.const(rows, "int64")})))
+
+
+def test_what_is_read_and_written_counts() -> None:
     nbytes = PARALLEL_GAIN * MACHINE.parallel_overhead_us * MACHINE.core_memory_gbs * 1e3
 
-    def has_threads(rows: int) -> bool:
-        return bool(Analyzer().simplify(substitute(condition, {size: tirx.const(rows, "int64")})))
-
     # A row is read and written; lines of 64 bytes are counted in whole cycles.
-    assert has_threads(round(1.1 * nbytes / 512))
-    assert not has_threads(round(0.9 * nbytes / 512))
+    assert _has_threads(copied, round(1.1 * nbytes / 512))
+    assert not _has_threads(copied, round(0.9 * nbytes / 512))
+
+
+@T.prim_func(private=True, s_tir=True)
+def looked_up(x: T.handle, t: T.handle, y: T.handle) -> None:
+    n = T.int64()
+    a, places = T.match_buffer(x, (64,), "uint8"), T.match_buffer(t, (64,), "int64")
+    b = T.match_buffer(y, (n, 64), "uint8")
+    for i in T.parallel(n):
+        for j in T.vectorized(64):
+            b[i, j] = a[places[j]]
+
+
+@T.prim_func(private=True, s_tir=True)
+def repeated(x: T.handle, y: T.handle) -> None:
+    n = T.int64()
+    a, b = T.match_buffer(x, (64,), "uint8"), T.match_buffer(y, (n, 64), "uint8")
+    for i in T.parallel(n):
+        for j in T.vectorized(64):
+            b[i, j] = a[j]
+
+
+def test_a_vector_of_gathered_elements_is_as_many_statements() -> None:
+    cycles = PARALLEL_GAIN * MACHINE.parallel_overhead_us * MACHINE.clock_ghz * 1e3
+    rows = round(1.1 * cycles / 64)
+    assert _has_threads(looked_up, rows)
+    assert not _has_threads(repeated, rows)
 
 
 def built(func: tirx.PrimFunc) -> tvm.runtime.Executable:

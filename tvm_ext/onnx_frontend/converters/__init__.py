@@ -47,6 +47,7 @@ from tvm_ext.onnx_frontend.converters.gather_scatter import (
     ScatterND,
     TensorScatter,
 )
+from tvm_ext.onnx_frontend.converters.grid_sample import GridSample
 from tvm_ext.onnx_frontend.converters.ml import ML_CONVERTERS
 from tvm_ext.onnx_frontend.converters.non_max_suppression import NonMaxSuppression
 from tvm_ext.onnx_frontend.converters.nonzero import Compress, NonZero
@@ -62,12 +63,7 @@ from tvm_ext.onnx_frontend.converters.reductions import (
     LayerNormalization,
 )
 from tvm_ext.onnx_frontend.converters.resize import Resize
-from tvm_ext.onnx_frontend.converters.sampling import (
-    AffineGrid,
-    DeformConv,
-    GridSample,
-    RoiAlign,
-)
+from tvm_ext.onnx_frontend.converters.sampling import AffineGrid, DeformConv, RoiAlign
 from tvm_ext.onnx_frontend.converters.shape_operators import (
     ConstantOfShape,
     Expand,

@@ -1,9 +1,8 @@
-"""AffineGrid, GridSample, RoiAlign, DeformConv: images read at points between their elements.
+"""AffineGrid, RoiAlign, DeformConv: images read at points between their elements.
 
 TVM's AffineGrid takes no size of the run and two dimensions only; its RoiAlign reads regions that
 begin outside of the image at other points, and in mode max takes the largest interpolated value
-where ONNX takes the largest weighted neighbour; its GridSample gives NaN where a point is none; it
-has no DeformConv.
+where ONNX takes the largest weighted neighbour; it has no DeformConv.
 """
 
 from typing import Any
@@ -15,7 +14,7 @@ from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, takes_sizes, text
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
 from tvm_ext.onnx_frontend.converters.runtime_sizes import sizes_in_the_run
-from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 
 @takes_sizes(1)
@@ -55,28 +54,6 @@ class AffineGrid(OnnxOpConverter):
             return te.compute([batch, *spatial, count], element, name="affine_grid")
 
         return bb.emit_te(kernel, theta, shape[0], spatial, primfunc_name_hint="affine_grid")
-
-
-class GridSample(OnnxOpConverter):
-    """TVM's converter, for places that may be no numbers."""
-
-    @classmethod
-    def get_converter(cls, opset: int) -> Any:
-        plain = onnx_converter_map()["GridSample"].get_converter(opset)
-
-        def convert(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
-            data, grid = inputs[:2]
-            return plain(bb, type(inputs)([data, _finite_places(bb, grid)]), attr, params)
-
-        return convert
-
-
-def _finite_places(bb: relax.BlockBuilder, grid: relax.Expr) -> relax.Expr:
-    """-1 for NaN and for what is beyond 64-bit integers, as in ONNX Runtime."""
-    dtype = str(grid.ty.dtype)
-    largest = relax.const(min(2.0**62, tirx.max_value(dtype).value), dtype)
-    near = bb.emit(relax.op.less_equal(relax.op.abs(grid), largest))
-    return bb.emit(relax.op.where(near, grid, relax.const(-1.0, dtype)))
 
 
 class RoiAlign(OnnxOpConverter):
