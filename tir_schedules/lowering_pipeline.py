@@ -1,5 +1,6 @@
 """How TVM lowers kernels for each target: its own pipeline with passes of ours, and options."""
 
+import pkgutil
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -250,6 +251,10 @@ def _context_without(
     )
 
 
+# Named, as schedules know nothing of MLIR, which only kernels that keep a module of it import.
+_KEPT_CODE = "tvm_ext.mlir.code_generation:with_all_kept_code"
+
+
 def compile_kernels(
     mod: tvm.IRModule | tirx.PrimFunc, target: tvm.target.Target, instruments: Sequence[Any] = ()
 ) -> Any:
@@ -260,10 +265,7 @@ def compile_kernels(
     """
     options = pass_options(target)
     if isinstance(mod, tvm.IRModule) and any(map(_keeps_code, mod.functions.values())):
-        # Only such kernels import MLIR.
-        from tvm_ext.mlir.code_generation import with_all_kept_code
-
-        mod = with_all_kept_code(mod)
+        mod = pkgutil.resolve_name(_KEPT_CODE)(mod)
     with tvm.transform.PassContext(opt_level=3, config=options, instruments=list(instruments)):
         return tvm.compile(mod, target=target, tir_pipeline=lowering_pipeline(target))
 

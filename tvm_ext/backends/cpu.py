@@ -11,6 +11,7 @@ from tvm_ext.configs.errors import TuningError
 from tvm_ext.hardware.backend import Backend
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import cpu_of_tvm_target, host_description
+from tvm_ext.mlir.tuned_template import MlirCode
 from tvm_ext.polyhedral.cpu_loop_nest import CpuLoopNest
 from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.cpu.amx_tile import AmxTile
@@ -25,7 +26,6 @@ from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise, CpuTranspose
 from tvm_ext.tir_schedules.cpu.few_row_tile import FewRowTile
 from tvm_ext.tir_schedules.cpu.masked_tails import has_masked_memory, with_masked_tails
 from tvm_ext.tir_schedules.cpu.memory_access import memory_accesses
-from tvm_ext.tir_schedules.cpu.mlir_code import MlirCode
 from tvm_ext.tir_schedules.cpu.overlapping_tiles import with_overlapping_tiles
 from tvm_ext.tir_schedules.cpu.pooling import CpuPooling
 from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer

@@ -8,7 +8,7 @@ from unoptimised import HOST
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.mlir import has_mlir
-from tvm_ext.tir_schedules.cpu.mlir_code import COMPETES, MlirCode
+from tvm_ext.mlir.tuned_template import COMPETES, MlirCode
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 from tvm_ext.tir_schedules.recorded_schedule import RecordedSchedule, schedule_as_recorded
 from tvm_ext.tir_schedules.schedule_kernels import accepting_templates
