@@ -1,5 +1,6 @@
 """How TVM lowers kernels for each target: its own pipeline with passes of ours, and options."""
 
+import pkgutil
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -9,6 +10,7 @@ from tvm import s_tir, tirx
 from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.analysis.in_place import CODE_ATTRIBUTE
 from tvm_ext.tir_schedules.check_bounds import InsertBoundsChecks
 from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, TruncateDivisions
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
@@ -249,10 +251,24 @@ def _context_without(
     )
 
 
+# Named, as schedules know nothing of MLIR, which only kernels that keep a module of it import.
+_KEPT_CODE = "tvm_ext.mlir.code_generation:with_all_kept_code"
+
+
 def compile_kernels(
     mod: tvm.IRModule | tirx.PrimFunc, target: tvm.target.Target, instruments: Sequence[Any] = ()
 ) -> Any:
-    """``tvm.compile`` of scheduled kernels. Raises what TVM raises."""
+    """``tvm.compile`` of scheduled kernels. Raises what TVM raises.
+
+    A kernel that keeps a module of MLIR is compiled from that. Raises NotApplicable where no code
+    comes of it.
+    """
     options = pass_options(target)
+    if isinstance(mod, tvm.IRModule) and any(map(_keeps_code, mod.functions.values())):
+        mod = pkgutil.resolve_name(_KEPT_CODE)(mod)
     with tvm.transform.PassContext(opt_level=3, config=options, instruments=list(instruments)):
         return tvm.compile(mod, target=target, tir_pipeline=lowering_pipeline(target))
+
+
+def _keeps_code(func: tvm.ir.BaseFunc) -> bool:
+    return isinstance(func, tirx.PrimFunc) and CODE_ATTRIBUTE in (func.attrs or {})

@@ -19,9 +19,15 @@ from tvm.sym import Analyzer
 from tvm_ext.tir_schedules.analysis.array_views import ArrayViews
 from tvm_ext.tir_schedules.analysis.buffer_access import elements, is_compact, nodes
 
+# An attribute of a kernel with code that takes the place of its loops in the end. What that reads,
+# and when, the loops do not say.
+CODE_ATTRIBUTE = "tvm_ext.mlir"
+
 
 def in_place_operands(func: tirx.PrimFunc, result: int) -> list[int]:
     """The parameters whose memory the parameter at place ``result`` may have; see above."""
+    if func.attrs is not None and CODE_ATTRIBUTE in func.attrs:
+        return []
     written = func.params[result]
     alike = [
         place

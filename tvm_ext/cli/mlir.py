@@ -1,4 +1,4 @@
-"""``tvm-ext mlir``: a model's kernels in the dialects of MLIR."""
+"""``tvm-ext mlir``: a model's graph or kernels in the dialects of MLIR."""
 
 from enum import Enum
 from pathlib import Path
@@ -14,7 +14,7 @@ EXAMPLE = "Example: tvm-ext mlir model.onnx --stage linalg -o model.mlir"
 
 
 class Stage(str, Enum):
-    """How far the kernels are lowered."""
+    """How far the module is lowered."""
 
     linalg = "linalg"
     bufferized = "bufferized"
@@ -40,6 +40,13 @@ def mlir_command(
             help="Write the module to this file, for mlir-opt and its likes.",
         ),
     ] = None,
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels",
+            help="Write a function for each fused kernel, and not one for the graph.",
+        ),
+    ] = False,
     kernel: Annotated[
         str | None,
         typer.Option(
@@ -57,7 +64,7 @@ def mlir_command(
     pipeline: options.OwnPipeline = None,
     json_output: options.Json = False,
 ) -> None:
-    """Write a model's kernels in MLIR, as they are before they are scheduled.
+    """Write a model's graph in MLIR, or its kernels as they are before they are scheduled.
 
     Needs torch-mlir: pip install 'tvm-ext[mlir]'.
     """
@@ -71,13 +78,16 @@ def mlir_command(
     )
     if output is not None:
         out.check_result_files([model], [output])
-    from tvm_ext.mlir.model_kernels import KernelsRequest, model_kernels
-    from tvm_ext.mlir.model_text import model_text
+    from tvm_ext.mlir.model_kernels import KernelsRequest, model_graph, model_kernels
+    from tvm_ext.mlir.model_text import graph_text, model_text
 
     with progress_line():
         request = KernelsRequest(chosen.machine(), **chosen.keywords())
-        found = model_kernels(model, request, with_schedules=False)
-        text = model_text(found if kernel is None else found.matching(kernel), stage.value)
+        if kernels or kernel is not None:
+            found = model_kernels(model, request, with_schedules=False)
+            text = model_text(found if kernel is None else found.matching(kernel), stage.value)
+        else:
+            text = graph_text(model_graph(model, request), stage.value)
     if output is not None:
         text.save(output)
     if json_output:

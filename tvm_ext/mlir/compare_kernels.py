@@ -24,11 +24,11 @@ from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.mlir import MlirError
 from tvm_ext.mlir.execution import CompiledKernel
 from tvm_ext.mlir.from_tensorir import (
-    convert_kernel,
     convert_scheduled,
     is_buffer,
     written_parameters,
 )
+from tvm_ext.mlir.kept_modules import kernel_in_mlir, without_module
 from tvm_ext.mlir.model_kernels import KernelsRequest, ModelKernel, ModelKernels, model_kernels
 from tvm_ext.mlir.random_arguments import random_arguments
 from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, plain_text
@@ -212,7 +212,10 @@ def _library(found: ModelKernels) -> Any:
 
 def tvm_code(kernels: Mapping[str, tirx.PrimFunc], machine: MachineDescription) -> Any:
     """Kernels by their names as TVM compiles them, to be called with its tensors."""
-    named = {name: func.with_attr("global_symbol", name) for name, func in kernels.items()}
+    named = {
+        name: without_module(func).with_attr("global_symbol", name)
+        for name, func in kernels.items()
+    }
     return compile_kernels(tvm.IRModule(named), machine.tvm_target())
 
 
@@ -245,7 +248,7 @@ def compare_kernel(
         if scheduled and kernel.scheduled is not None:
             converted = convert_scheduled(kernel.scheduled, "kernel", machine)
         else:
-            converted = convert_kernel(kernel.func, "kernel")
+            converted = kernel_in_mlir(kernel.func, "kernel")
         done = replace(done, form=converted.form)
         code = CompiledKernel(converted)
     except NotApplicable as refused:

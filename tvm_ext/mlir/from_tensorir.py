@@ -11,7 +11,7 @@ from typing import Any
 
 import tvm
 from torch_mlir import ir
-from torch_mlir.dialects import bufferization, func, memref
+from torch_mlir.dialects import bufferization, func, memref, tensor
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
@@ -41,12 +41,15 @@ class ConvertedKernel:
         "linalg on tensors", or "loops on memrefs".
     loops_because : str
         Why it is loops; empty where it is not.
+    stage : str
+        The stage that it is at; empty as it was written.
     """
 
     name: str
     module: ir.Module
     form: str
     loops_because: str = ""
+    stage: str = ""
 
 
 ON_TENSORS = "linalg on tensors"
@@ -105,9 +108,14 @@ def _module(kernel: tirx.PrimFunc, name: str, write: Any) -> ir.Module:
         function.attributes["llvm.emit_c_interface"] = ir.UnitAttr.get()
         block = function.add_entry_block()
     with ir.InsertionPoint(block):
-        values = _symbolic_sizes(kernel, block.arguments)
+        values = symbolic_sizes(kernel, block.arguments)
         write(kernel, list(block.arguments), values)
         func.return_([])
+    return verified(module)
+
+
+def verified(module: ir.Module) -> ir.Module:
+    """The module; raises NotApplicable where MLIR's verifier finds a fault in it."""
     try:
         module.operation.verify()
     except ir.MLIRError as error:
@@ -131,7 +139,7 @@ def _parameter_type(param: Any) -> ir.Type:
     return memref_of(param) if is_buffer(param) else value_type(dtype_of(param))
 
 
-def _symbolic_sizes(kernel: tirx.PrimFunc, arguments: Sequence[ir.Value]) -> dict[int, ir.Value]:
+def symbolic_sizes(kernel: tirx.PrimFunc, arguments: Sequence[ir.Value]) -> dict[int, ir.Value]:
     """What variables stand for that are parameters, or the size of an axis of one."""
     values: dict[int, ir.Value] = {}
     for param, argument in zip(kernel.params, arguments, strict=True):
@@ -147,7 +155,8 @@ def _symbolic_sizes(kernel: tirx.PrimFunc, arguments: Sequence[ir.Value]) -> dic
 
 
 def _dim(argument: ir.Value, axis: int) -> ir.Value:
-    return memref.dim(argument, index_constant(axis))
+    is_tensor = isinstance(argument.type, ir.RankedTensorType)
+    return (tensor if is_tensor else memref).dim(argument, index_constant(axis))
 
 
 def _root_statements(kernel: tirx.PrimFunc) -> tuple[list[Any], list[Any]]:
@@ -171,7 +180,6 @@ def _sequence(stmt: Any) -> Iterator[Any]:
 def _write_on_tensors(
     kernel: tirx.PrimFunc, arguments: list[ir.Value], values: dict[int, ir.Value]
 ) -> None:
-    statements, _ = _root_statements(kernel)
     storage, written = TensorStorage(), set(written_parameters(kernel))
     for place, (param, argument) in enumerate(zip(kernel.params, arguments, strict=True)):
         if is_buffer(param):
@@ -179,9 +187,7 @@ def _write_on_tensors(
             storage.current[hash(param)] = bufferization.to_tensor(
                 kind, argument, restrict=True, writable=place in written
             )
-    sizes = ExpressionWriter(values, _no_load)
-    for stmt in statements:
-        write_generic(block_nest(stmt), storage, sizes)
+    write_statements_on_tensors(kernel, storage, values)
     for place in sorted(written):
         bufferization.materialize_in_destination(
             None,
@@ -190,6 +196,25 @@ def _write_on_tensors(
             restrict=True,
             writable=True,
         )
+
+
+def write_statements_on_tensors(
+    kernel: tirx.PrimFunc, storage: TensorStorage, values: dict[int, ir.Value]
+) -> None:
+    """Writes a kernel's statements; raises NotApplicable where one is no perfect nest.
+
+    Parameters
+    ----------
+    kernel : tirx.PrimFunc
+        The kernel.
+    storage : TensorStorage
+        Has the tensors of its parameters, and those that it writes afterwards.
+    values : dict of int to ir.Value
+        What its symbolic sizes and numbers stand for, by the hash of the variable.
+    """
+    sizes = ExpressionWriter(values, _no_load)
+    for stmt in _root_statements(kernel)[0]:
+        write_generic(block_nest(stmt), storage, sizes)
 
 
 def _no_load(load: Any) -> ir.Value:

@@ -1,8 +1,8 @@
 """The way of a module through MLIR's own passes, in stages: linalg, bufferized, llvm."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from torch_mlir import ir
+from torch_mlir import ir, rewrite
 from torch_mlir.dialects import linalg
 from torch_mlir.dialects.transform import interpreter
 from torch_mlir.passmanager import PassManager
@@ -16,11 +16,13 @@ _LINALG = (_NAMES, "canonicalize", "cse")
 
 _FREES = "buffer-deallocation-pipeline"
 
+_FUSES = "linalg-fuse-elementwise-ops"
+
 _BUFFERIZED = (
     # Of two elementwise operations, one after the other, one; the tensor between them goes. Only
     # operations without names are fused.
     "linalg-generalize-named-ops",
-    "linalg-fuse-elementwise-ops",
+    _FUSES,
     "canonicalize",
     "cse",
     # What is put into a buffer in the end is computed there.
@@ -66,6 +68,20 @@ _LLVM = (
     "cse",
 )
 
+# What is no pass of MLIR: see ``_results_to_parameters``.
+_RESULTS = "results-to-parameters"
+
+_WITH_BOUNDARIES = (
+    "one-shot-bufferize{bufferize-function-boundaries=true "
+    "function-boundary-type-conversion=identity-layout-map}",
+    _RESULTS,
+)
+_GRAPH_BUFFERIZED = tuple(
+    step
+    for one in _BUFFERIZED
+    for step in (_WITH_BOUNDARIES if one == "one-shot-bufferize" else (one,))
+)
+
 STAGES: dict[str, Sequence[str]] = {
     "linalg": _LINALG,
     "bufferized": _BUFFERIZED,
@@ -73,15 +89,62 @@ STAGES: dict[str, Sequence[str]] = {
 }
 
 
-def lower_to(module: ir.Module, stage: str) -> None:
-    """Brings a module, as it was converted, to a stage; each pass ends in MLIR's verifier.
+# The same for the graph of a model. Its operations got their names kernel by kernel.
+GRAPH_STAGES: dict[str, Sequence[str]] = {
+    "linalg": ("canonicalize", "cse"),
+    "bufferized": _GRAPH_BUFFERIZED,
+    "llvm": _LLVM,
+}
 
-    Raises MlirError where a pass of MLIR fails.
+
+# What a graph goes through without fusion, and with a copy ahead of each write: for comparison.
+UNOPTIMIZED_STAGES: dict[str, Sequence[str]] = {
+    "linalg": ("canonicalize", "cse"),
+    "bufferized": (
+        "one-shot-bufferize{copy-before-write=true bufferize-function-boundaries=true "
+        "function-boundary-type-conversion=identity-layout-map}",
+        _RESULTS,
+        "func.func(scf-parallel-for-to-nested-fors)",
+        _FREES,
+    ),
+    "llvm": _LLVM,
+}
+
+# The same as for any graph, but each operation stays one.
+UNFUSED_STAGES: dict[str, Sequence[str]] = {
+    **GRAPH_STAGES,
+    "bufferized": tuple(one for one in _GRAPH_BUFFERIZED if one != _FUSES),
+}
+
+
+def lower_to(
+    module: ir.Module,
+    stage: str,
+    stages: Mapping[str, Sequence[str]] = STAGES,
+    done: str = "",
+) -> None:
+    """Brings a module to a stage; each pass ends in MLIR's verifier.
+
+    Parameters
+    ----------
+    module : ir.Module
+        The module, which is changed.
+    stage : str
+        Where it is to be.
+    stages : mapping, optional
+        Those of a kernel, or ``GRAPH_STAGES``.
+    done : str
+        The stage that it is at; empty for a module as it was converted.
+
+    Raises
+    ------
+    MlirError
+        A pass of MLIR fails.
     """
-    for name, passes in STAGES.items():
-        run_passes(module, passes)
-        if name == stage:
-            return
+    names = list(stages)
+    first = names.index(done) + 1 if done else 0
+    for name in names[first : names.index(stage) + 1]:
+        run_passes(module, stages[name])
 
 
 def run_passes(module: ir.Module, passes: Sequence[str]) -> None:
@@ -92,6 +155,8 @@ def run_passes(module: ir.Module, passes: Sequence[str]) -> None:
                 _order_loops(module)
             elif one == _COPIES:
                 _copies_to_loops(module)
+            elif one == _RESULTS:
+                _results_to_parameters(module)
             elif _is_needed(one, module):
                 _run_pass(one, module.operation)
 
@@ -99,7 +164,7 @@ def run_passes(module: ir.Module, passes: Sequence[str]) -> None:
 def _is_needed(name: str, module: ir.Module) -> bool:
     if name == _FREES:
         # The pass refuses calls of LLVM's own functions, whether anything is to be freed or not.
-        return any(op.name == "memref.alloc" for op in _operations(module.operation))
+        return any(op.name == "memref.alloc" for op in operations_below(module.operation))
     return name != _NAMES or _takes_names(module)
 
 
@@ -108,15 +173,18 @@ def _run_pass(name: str, op: ir.Operation) -> None:
         PassManager.parse(f"builtin.module({name})").run(op)
     except (ir.MLIRError, ValueError, RuntimeError) as error:
         raise MlirError(
-            f"MLIR's pass {name} fails: {_cause(error)}; expected a module that it takes: leave "
+            f"MLIR's pass {name} fails: {cause(error)}; expected a module that it takes: leave "
             "the kernel to TVM's code generation"
         ) from error
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
     """What MLIR says is wrong, without the operations that it shows with it."""
     diagnostics = getattr(error, "error_diagnostics", None)
-    return str(diagnostics[0].message) if diagnostics else last_line(error)
+    if diagnostics:
+        return str(diagnostics[0].message)
+    said = [line.partition("error: ")[2] for line in str(error).splitlines() if "error: " in line]
+    return said[0] if said else last_line(error)
 
 
 def _takes_names(module: ir.Module) -> bool:
@@ -144,12 +212,30 @@ def _extends_unsigned(op: ir.Operation) -> bool:
 
 def _copies_to_loops(module: ir.Module) -> None:
     """Writes copies of memory as operations of linalg: MLIR itself calls a library for them."""
-    copies = [op for op in _operations(module.operation) if op.name == "memref.copy"]
+    copies = [op for op in operations_below(module.operation) if op.name == "memref.copy"]
     for copy in copies:
         source, target = copy.operands
         with ir.InsertionPoint(copy), copy.location:
             linalg.copy(source, outs=[target])
         copy.erase()
+
+
+def _results_to_parameters(module: ir.Module) -> None:
+    """Gives a graph's function memory for its results as further parameters, as a kernel has.
+
+    A result whose sizes a run decides is returned: nobody knows the memory before.
+    """
+    types = [one for one in _result_types(module) if isinstance(one, ir.MemRefType)]
+    if types and all(one.has_static_shape for one in types):
+        _run_pass(
+            "buffer-results-to-out-params{modify-public-functions=true hoist-static-allocs=true}",
+            module.operation,
+        )
+
+
+def _result_types(module: ir.Module) -> list[ir.Type]:
+    functions = [op for op in module.body.operations if op.operation.name == "func.func"]
+    return [one for op in functions for one in op.type.results]
 
 
 # The order of loops.
@@ -186,38 +272,72 @@ def _order(pattern: str) -> list[int]:
     return [*range(parallel - 1), *range(parallel, parallel + reduces), parallel - 1]
 
 
-def _operations(op: ir.Operation) -> Iterator[ir.Operation]:
+def operations_below(op: ir.Operation) -> Iterator[ir.Operation]:
     """All operations below one."""
     for region in op.regions:
         for block in region:
             for each in block:
                 yield each.operation
-                yield from _operations(each.operation)
+                yield from operations_below(each.operation)
 
 
 def _generics(op: ir.Operation) -> list[ir.Operation]:
-    return [each for each in _operations(op) if each.name == "linalg.generic"]
+    return [each for each in operations_below(op) if each.name == "linalg.generic"]
 
 
 def apply_transform(steps: str, module: ir.Module) -> None:
     """Applies steps of the transform dialect to a module, which they know as ``%root``.
 
-    Raises MlirError where the steps cannot be read or do not apply.
+    Text with a named sequence ``__transform_main`` is taken as it is. Raises MlirError where the
+    steps cannot be read or do not apply.
     """
-    script = f"""
+    with module.context:
+        try:
+            parsed = ir.Module.parse(_sequence_of(steps))
+            sequence = parsed.body.operations[0]
+            interpreter.apply_named_sequence(module.operation, sequence, parsed)
+        except (ir.MLIRError, ValueError, RuntimeError) as error:
+            raise MlirError(
+                f"the script of the transform dialect fails: {cause(error)}; expected steps "
+                "that apply to the module: correct the script"
+            ) from error
+
+
+def _sequence_of(steps: str) -> str:
+    if "transform.named_sequence" in steps:
+        return steps
+    return f"""
     module attributes {{transform.with_named_sequence}} {{
       transform.named_sequence @__transform_main(%root: !transform.any_op) {{
         {steps}
         transform.yield
       }}
     }}"""
+
+
+def apply_patterns(text: str, module: ir.Module) -> None:
+    """Applies patterns of the PDL dialect to a module until none fits.
+
+    Raises MlirError where they cannot be read, or never come to an end.
+    """
     with module.context:
         try:
-            parsed = ir.Module.parse(script)
-            sequence = parsed.body.operations[0]
-            interpreter.apply_named_sequence(module.operation, sequence, parsed)
+            # What was read is named, as MLIR looks into it later and does not keep it.
+            read = ir.Module.parse(text)
+            patterns = rewrite.PDLModule(read)
+            rewrite.apply_patterns_and_fold_greedily(module, patterns.freeze())
         except (ir.MLIRError, ValueError, RuntimeError) as error:
             raise MlirError(
-                f"the script of the transform dialect fails: {_cause(error)}; expected steps "
-                "that apply to the module: correct the script"
+                f"the patterns of PDL fail: {cause(error)}; expected ones that apply to the "
+                "module and come to an end: correct them"
             ) from error
+
+
+def read_text(text: str) -> None:
+    """Raises an error of MLIR for text that is no pipeline, script or patterns."""
+    if "pdl.pattern" in text:
+        ir.Module.parse(text)
+    elif "transform." in text:
+        ir.Module.parse(_sequence_of(text))
+    else:
+        PassManager.parse(f"builtin.module({text})")

@@ -1,9 +1,10 @@
-"""The kernels of a model, as they are before they are scheduled and after, for MLIR."""
+"""A model's kernels, before they are scheduled and after, and its legalised graph, for MLIR."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from tvm_ext.api import TargetSource
@@ -21,7 +22,7 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import program_target
 from tvm_ext.mlir.random_arguments import Arguments, assumed_arguments
-from tvm_ext.passes.pipeline import PipelineSource, build_pipeline
+from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.tir_schedules.packing import Packed
 
@@ -107,6 +108,40 @@ class KernelsRequest:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ModelGraph:
+    """The graph of a model, whose operators are kernels that are not fused.
+
+    Attributes
+    ----------
+    model, opt_level : str
+        Its name, and which passes ran.
+    mod : tvm.IRModule
+        The graph and the kernels.
+    """
+
+    model: str
+    opt_level: str
+    mod: tvm.IRModule
+
+
+# The first pass of the stage that is about fused kernels.
+_FUSION = "FuseOperators"
+
+
+def model_graph(model: ModelSource, request: KernelsRequest) -> ModelGraph:
+    """Compiles a model up to its legalised graph; raises as ``model_kernels``."""
+    machine = _cpu(request)
+    passes = _pipeline(request)
+    runner, phases = PassRunner(), Phases()
+    with compiling(machine):
+        lowered = lower_model(model, request.input_shapes, passes, runner, phases)
+        names = [step.entry.name for step in passes.lower]
+        ahead = passes.lower[: names.index(_FUSION)] if _FUSION in names else passes.lower
+        mod = runner.run(ahead, lowered.graph)
+    return ModelGraph(lowered.imported.name, passes.opt_level, mod)
+
+
 def model_kernels(
     model: ModelSource, request: KernelsRequest, *, with_schedules: bool
 ) -> ModelKernels:
@@ -119,13 +154,8 @@ def model_kernels(
     TvmExtError
         As ``tvm_ext.compile``.
     """
-    machine = program_target(request.target)
-    if not isinstance(machine, CpuDescription):
-        raise TargetError(
-            f"MLIR was asked for with target '{machine.name}'; expected a CPU: leave --target out"
-        )
-    disabled = {*request.disabled_passes, _ADDS_PARAMETERS}
-    passes = build_pipeline(request.opt_level, disabled, request.pass_config, request.pipeline)
+    machine = _cpu(request)
+    passes = _pipeline(request)
     runner, phases = PassRunner(), Phases()
     with compiling(machine) as context:
         lowered = lower_model(model, request.input_shapes, passes, runner, phases)
@@ -152,3 +182,17 @@ def model_kernels(
             )
         )
     return ModelKernels(lowered.imported.name, passes.opt_level, machine, tuple(kernels))
+
+
+def _cpu(request: KernelsRequest) -> CpuDescription:
+    machine = program_target(request.target)
+    if not isinstance(machine, CpuDescription):
+        raise TargetError(
+            f"MLIR was asked for with target '{machine.name}'; expected a CPU: leave --target out"
+        )
+    return machine
+
+
+def _pipeline(request: KernelsRequest) -> Pipeline:
+    disabled = {*request.disabled_passes, _ADDS_PARAMETERS}
+    return build_pipeline(request.opt_level, disabled, request.pass_config, request.pipeline)

@@ -17,6 +17,7 @@ from tvm_ext.passes.fuse_heads_into_attention import FuseHeadsIntoAttention
 from tvm_ext.passes.keep_state_in_place import KeepStateInPlace
 from tvm_ext.passes.limit_memory import LimitMemory
 from tvm_ext.passes.mlir_code_generation import MlirCodeGeneration
+from tvm_ext.passes.mlir_optimizations import MlirLinalgFusion, MlirMemoryOptimization
 from tvm_ext.passes.multi_output_fusion import MultiOutputFusion
 from tvm_ext.passes.pack_weights import MarkConstantParameters, PackWeights
 from tvm_ext.passes.plan_workspaces import PlanWorkspaces
@@ -68,8 +69,8 @@ _OURS: dict[Level, tuple[Any, ...]] = {
         MultiOutputFusion,
     ),
     "schedule": (
-        *(MarkConstantParameters, CheckBounds, ScheduleKernels, PackWeights),
-        PlanWorkspaces,
+        *(MarkConstantParameters, CheckBounds, MlirLinalgFusion, MlirMemoryOptimization),
+        *(ScheduleKernels, PackWeights, PlanWorkspaces),
     ),
     "tile": (CoalesceAccesses, VectorMath, ThreadsForLargeRuns, PropagateNan),
     "memory": (
@@ -99,7 +100,10 @@ _BEHIND: dict[str, tuple[str, ...]] = {
     "FreshOutputs": ("LegalizeOps", "FuseTIR"),
     "EmptyConstants": ("LegalizeOps", "FuseTIR"),
     "CheckBounds": ("LegalizeOps", "FuseTIR"),
-    "ScheduleKernels": ("MarkConstantParameters", "CheckBounds"),
+    "MlirMemoryOptimization": ("MlirLinalgFusion",),
+    "ScheduleKernels": (
+        *("MarkConstantParameters", "CheckBounds", "MlirLinalgFusion", "MlirMemoryOptimization"),
+    ),
     "PackWeights": ("ScheduleKernels",),
     "PlanWorkspaces": ("ScheduleKernels", "PackWeights"),
     "LimitMemory": ("ToNonDataflow", "RemovePurityChecking"),

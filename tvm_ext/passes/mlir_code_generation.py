@@ -8,6 +8,7 @@ from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.mlir import require_mlir
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
 from tvm_ext.relay_passes.spans import with_functions
+from tvm_ext.tir_schedules.analysis.in_place import CODE_ATTRIBUTE
 
 
 @graph_pass
@@ -17,8 +18,8 @@ class MlirCodeGeneration:
     Before: ``for i in T.parallel(n): ...``
     After:  a call of ``kernel_mlir``, and its code as text of LLVM
 
-    It does nothing unless ``enabled`` is true, which takes torch-mlir. MLIR's code runs on one
-    thread.
+    It takes kernels whose module of MLIR a pass has changed, and with ``enabled`` all others too,
+    which takes torch-mlir. MLIR's code runs on one thread.
 
     Leaves alone: kernels with a call or value that MLIR's dialects have no operation for; targets
     other than CPUs.
@@ -30,20 +31,29 @@ class MlirCodeGeneration:
     enabled: bool = False
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Returns ``mod`` itself where it is not enabled; raises MlirError without torch-mlir."""
+        """Returns ``mod`` itself where no kernel is taken; raises MlirError without torch-mlir."""
         machine = current_cpu()
-        if not self.enabled or machine is None:
+        kernels = {v: f for v, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)}
+        if not self.enabled:
+            kernels = {
+                v: f
+                for v, f in kernels.items()
+                if f.attrs is not None and CODE_ATTRIBUTE in f.attrs
+            }
+        if machine is None or not kernels:
             return mod
         require_mlir()
-        from tvm_ext.mlir.code_generation import with_mlir_code
+        from tvm_ext.mlir.code_generation import with_kept_code, with_mlir_code
+        from tvm_ext.mlir.kept_modules import keeps_module
 
         changed: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
-        for global_var, func in mod.functions.items():
-            if not isinstance(func, tirx.PrimFunc):
-                continue
-            name = str(global_var.name_hint)
+        for variable, func in kernels.items():
+            name = str(variable.name_hint)
             try:
-                changed[global_var] = with_mlir_code(func, name, machine)
+                if keeps_module(func):
+                    changed[variable] = with_kept_code(func, name)
+                else:
+                    changed[variable] = with_mlir_code(func, name, machine)
                 record_applied("MlirCodeGeneration", name, "MLIR generates its code")
             except NotApplicable as refused:
                 record_refusal("MlirCodeGeneration", name, refused.reason)

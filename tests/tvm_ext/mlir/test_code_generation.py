@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from commands import refused
-from small_models import assert_mlp, mlp, mlp_reference, rand
+from small_models import assert_mlp, mlp, mlp_reference, model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
@@ -53,6 +53,36 @@ def test_numbers_are_written_as_tvms_llvm_reads_them():
     assert _as_tvm_reads("fadd half %1, f0x3C00") == "fadd half %1, 0xH3C00"
     assert _as_tvm_reads("fadd bfloat %1, f0x3F80") == "fadd bfloat %1, 0xR3F80"
     assert _as_tvm_reads("fadd double %1, f0x3FF0000000000000").endswith("0x3FF0000000000000")
+
+
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        ("store float +inf, ptr %0", "store float 0x7FF0000000000000, ptr %0"),
+        ("store float -inf, ptr %0", "store float 0xFFF0000000000000, ptr %0"),
+        ("phi float [ -inf, %1 ], [ %2, %3 ]", "phi float [ 0xFFF0000000000000, %1 ], [ %2, %3 ]"),
+        ("store float +qnan, ptr %0", "store float 0x7FF8000000000000, ptr %0"),
+        ("store float +nan(0x12), ptr %0", "store float 0x7FF8000240000000, ptr %0"),
+        ("store double -inf, ptr %0", "store double 0xFFF0000000000000, ptr %0"),
+        ("store half +inf, ptr %0", "store half 0xH7C00, ptr %0"),
+        ("store bfloat -qnan, ptr %0", "store bfloat 0xRFFC0, ptr %0"),
+        ("%inf = add i32 %0, 1", "%inf = add i32 %0, 1"),
+        ("splat (float 2.000000e-01)", "splat (float 0x3FC99999A0000000)"),
+        ("fmul half %0, -1.000000e-01", "fmul half %0, 0xHAE66"),
+        ("fmul bfloat %0, 5.000000e-01", "fmul bfloat %0, 0xR3F00"),
+        ("fmul double %0, 2.000000e-01", "fmul double %0, 2.000000e-01"),
+    ],
+)
+def test_other_numbers_are_written_by_their_bits(newer, older):
+    assert _as_tvm_reads(newer) == older
+
+
+def test_a_program_with_infinities():
+    nodes = [node("ReduceMin", ["x"], ["y"], axes=[1], keepdims=0)]
+    source = model(nodes, [value("x", [4, 9])], [value("y", [4])])
+    x = rand(4, 9)
+    found = tvm_ext.compile(source, HOST, pass_config=BY_MLIR).run({"x": x})
+    np.testing.assert_array_equal(found["y"], x.min(axis=1))
 
 
 def test_another_generator_is_refused():

@@ -29,10 +29,11 @@ def path(tmp_path_factory):
     return file
 
 
+@pytest.mark.parametrize("form", [(), ("--kernels",)], ids=["graph", "kernels"])
 @pytest.mark.parametrize("stage", ["linalg", "bufferized", "llvm"])
-def test_the_text_of_each_stage_can_be_read_again(path, tmp_path, stage):
+def test_the_text_of_each_stage_can_be_read_again(path, tmp_path, stage, form):
     written = tmp_path / "mlp.mlir"
-    printed = succeed("mlir", path, "--stage", stage, "-o", written)
+    printed = succeed("mlir", path, "--stage", stage, "-o", written, *form)
     assert "In MLIR: " in printed
     assert "(100.0 %)" in printed
     with ir.Context():
@@ -40,7 +41,7 @@ def test_the_text_of_each_stage_can_be_read_again(path, tmp_path, stage):
 
 
 def test_the_text_of_one_kernel(path):
-    names = [one["name"] for one in as_json("mlir", path)["kernels"]]
+    names = [one["name"] for one in as_json("mlir", path, "--kernels")["kernels"]]
     printed = succeed("mlir", path, "--kernel", names[0])
     assert f"func.func @{names[0]}(" in printed
     assert "no kernel or ONNX node" in refused("mlir", path, "--kernel", "elsewhere")

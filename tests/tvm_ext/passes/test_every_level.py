@@ -16,11 +16,12 @@ from tvm_ext.passes import registry
 TARGETS = {"cpu": "avx512", "cuda": "nvidia-h200"}
 # Of a backend, the passes that have nothing to do for it; ComputePrimValue, which TVM's virtual
 # machine wants, changes nothing as our import makes no numbers beside sizes.
-# MlirCodeGeneration does nothing unless it is asked for: tests/tvm_ext/mlir has programs for it.
+# Those of MLIR do nothing unless they are asked for: tests/tvm_ext/mlir has programs for them.
+OF_MLIR = ("MlirCodeGeneration", "MlirLinalgFusion", "MlirMemoryOptimization")
 NOT_FOR = {
-    "cpu": ("ComputePrimValue", "CudaGraphs", "MlirCodeGeneration"),
+    "cpu": ("ComputePrimValue", "CudaGraphs", *OF_MLIR),
     "cuda": (
-        *("CoalesceAccesses", "ComputePrimValue", "DirectKernelCalls", "MlirCodeGeneration"),
+        *("CoalesceAccesses", "ComputePrimValue", "DirectKernelCalls", *OF_MLIR),
         *("ResultsToOutParams", "ThreadsForLargeRuns", "VectorMath"),
     ),
 }

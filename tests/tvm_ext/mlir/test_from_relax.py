@@ -1,0 +1,118 @@
+"""Graphs of models in MLIR: their numbers beside ONNX Runtime, and what has no form there."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from small_models import mlp, model, node, rand, self_attention, value
+
+from tvm_ext.mlir import MlirError
+from tvm_ext.mlir.execution import CompiledGraph
+from tvm_ext.mlir.from_relax import convert_graph
+from tvm_ext.mlir.model_kernels import KernelsRequest, model_graph
+from tvm_ext.mlir.model_text import counted_operations
+
+# As the graph is imported: layouts and fused operators have other tests.
+PLAIN = "O1"
+
+
+def converted(source, opt_level=PLAIN, **shapes):
+    request = KernelsRequest(input_shapes=shapes, opt_level=opt_level)
+    return convert_graph(model_graph(source, request).mod)
+
+
+def convolutions():
+    """Two convolutions, one of them depthwise, pooling, a skip connection and a softmax."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        node("Conv", ["c", "d"], ["e"], pads=[1, 1, 1, 1], group=8),
+        node("Add", ["c", "e"], ["s"]),
+        node("MaxPool", ["s"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("GlobalAveragePool", ["p"], ["g"]),
+        node("Flatten", ["g"], ["f"]),
+        node("Softmax", ["f"], ["y"]),
+    ]
+    weights = {"w": rand(8, 3, 3, 3), "d": rand(8, 1, 3, 3)}
+    return model(nodes, [value("x", [1, 3, 10, 10])], [value("y", [1, 8])], **weights)
+
+
+def attention():
+    return model(self_attention(), [value("x", [2, 5, 8])], [value("y", [2, 5, 8])])
+
+
+def branches():
+    """The negative of x, or twice x, by the sign of its sum."""
+    positive = helper.make_graph([node("Add", ["x", "x"], ["t"])], "t", [], [value("t", [4])])
+    negative = helper.make_graph([node("Neg", ["x"], ["e"])], "e", [], [value("e", [4])])
+    nodes = [
+        node("ReduceSum", ["x"], ["s"], keepdims=0),
+        node("Greater", ["s", "zero"], ["c"]),
+        node("If", ["c"], ["y"], then_branch=positive, else_branch=negative),
+    ]
+    zero = np.float32(0)
+    return model(nodes, [value("x", [4])], [value("y", [4])], zero=zero)
+
+
+MODELS = {
+    "mlp": (lambda: mlp(5), rand(5, 6)),
+    "convolutions": (convolutions, rand(1, 3, 10, 10)),
+    "attention": (attention, rand(2, 5, 8)),
+    "then": (branches, np.abs(rand(4))),
+    "else": (branches, -np.abs(rand(4))),
+}
+
+
+@pytest.mark.parametrize("opt_level", ["O1", "O3"])
+@pytest.mark.parametrize("name", MODELS)
+def test_numbers_are_those_of_onnx_runtime(name, opt_level):
+    make, x = MODELS[name]
+    source = make()
+    session = onnxruntime.InferenceSession(source.SerializeToString())
+    found = CompiledGraph(converted(source, opt_level))(x)
+    expected = session.run(None, {"x": x})
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours.reshape(theirs.shape), theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "operations"),
+    [
+        ("mlp", {"linalg.matmul"}),
+        ("convolutions", {"linalg.conv_2d_nchw_fchw", "linalg.fill"}),
+        ("attention", {"linalg.batch_matmul", "linalg.transpose", "linalg.broadcast"}),
+    ],
+)
+def test_operations_have_their_names(name, operations):
+    assert operations <= set(counted_operations(converted(MODELS[name][0]()).module))
+
+
+def test_a_symbolic_size_is_a_size_that_the_input_says():
+    graph = converted(mlp())
+    assert "tensor<?x6xf32>" in str(graph.module)
+    assert "tensor.dim" in str(graph.module)
+    with pytest.raises(MlirError, match="give input shapes"):
+        CompiledGraph(graph)
+
+
+def test_large_constants_are_parameters():
+    graph = converted(mlp())
+    assert sorted(one.shape for one in graph.weights) == [(6, 4)]
+    assert "dense<" in str(graph.module)
+
+
+def test_what_has_no_form_is_a_function_without_a_body():
+    step = helper.make_graph(
+        [node("Add", ["v", "v"], ["w"]), node("Identity", ["c"], ["d"])],
+        "step",
+        [value("i", [], TensorProto.INT64), value("c", [], TensorProto.BOOL), value("v", [4])],
+        [value("d", [], TensorProto.BOOL), value("w", [4])],
+    )
+    loop = node("Loop", ["n", "", "x"], ["y"], name="repeat", body=step)
+    nodes = [loop, node("Neg", ["y"], ["z"])]
+    inputs = [value("x", [4]), value("n", [], TensorProto.INT64)]
+    graph = converted(model(nodes, inputs, [value("z", [4])]))
+    (refused,) = [one for one in graph.operators if one.form == "not converted"]
+    assert "repeat" in refused.name
+    assert "loop" in refused.reason
+    assert "func.func private @not_converted" in str(graph.module)
+    assert not graph.is_whole
