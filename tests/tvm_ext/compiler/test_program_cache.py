@@ -311,8 +311,9 @@ def test_a_damaged_kernel_is_made_anew(folder, place):
     kernels = len(check_chain(proto).report.kernels)
     for path in folder.glob("*.tvmx"):
         path.unlink()
-    # Of kernels that the report counts, and not of one that computes sizes.
-    objects = [path for path in sorted(folder.glob("*.o")) if b"matmul" in path.read_bytes()]
+    # Of kernels that the report counts, not of what computes sizes or calls all kernels.
+    codes = {path: path.read_bytes() for path in sorted(folder.glob("*.o"))}
+    objects = [p for p, code in codes.items() if b"matmul" in code and b"ffi_kernels_" not in code]
     damaged, swapped, taken, *_ = objects
     content = bytearray(damaged.read_bytes())
     content[place] ^= 1

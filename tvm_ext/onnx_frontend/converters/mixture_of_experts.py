@@ -93,4 +93,4 @@ def _packed(
     return te.compute((*places.shape, weights.shape[1]), product, name="experts")
 
 
-EXPERT_CONVERTERS: dict[str, Any] = {f"{EXPERTS}::MatMul": ExpertMatMul}
+EXPERT_CONVERTERS: dict[str, Any] = {f"{EXPERTS}::ExpertMatMul": ExpertMatMul}

@@ -184,7 +184,7 @@ def _product(
     """``[tokens, k, outputs]``: each row times the weights of its experts, and their bias."""
     if weights[0] is None or weights[0].shape is None:
         raise NotApplicable("weights that are missing or of unknown sizes")
-    made = b.op("MatMul", rows, places, *weights, domain=EXPERTS, bits=bits)
+    made = b.op("ExpertMatMul", rows, places, *weights, domain=EXPERTS, bits=bits)
     made.type = ir.TensorType(_FLOAT)
     made.shape = ir.Shape([None, b.attribute("k", 4), weights[0].shape[1]])
     if bias is None:
