@@ -147,8 +147,20 @@ def _work(stmt: tirx.Stmt, inner: frozenset[tirx.Var]) -> tvm.ir.Expr:
             return None if body is None else body * tirx.const(_TURNS_OF_WHILE, "int64")
         case tirx.AttrStmt():
             return _work(stmt.body, inner)
+        case tirx.BufferStore():
+            return tirx.const(1 + _bit_operations(stmt.value) // 2, "int64")
         case _:
             return tirx.const(1, "int64")
+
+
+# What takes a number of four bits out of its word, beside the multiplication and addition.
+_OF_BITS = ("bitwise_and", "bitwise_or", "bitwise_xor", "reinterpret", "shift_left", "shift_right")
+
+
+def _bit_operations(value: tvm.ir.Expr) -> int:
+    """Operations on bits in a value, of which two take a cycle."""
+    calls = (call for call in nodes(value, tvm.ir.Call) if isinstance(call.op, tvm.ir.Op))
+    return sum(str(call.op.name).rpartition(".")[2] in _OF_BITS for call in calls)
 
 
 def _gathers(loop: tirx.For) -> bool:
@@ -177,7 +189,8 @@ def _with_loading(work: Any, loop: tirx.For, machine: CpuDescription) -> Any:
     nbytes = sum(buffer_bytes(one) for one in loads if static_product(one.shape) is not None)
     loading: Any = tirx.const(0, "int64")
     if nbytes > machine.l2_bytes:
-        cycles = nbytes / machine.bandwidth(nbytes) * machine.clock_ghz * 1e9
+        one_core = machine.with_cores(1).bandwidth(nbytes)
+        cycles = nbytes / one_core * machine.clock_ghz * 1e9
         most = work * tirx.const(_LOADING_STATEMENT, "int64")
         loading = tirx.min(tirx.const(round(cycles), "int64"), most)
     written = [one for one in loads | stores if static_product(one.shape) is None]

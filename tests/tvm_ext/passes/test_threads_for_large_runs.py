@@ -95,6 +95,22 @@ def test_a_vector_of_gathered_elements_is_as_many_statements() -> None:
     assert not _has_threads(repeated, rows)
 
 
+@T.prim_func(private=True, s_tir=True)
+def cut(x: T.handle, y: T.handle) -> None:
+    n = T.int64()
+    a, b = T.match_buffer(x, (8,), "uint8"), T.match_buffer(y, (n, 8), "uint8")
+    for i in T.parallel(n):
+        for j in range(8):
+            b[i, j] = T.shift_right(a[j], T.uint8(4)) & T.uint8(15)
+
+
+def test_operations_on_bits_count() -> None:
+    """Two of them take as long as a multiplication and an addition."""
+    cycles = PARALLEL_GAIN * MACHINE.parallel_overhead_us * MACHINE.clock_ghz * 1e3
+    assert _has_threads(cut, round(1.1 * cycles / 16))
+    assert not _has_threads(cut, round(0.9 * cycles / 16))
+
+
 def built(func: tirx.PrimFunc) -> tvm.runtime.Executable:
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     return compile_kernels(mod, MACHINE.tvm_target())
