@@ -154,13 +154,12 @@ def _work(stmt: tirx.Stmt, inner: frozenset[tirx.Var]) -> tvm.ir.Expr:
 
 
 # What takes a number of four bits out of its word, beside the multiplication and addition.
-_OF_BITS = ("bitwise_and", "bitwise_or", "bitwise_xor", "reinterpret", "shift_left", "shift_right")
+_OF_BITS = (tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor, tirx.LShift, tirx.RShift)
 
 
 def _bit_operations(value: tvm.ir.Expr) -> int:
     """Operations on bits in a value, of which two take a cycle."""
-    calls = (call for call in nodes(value, tvm.ir.Call) if isinstance(call.op, tvm.ir.Op))
-    return sum(str(call.op.name).rpartition(".")[2] in _OF_BITS for call in calls)
+    return len(nodes(value, *_OF_BITS))
 
 
 def _gathers(loop: tirx.For) -> bool:
