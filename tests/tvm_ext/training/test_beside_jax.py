@@ -16,7 +16,15 @@ _TOLERANCE = 2e-5
 _STEPS = 200
 
 
-@pytest.mark.parametrize("block", list(BLOCKS))
+# What takes half a minute to compile together; the others have the same operators alone.
+LONG = pytest.mark.slow
+LONG_CURVES = ("resnet", "transformer")
+QUICK = ("mlp", "lstm", "transformer block", "separable block")
+
+
+@pytest.mark.parametrize(
+    "block", [block if block in QUICK else pytest.param(block, marks=LONG) for block in BLOCKS]
+)
 def test_gradients_are_those_of_jax(block: str) -> None:
     model = BLOCKS[block]()
     batch = batch_for(model)
@@ -35,7 +43,9 @@ def test_gradients_are_those_of_jax(block: str) -> None:
         np.testing.assert_allclose(before[name] - after[name], gradient, rtol=0, atol=limit)
 
 
-@pytest.mark.parametrize("block", ["mlp", "resnet block", "transformer block", "lstm"])
+@pytest.mark.parametrize(
+    "block", ["mlp", "lstm", *(pytest.param(f"{one} block", marks=LONG) for one in LONG_CURVES)]
+)
 def test_curve_is_that_of_jax(block: str) -> None:
     model = BLOCKS[block]()
     batches = [batch_for(model, seed) for seed in range(8)] * (_STEPS // 8)
