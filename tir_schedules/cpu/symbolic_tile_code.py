@@ -152,15 +152,10 @@ class _Version:
             pairs = [stack_array(each * columns, self.dtype, "pairs") for _ in range(0, rows, each)]
             self.added = [array for array, _ in pairs]
             self.declarations += [declaration for _, declaration in pairs]
-        # For each row, arrays of what a block adds up to, whose sum is multiplied.
+        # For each row, arrays that steps are added to in turn: those of a block, whose sum is
+        # multiplied, or all.
         self.blocks: list[list[Any]] = []
-        common = tile.common_factor if tile.panel is None else None
-        parts = 0
-        if common is not None and rows * columns <= common.most_sums:
-            parts = max(1, common.enough_sums // (rows * columns))
-        elif self._may_be_in_parts():
-            parts = _BUSY_VECTORS // (rows * -(-columns // tile.vector_sums))
-        if parts > (common is None):
+        if parts := self._parts():
             made = [stack_array(columns, self.dtype, "block") for _ in range(rows * parts)]
             self.blocks = [[a for a, _ in made[row * parts :][:parts]] for row in range(rows)]
             self.declarations += [declaration for _, declaration in made]
@@ -170,6 +165,17 @@ class _Version:
         self.copied = self._panel_buffer(self.panel) if self.panel is not None else None
         padding = tile.implicit_padding
         self.pixels = self._pixel_buffer(padding) if padding is not None else None
+
+    def _parts(self) -> int:
+        """How many arrays a row's steps are added to in turn; 0 where its sums themselves are."""
+        sums, tile = self.rows * self.columns, self.tile
+        common = tile.common_factor if tile.panel is None else None
+        if common is not None:
+            return max(1, common.enough_sums // sums) if sums <= common.most_sums else 0
+        if not self._may_be_in_parts():
+            return 0
+        parts = _BUSY_VECTORS // (self.rows * -(-self.columns // tile.vector_sums))
+        return parts if parts > 1 else 0
 
     def _panel_buffer(self, panel: Panel) -> Any:
         steps = math.prod(axis.extent for axis in self.contraction.reduction)

@@ -155,7 +155,7 @@ def _apply(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 MICROSOFT = "com.microsoft"
-# The domain of products with the weights of chosen experts; its only operator is MatMul.
+# The domain of products with the weights of chosen experts; its only operator is ExpertMatMul.
 EXPERTS = "tvm_ext.experts"
 
 # A property of a node of ONNX Runtime's that is left as it is: why it has no other form.

@@ -12,6 +12,7 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, on_threads
@@ -26,6 +27,9 @@ _CUBIC = -0.75
 _SMALLEST = 1e-30
 # ONNX renamed the modes in version 20.
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
+# Neighbours along an axis by mode, and what is beyond the borders.
+_TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
+_PADDINGS = ("zeros", "border", "reflection")
 
 
 class GridSample(OnnxOpConverter):
@@ -120,6 +124,12 @@ class _Sampler:
         mode = text(attr, "mode", "linear")
         self.mode = _MODES.get(mode, mode)
         self.padding = text(attr, "padding_mode", "zeros")
+        if self.mode not in _TAPS or (self.mode == "cubic" and len(sizes) != 2):
+            raise FormError(f"its mode is {mode}, expected nearest or linear, or cubic for images")
+        if self.padding not in _PADDINGS:
+            raise FormError(
+                f"its padding_mode is {self.padding}, expected {' or '.join(_PADDINGS)}"
+            )
         self.aligned = bool(attr.get("align_corners", 0))
         self.sizes, self.dtype = [wide(size) for size in sizes], dtype
         self.lengths = [size.astype(dtype) for size in self.sizes]
@@ -128,7 +138,7 @@ class _Sampler:
 
     def neighbours(self, grid: Any, item: Any, first: Any, points: Any) -> _Neighbours:
         """Those of ``_LANES`` points from ``first`` on."""
-        taps = {"nearest": 1, "linear": 2, "cubic": 4}[self.mode] ** len(self.sizes)
+        taps = _TAPS[self.mode] ** len(self.sizes)
         found = _Neighbours(taps, self.dtype, self.padding == "zeros")
         last = len(self.sizes) - 1
         with T.vectorized(0, _LANES) as lane:

@@ -5,7 +5,10 @@ import pytest
 from combinations import pairwise
 from one_model import in_one_model
 from operator_models import check_operator
-from small_models import rand
+from small_models import model, node, rand, value
+
+import tvm_ext
+from tvm_ext.errors import ModelError
 
 # On the borders of what is aligned and what is not, and beyond: for any size of an image.
 PLACES = [-1, 1, -1.0001, np.nan, 0, 3e30, -1.3, -1.02, 1.02, 1.3, 2.4, -5]
@@ -54,3 +57,16 @@ def test_an_infinite_border_stays_out_of_what_is_outside() -> None:
     grid = np.full((1, 3, 7, 2), 5, np.float32)
     (found,) = check_operator("GridSample", {"x": image, "grid": grid})
     assert not found.any()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "found"),
+    [({"mode": "lanczos"}, "its mode is lanczos"), ({"padding_mode": "wrap"}, "mode is wrap")],
+)
+def test_what_onnx_does_not_name_is_refused(attribute: dict, found: str) -> None:
+    inputs = [value("x", [1, 1, 3, 3]), value("grid", [1, 2, 2, 2])]
+    proto = model(
+        [node("GridSample", ["x", "grid"], ["y"], **attribute)], inputs, [value("y", None)]
+    )
+    with pytest.raises(ModelError, match=found):
+        tvm_ext.compile(proto)
