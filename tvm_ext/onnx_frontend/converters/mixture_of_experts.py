@@ -35,8 +35,11 @@ class ExpertMatMul(OnnxOpConverter):
         axes = [*range(len(sizes) - 1), len(sizes), len(sizes) - 1]
         apart = bb.emit(relax.op.permute_dims(apart, axes))
         scales = [_with_blocks(bb, one) for one in scales]
+        # Of the bytes of a row, of which the last block may have fewer.
+        block = int(attr.get("block_size", 0)) // parts or int(sizes_of(weights)[-1])
+        _check_blocks(scales[0], weights, block)
         return bb.emit_te(
-            _packed, apart, places, weights, scales, bits, primfunc_name_hint="experts"
+            _packed, apart, places, weights, scales, (bits, block), primfunc_name_hint="experts"
         )
 
 
@@ -46,6 +49,12 @@ def _check(rows: relax.Expr, weights: relax.Expr, parts: int) -> None:
         raise FormError(
             f"its experts multiply {wanted * parts} elements, expected {given}, as a token has"
         )
+
+
+def _check_blocks(scales: relax.Expr, weights: relax.Expr, block: int) -> None:
+    found, wanted = sizes_of(scales)[-1], -(-int(sizes_of(weights)[-1]) // block)
+    if found != wanted:
+        raise FormError(f"its rows have {found} scales, expected {wanted}, one for each block")
 
 
 def _with_blocks(bb: relax.BlockBuilder, scales: relax.Expr) -> relax.Expr:
@@ -69,12 +78,14 @@ def _packed(
     places: te.Tensor,
     weights: te.Tensor,
     scales: list[te.Tensor],
-    bits: int,
+    form: tuple[int, int],
 ) -> te.Tensor:
-    """``rows`` have an axis for the numbers of a byte before the last one."""
-    count = weights.shape[2]
-    place = te.reduce_axis((0, count), "place")
-    block = count // scales[0].shape[2]
+    """``rows`` have an axis for the numbers of a byte before the last one.
+
+    ``form``: bits of a weight, and bytes of a row that have one scale.
+    """
+    bits, block = form
+    place = te.reduce_axis((0, weights.shape[2]), "place")
 
     def product(token: tirx.Var, choice: tirx.Var, output: tirx.Var) -> tirx.Expr:
         own = (token, choice) if len(rows.shape) == 4 else (token,)

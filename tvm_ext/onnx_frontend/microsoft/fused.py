@@ -107,20 +107,22 @@ def skip_layer_normalization(b: Builder) -> _Results:
 def skip_simplified_layer_normalization(b: Builder) -> _Results:
     """The same divided by the root mean square, without subtracting the mean."""
     total = _plus(b, b.op("Add", b.input(0), b.input(1)), b.optional(3))
-    return [_over_root_mean_square(b, total, b.input(2), _epsilon(b)), None, None, total]
+    normed = over_root_mean_square(b, total, b.number(_epsilon(b)))
+    return [b.op("Mul", normed, b.input(2)), None, None, total]
 
 
 def simplified_layer_normalization(b: Builder) -> _Results:
     """Rows divided by their root mean square, times a scale."""
     if b.attribute("axis", -1) != -1 or b.used(1):
         raise NotApplicable("another axis than the last, or the reciprocal root as a result")
-    return [_over_root_mean_square(b, b.input(0), b.input(1), b.attribute("epsilon", 1e-5))]
+    normed = over_root_mean_square(b, b.input(0), b.number(b.attribute("epsilon", 1e-5)))
+    return [b.op("Mul", normed, b.input(1))]
 
 
-def _over_root_mean_square(b: Builder, x: ir.Value, scale: ir.Value, epsilon: float) -> ir.Value:
+def over_root_mean_square(b: Builder, x: ir.Value, epsilon: ir.Value) -> ir.Value:
+    """Each row divided by its root mean square."""
     square = b.mean(b.op("Mul", x, x), -1)
-    root = b.op("Sqrt", b.op("Add", square, b.number(epsilon)))
-    return b.op("Mul", b.op("Div", x, root), scale)
+    return b.op("Div", x, b.op("Sqrt", b.op("Add", square, epsilon)))
 
 
 def embed_layer_normalization(b: Builder) -> _Results:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.onnx_frontend.microsoft.attention import last_size, rank
 from tvm_ext.onnx_frontend.microsoft.builder import Builder, type_of
+from tvm_ext.onnx_frontend.microsoft.fused import over_root_mean_square
 
 _Results = list[ir.Value | None]
 _FLOAT = ir.DataType.FLOAT
@@ -81,7 +82,7 @@ def gated_delta_net(b: Builder) -> _Results:
     decay, beta = b.optional(4), b.optional(5)
     beta = None if beta is None else _batched(b, beta, batch, 3)
     if beta is not None:
-        beta = b.op("Sigmoid", beta) if _is_set(b, "beta_activation") else beta
+        beta = b.op("Sigmoid", beta) if b.attribute("beta_activation", "none") != "none" else beta
         beta = b.unsqueezed(beta, 3)
     decay = None if decay is None else _decay(b, decay, batch, heads)
     state = _no_state(b, rows[0], heads) if past is None else b.cast(past, _FLOAT)
@@ -111,12 +112,11 @@ def gated_rms_norm(b: Builder) -> _Results:
     x, scale, gate = (b.cast(b.input(index), _FLOAT) for index in range(3))
     groups = b.op("Concat", b.sliced(sizes, 0, -1), b.constant(np.array([-1, group])), axis=0)
     x, gate = b.op("Reshape", x, groups), b.op("Reshape", gate, groups)
-    square = b.mean(b.op("Mul", x, x), -1)
-    root = b.op("Sqrt", b.op("Add", square, b.float32(b.attribute("epsilon", 1e-6))))
+    normed = over_root_mean_square(b, x, b.float32(b.attribute("epsilon", 1e-6)))
     opened = b.op("Sigmoid", gate)
     if b.attribute("activation", "silu") in ("silu", "swish"):
         opened = b.op("Mul", gate, opened)
-    made = b.op("Mul", b.op("Mul", b.op("Div", x, root), scale), opened)
+    made = b.op("Mul", b.op("Mul", normed, scale), opened)
     return [b.cast(b.op("Reshape", made, sizes), kind)]
 
 
@@ -227,10 +227,6 @@ def _no_state(b: Builder, query: ir.Value, heads: _Heads) -> ir.Value:
 def _cut(b: Builder, rows: ir.Value, count: int) -> ir.Value:
     """``[batch, tokens, heads * length]`` with an axis for heads."""
     return b.op("Reshape", rows, b.constant(np.array([0, 0, count, -1])))
-
-
-def _is_set(b: Builder, name: str) -> bool:
-    return bool(b.attribute(name, "none") != "none")
 
 
 def _size(value: ir.Value, axis: int) -> int:

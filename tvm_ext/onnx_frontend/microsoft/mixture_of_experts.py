@@ -15,6 +15,7 @@ from tvm_ext.configs.errors import FormError, NotApplicable
 from tvm_ext.onnx_frontend.microsoft.attention import last_size
 from tvm_ext.onnx_frontend.microsoft.builder import Builder, stored, type_of
 from tvm_ext.onnx_frontend.microsoft.fused import gelu_by_tanh
+from tvm_ext.onnx_frontend.microsoft.quantized import unpacked
 from tvm_ext.onnx_frontend.onnx_graph import EXPERTS
 
 _Results = list[ir.Value | None]
@@ -111,14 +112,12 @@ def _mixed(b: Builder, product: _Product, gated: bool, mixing: ir.Value | None) 
 def _routed(b: Builder, mixing: ir.Value | None) -> tuple[ir.Value, ir.Value]:
     """The weights of each token's experts and which these are, both ``[tokens, k]``."""
     scores = b.op("Softmax", b.cast(b.input(1), _FLOAT), axis=-1)
-    count = b.constant(np.array([b.attribute("k", 4)]))
-    share, places = b.ops("TopK", 2, [scores, count], {"axis": -1})
-    # QMoE of ONNX Runtime makes them add up to 1 whatever its attribute says.
-    normalized = b.attribute("normalize_routing_weights", 0) or b.node.op_type == "QMoE"
+    share, places = _largest(b, scores, b.attribute("k", 4))
     if mixing is not None:
         share = b.op("GatherElements", b.cast(mixing, _FLOAT), places, axis=1)
-        normalized = b.attribute("normalize_routing_weights", 0)
-    if normalized:
+    # QMoE of ONNX Runtime makes the router's own add up to 1 whatever its attribute says.
+    always = b.node.op_type == "QMoE" and mixing is None
+    if always or b.attribute("normalize_routing_weights", 0):
         share = b.op("Div", share, b.unsqueezed(b.total(share, 1), 1))
     return share, places
 
@@ -184,7 +183,9 @@ def _product(
     """``[tokens, k, outputs]``: each row times the weights of its experts, and their bias."""
     if weights[0] is None or weights[0].shape is None:
         raise NotApplicable("weights that are missing or of unknown sizes")
-    made = b.op("ExpertMatMul", rows, places, *weights, domain=EXPERTS, bits=bits)
+    block = b.attribute("block_size", 0)
+    form = {"bits": bits, "block_size": block}
+    made = b.op("ExpertMatMul", rows, places, *weights, domain=EXPERTS, **form)
     made.type = ir.TensorType(_FLOAT)
     made.shape = ir.Shape([None, b.attribute("k", 4), weights[0].shape[1]])
     if bias is None:
@@ -202,9 +203,7 @@ def _zero_points(
     if arrays is None or arrays[0] is None or scales.shape is None:
         raise NotApplicable("zero points that are computed")
     sizes = [int(size) for size in scales.shape if isinstance(size, int)]
-    places = np.arange(8 // bits) * bits
-    numbers = (arrays[0][..., None] >> places.astype(np.uint8)) & (2**bits - 1)
-    numbers = numbers.reshape(*arrays[0].shape[:-1], -1)
+    numbers = unpacked(arrays[0], bits)
     if len(sizes) != numbers.ndim or numbers.shape[-1] < sizes[-1]:
         raise FormError(
             f"its zero points have the sizes {list(arrays[0].shape)} beside scales of {sizes}, "

@@ -277,12 +277,12 @@ def matmul_n_bits(b: Builder) -> _Results:
     bits, block = b.attribute("bits", 4), b.attribute("block_size")
     rows, columns = b.attribute("N"), b.attribute("K")
     blocks = -(-columns // block)
-    numbers = _unpacked(packed.reshape(rows, -1), bits)[:, :columns]
+    numbers = unpacked(packed.reshape(rows, -1), bits)[:, :columns]
     scales = scales.reshape(rows, blocks)
     if zeros is None:
         zeros = np.full((rows, blocks), 1 << (bits - 1), np.uint8)
     elif zeros.dtype == np.uint8:
-        zeros = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
+        zeros = unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
     zeros = zeros.reshape(rows, blocks)
     if order is None and zeros.dtype == np.uint8:
         wide = scales.astype(np.float32)
@@ -378,11 +378,11 @@ def _unpacked_table(
     if b.attribute("quantize_axis", 1) not in (-1, data.ndim - 1):
         raise NotApplicable("bytes that are not packed along the last axis")
     if zeros is None:
-        return _unpacked(data, bits), float(1 << (bits - 1))
-    return _unpacked(data, bits), _unpacked(zeros, bits)[..., : scales.shape[-1]]
+        return unpacked(data, bits), float(1 << (bits - 1))
+    return unpacked(data, bits), unpacked(zeros, bits)[..., : scales.shape[-1]]
 
 
-def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+def unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     """The integers of each row, the first one in the lowest bits of its byte."""
     if bits not in (2, 4, 8):
         raise NotApplicable(f"{bits} bits")

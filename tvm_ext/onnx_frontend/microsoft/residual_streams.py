@@ -12,6 +12,7 @@ import onnx_ir as ir
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.onnx_frontend.microsoft.attention import last_size, rank
 from tvm_ext.onnx_frontend.microsoft.builder import Builder, type_of
+from tvm_ext.onnx_frontend.microsoft.fused import over_root_mean_square
 
 _Results = list[ir.Value | None]
 _FLOAT = ir.DataType.FLOAT
@@ -36,7 +37,7 @@ def branchwise_rms_norm(b: Builder) -> _Results:
     """Each branch divided by its root mean square, times a scale."""
     x, scale = b.input(0), b.optional(1)
     rows = _branches(b, b.cast(x, _FLOAT))
-    made = _over_root_mean_square(b, rows, b.attribute("epsilon", 1e-5))
+    made = over_root_mean_square(b, rows, b.float32(b.attribute("epsilon", 1e-5)))
     if scale is not None:
         scale, width = b.cast(scale, _FLOAT), last_size(x) // _flat_branches(b)
         if rank(b.input(1)) == 1 and last_size(b.input(1)) != width:
@@ -50,8 +51,6 @@ def hyper_connection_pre_mix(b: Builder) -> _Results:
     x, gate = b.input(0), b.input(1)
     rows = _branches(b, b.cast(x, _FLOAT))
     total = b.op("Mul", rows, _gate(b, gate, x))
-    if rank(x) is None:
-        raise NotApplicable("the rank of its input is not known")
     grouped = _flat_branches(b) == 1
     axis = len(x.shape or ()) - (2 if grouped else 1)
     summed = b.total(total, axis)
@@ -64,7 +63,7 @@ def hyper_connection_post_mix(b: Builder) -> _Results:
     x, made, mix = b.input(0), b.input(1), b.optional(3)
     rows = _branches(b, b.cast(x, _FLOAT))
     if mix is not None:
-        rows = b.op("MatMul", b.transposed(_cast_like(b, mix)), rows)
+        rows = b.op("MatMul", b.cast(b.transposed(mix), _FLOAT), rows)
     if made.shape is None:
         raise NotApplicable("the rank of its input is not known")
     shared = b.unsqueezed(b.cast(made, _FLOAT), len(made.shape) - 1)
@@ -75,10 +74,10 @@ def hyper_connection_post_mix(b: Builder) -> _Results:
 def engram_gate(b: Builder) -> _Results:
     """A value for all streams, each times a gate that compares its key and its query."""
     key, query, value = (b.cast(b.input(index), _FLOAT) for index in range(3))
-    epsilon, kind = b.attribute("epsilon", 1e-5), type_of(b.input(0))
+    epsilon, kind = b.float32(b.attribute("epsilon", 1e-5)), type_of(b.input(0))
     width = last_size(b.input(0))
     key, query = (
-        b.op("Mul", _over_root_mean_square(b, rows, epsilon), b.cast(b.input(index), _FLOAT))
+        b.op("Mul", over_root_mean_square(b, rows, epsilon), b.cast(b.input(index), _FLOAT))
         for rows, index in ((key, 3), (query, 4))
     )
     both = b.unsqueezed(b.total(b.op("Mul", key, query), 3), 3)
@@ -89,14 +88,8 @@ def engram_gate(b: Builder) -> _Results:
     if b.optional(5) is None or not b.used(1):
         return [b.cast(gated, kind), None]
     scale = b.cast(b.input(5), _FLOAT)
-    normed = b.op("Mul", _over_root_mean_square(b, gated, epsilon), scale)
+    normed = b.op("Mul", over_root_mean_square(b, gated, epsilon), scale)
     return [b.cast(gated, kind), b.cast(normed, kind)]
-
-
-def _over_root_mean_square(b: Builder, rows: ir.Value, epsilon: float) -> ir.Value:
-    # The result of a Reshape or a product has no shape yet: only the last axis is named.
-    square = b.mean(b.op("Mul", rows, rows), -1)
-    return b.op("Div", rows, b.op("Sqrt", b.op("Add", square, b.float32(epsilon))))
 
 
 def _flat_branches(b: Builder) -> int:
@@ -128,9 +121,3 @@ def _gate(b: Builder, gate: ir.Value, streams: ir.Value) -> ir.Value:
     if flat and last_size(gate) == last_size(streams):
         return _branches(b, made)
     return b.unsqueezed(made, own)
-
-
-def _cast_like(b: Builder, matrix: ir.Value) -> ir.Value:
-    made = b.cast(matrix, _FLOAT)
-    made.shape = matrix.shape
-    return made

@@ -101,7 +101,8 @@ def _weights(b: Builder, x: ir.Value, axis: int, places: ir.Value) -> ir.Value:
     """``[rectangles, results, rows]``."""
     rows = b.cast(b.counted(b.size(x, 2 + axis)), _FLOAT)
     if b.attribute("mode", "bilinear") == "nearest":
-        nearest = b.op("Round", b.unsqueezed(places, 2))
+        # Halves are rounded up; what is below 0 is outside.
+        nearest = b.op("Floor", b.op("Add", b.unsqueezed(places, 2), b.number(0.5)))
         return b.cast(b.op("Equal", nearest, rows), _FLOAT)
     distance = b.op("Abs", b.op("Sub", b.unsqueezed(places, 2), rows))
     return b.op("Max", b.op("Sub", b.number(1.0), distance), b.number(0.0))

@@ -13,7 +13,7 @@ from tvm_ext import compile
 from tvm_ext.errors import UnsupportedOperatorError
 
 FLOAT = onnx.TensorProto.FLOAT
-TOKENS, WIDTH, INNER, EXPERTS = 5, 32, 64, 6
+TOKENS, WIDTH, INNER, EXPERTS = 5, 48, 64, 6
 
 
 def named(arrays: dict[str, Any]) -> dict[str, Any]:
@@ -73,6 +73,8 @@ def test_experts_of_floats(attributes: dict, bias: bool, sizes: tuple[int, ...])
         (4, 16, True, False),
         (8, 0, False, False),
         (2, 16, False, False),
+        # The last block of each row is shorter.
+        (4, 32, False, False),
     ],
 )
 def test_experts_of_few_bits(bits: int, block: int, zeros: bool, mixing: bool) -> None:
@@ -80,7 +82,7 @@ def test_experts_of_few_bits(bits: int, block: int, zeros: bool, mixing: bool) -
     parts, outputs = 8 // bits, 2 * INNER
 
     def scales(rows: int, width: int) -> np.ndarray:
-        sizes = (EXPERTS, rows, width // block) if block else (EXPERTS, rows)
+        sizes = (EXPERTS, rows, -(-width // block)) if block else (EXPERTS, rows)
         return np.abs(rand(*sizes)) / (20 if bits == 4 else 300) + np.float32(1e-3)
 
     def points(rows: int, width: int) -> np.ndarray | None:

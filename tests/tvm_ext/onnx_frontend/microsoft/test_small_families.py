@@ -105,6 +105,16 @@ IMAGES = np.int32([0, 1, 1])
             {"mode": "nearest"},
         ),
         (
+            # Places of 0.5, which are rounded up.
+            "CropAndResize",
+            {
+                **{"x": rand(1, 1, 2, 2), "xr": np.float32([[0, 0, 1, 1]])},
+                **{"xi": np.int32([0]), "s": np.int32([3, 3])},
+            },
+            {"y": FLOAT},
+            {"mode": "nearest"},
+        ),
+        (
             "NGramRepeatBlock",
             {"xt": np.array([[1, 2, 3, 1, 2], [4, 4, 4, 4, 4]]), "x": rand(2, 8)},
             {"y": FLOAT},
