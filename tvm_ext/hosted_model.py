@@ -309,6 +309,7 @@ def _whole_graph(whole: PreparedModel, reports: Sequence[CompileReport]) -> Grap
 
 def _whole_memory(parts: Sequence[MemoryRecord]) -> MemoryRecord:
     """Parts run one after the other: the largest peak, and all weights."""
+    largest = max(parts, key=lambda one: one.planned_peak_bytes or 0, default=MemoryRecord())
     return MemoryRecord(
         planned_peak_bytes=_largest([one.planned_peak_bytes for one in parts]),
         unplanned_bytes=_largest([one.unplanned_bytes for one in parts]),
@@ -318,7 +319,7 @@ def _whole_memory(parts: Sequence[MemoryRecord]) -> MemoryRecord:
         kernel_bytes=max((one.kernel_bytes or 0 for one in parts), default=0) or None,
         kernel_thread_bytes=max((one.kernel_thread_bytes or 0 for one in parts), default=0) or None,
         program_bytes=sum(one.program_bytes or 0 for one in parts) or None,
-        workspace_bytes=max((one.workspace_bytes or 0 for one in parts), default=0) or None,
+        workspace_bytes=largest.workspace_bytes,
     )
 
 

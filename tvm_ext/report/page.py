@@ -417,8 +417,8 @@ def memory_parts(report: "CompileReport") -> list[tuple[str, int, float]]:
     """Return (label, bytes, length of the bar from 0 to 1) of each figure, on one scale."""
     memory = report.memory
     figures = {
-        "Intermediates without reuse": memory.unplanned_bytes,
-        "Intermediates as planned": memory.planned_peak_bytes,
+        "Intermediates without reuse": memory.unplanned_values_bytes,
+        "Intermediates as planned": memory.values_bytes,
         "Arrays of kernels": memory.kernel_bytes,
         "Weights": memory.weights_bytes,
         "Tables of the program": memory.program_bytes,

@@ -437,9 +437,9 @@ class MemoryRecord:
         another output's. None where all are, and the inputs as well: of programs that may write
         to these, of those whose storage a user's pass changed, and of older ones.
     kernel_bytes, kernel_thread_bytes : int or None
-        What kernels for a CPU allocate for themselves and TVM keeps after the run, beside all of
-        the above: of the thread that runs the program, and of each further one. Of symbolic sizes,
-        nominal ones. None for nothing, and where it was not counted.
+        What kernels for a CPU allocate for themselves and TVM keeps after the run: of the thread
+        that runs the program, and of each further one. Of symbolic sizes, nominal ones. None for
+        nothing, and where it was not counted.
     workspace_bytes : int or None
         The part of the planned peak, of the unplanned bytes and of the lower bound that kernels for
         a CPU allocate for themselves, on all threads that the program is compiled for. None for
@@ -474,9 +474,15 @@ class MemoryRecord:
     @property
     def values_bytes(self) -> int | None:
         """The planned peak without what kernels allocate for themselves."""
-        if self.planned_peak_bytes is None:
-            return None
-        return self.planned_peak_bytes - (self.workspace_bytes or 0)
+        return self._of_values(self.planned_peak_bytes)
+
+    @property
+    def unplanned_values_bytes(self) -> int | None:
+        """The unplanned bytes without the same."""
+        return self._of_values(self.unplanned_bytes)
+
+    def _of_values(self, nbytes: int | None) -> int | None:
+        return None if nbytes is None else nbytes - (self.workspace_bytes or 0)
 
     def with_arrays(self, nbytes: int) -> "MemoryRecord":
         """The same with bytes that kernels allocate for themselves, beside all values.
