@@ -17,6 +17,7 @@ from rich.table import Table
 
 import tvm_ext
 from tvm_ext.check.inputs import random_inputs
+from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.compiler.memory_of_model import model_memory
 from tvm_ext.errors import BuildError
 from tvm_ext.hardware.targets import program_target
@@ -75,6 +76,7 @@ def limited(path: Path, shares: Sequence[float]) -> list[Limited]:
     if not peak:
         return []
     found: list[Limited] = []
+    model = None
     for share in sorted(shares, reverse=True):
         limit = int(peak * share)
         # What is refused says what the least is, and a lower limit would be refused alike.
@@ -86,25 +88,21 @@ def limited(path: Path, shares: Sequence[float]) -> list[Limited]:
         except BuildError as error:
             found.append(Limited(path.stem, peak, limit, refusal=str(error)))
         else:
-            found.append(_compared(path, machine, shapes, peak, limit))
+            model = model or tvm_ext.compile(path, machine, input_shapes=shapes)
+            other = tvm_ext.compile(path, machine, input_shapes=shapes, memory_limit=limit)
+            found.append(_compared(path.stem, model, other, peak, limit))
     return found
 
 
 def _compared(
-    path: Path,
-    machine: Any,
-    shapes: Mapping[str, Sequence[int | str]] | None,
-    peak: int,
-    limit: int,
+    name: str, model: CompiledModel, other: CompiledModel, peak: int, limit: int
 ) -> Limited:
     """The program with a limit that it meets beside that without."""
-    model = tvm_ext.compile(path, machine, input_shapes=shapes)
-    other = tvm_ext.compile(path, machine, input_shapes=shapes, memory_limit=limit)
     inputs = random_inputs(model.inputs)
     record = other.report.memory.limit or MemoryLimitRecord(limit)
     wanted, given = model.run(inputs), other.run(inputs)
     return Limited(
-        path.stem,
+        name,
         peak,
         limit,
         found=other.report.memory.planned_peak_bytes,

@@ -14,7 +14,13 @@ import tvm
 import tvm_ext
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel
-from tvm_ext.compiler.backend import limit_bytes, programs_of, require_memory, target_record
+from tvm_ext.compiler.backend import (
+    limit_bytes,
+    programs_of,
+    require_memory,
+    target_record,
+    threads_of,
+)
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import CompileContext, compiling
 from tvm_ext.compiler.graph_analysis import (
@@ -572,7 +578,7 @@ def _compiled(
         inputs=imported[0].inputs,
         outputs=imported[0].outputs,
         target=target_record(machine),
-        threads=programs_of(machine).threads(machine),
+        threads=threads_of(machine),
         report=report,
         specialized=[(one.inputs, one.outputs) for one in imported[1:]],
     )

@@ -186,12 +186,12 @@ def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescrip
         return
     if tirx.IterVar.DataPar not in kinds and _reduce_in_lanes(sch, block, machine):
         return
-    if _reduces_rows(stmt) and _reduce_rows_in_lanes(sch, block, machine):
+    lanes = min(machine.vector_lanes(str(write.source.dtype)) for write in stmt.writes)
+    if _reduces_rows(stmt) and _last_axis_in_lanes(sch, block, machine, lanes):
         return
     pairs = list(zip(sch.get_loops(block), kinds, strict=True))
     spatial = [loop for loop, kind in pairs if kind == tirx.IterVar.DataPar]
     others = [loop for loop, kind in pairs if kind != tirx.IterVar.DataPar]
-    lanes = min(machine.vector_lanes(str(write.source.dtype)) for write in stmt.writes)
     vector = None
     if spatial and len(stmt.writes) == 1:
         extent = static_extent(sch.get(spatial[-1]).extent)
@@ -218,23 +218,12 @@ def _reduce_in_lanes(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescripti
 
     Whether that could be done. As scalars, LLVM unrolls such loops for minutes.
     """
-    stmt, loops = sch.get(block), list(sch.get_loops(block))
-    extent = static_extent(sch.get(loops[-1]).extent)
-    if extent is None or len(stmt.writes) != 1 or len(stmt.reads) != 1:
+    stmt = sch.get(block)
+    if len(stmt.writes) != 1 or len(stmt.reads) != 1:
         return False
     if not stmt.reads[0].region[-1].min.same_as(stmt.iter_vars[-1].var):
         return False
-    lanes = machine.vector_lanes(str(stmt.writes[0].source.dtype))
-    length = vector_length(extent, lanes, REGISTERS_PER_VECTOR_LOOP)
-    if length < 2:
-        return False
-    partial = _partial_lanes(sch, block, loops[-1], length, 0)
-    if partial is None:
-        return False
-    first, *_, lane_loop = sch.get_loops(partial)
-    sch.vectorize(lane_loop)
-    _start_in_vectors(sch, partial, first)
-    return True
+    return _last_axis_in_lanes(sch, block, machine, 2)
 
 
 def _reduces_rows(stmt: s_tir.SBlock) -> bool:
@@ -244,9 +233,7 @@ def _reduces_rows(stmt: s_tir.SBlock) -> bool:
     """
     kinds = [one.iter_type for one in stmt.iter_vars]
     spatial = kinds.count(tirx.IterVar.DataPar)
-    if not 0 < spatial < len(kinds) or tirx.IterVar.DataPar in kinds[spatial:]:
-        return False
-    if set(kinds[spatial:]) != {tirx.IterVar.CommReduce} or len(stmt.writes) != 1:
+    if not spatial or set(kinds[spatial:]) != {tirx.IterVar.CommReduce} or len(stmt.writes) != 1:
         return False
     last, output = stmt.iter_vars[-1].var, stmt.iter_vars[spatial - 1].var
     ends = [read.region[-1].min for read in stmt.reads if len(read.region)]
@@ -255,14 +242,20 @@ def _reduces_rows(stmt: s_tir.SBlock) -> bool:
     return not any(output.same_as(one) for end in ends for one in tirx.analysis.undefined_vars(end))
 
 
-def _reduce_rows_in_lanes(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> bool:
-    """Partial results in vectors along the last axis, which is reduced; whether that was done."""
-    stmt, loops = sch.get(block), list(sch.get_loops(block))
+def _last_axis_in_lanes(
+    sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription, least: int
+) -> bool:
+    """Partial results in vectors of ``least`` lanes or more along the last axis, which is reduced.
+
+    Whether that was done.
+    """
+    stmt = sch.get(block)
     spatial = sum(one.iter_type == tirx.IterVar.DataPar for one in stmt.iter_vars)
-    extent = static_extent(sch.get(loops[-1]).extent)
     lanes = machine.vector_lanes(str(stmt.writes[0].source.dtype))
+    loops = list(sch.get_loops(block))
+    extent = static_extent(sch.get(loops[-1]).extent)
     length = 1 if extent is None else vector_length(extent, lanes, REGISTERS_PER_VECTOR_LOOP)
-    if length < lanes:
+    if length < least:
         return False
     partial = _partial_lanes(sch, block, loops[-1], length, spatial)
     if partial is None:
@@ -270,7 +263,7 @@ def _reduce_rows_in_lanes(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDesc
     *outer, lane_loop = sch.get_loops(partial)
     sch.vectorize(lane_loop)
     rows, inner = outer[:spatial], outer[spatial]
-    if _move_under(sch, block, rows[-1]):
+    if rows and _move_under(sch, block, rows[-1]):
         parallelize(sch, _rows(sch, rows, machine), machine, math.inf, lanes)
     _start_in_vectors(sch, partial, inner)
     return True

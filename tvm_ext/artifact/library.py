@@ -448,7 +448,10 @@ class ProgramModule:
         """What its virtual machine takes beside weights; None for one that is not loaded."""
         with self._lock:
             linked = self._linked() if self._module is not None else None
-        return bytes_of_tables(linked) if isinstance(linked, bytes) else None
+        if not isinstance(linked, bytes):
+            return None
+        opened = OpenLibrary(linked, 0, len(linked))
+        return bytes_of_tables(opened.find, opened.read_into, opened.size)
 
     def new_machine(self) -> tvm_ffi.Module:
         """A virtual machine of TVM for this program on the CPU; raises ArtifactError as above."""

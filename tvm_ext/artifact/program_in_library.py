@@ -149,17 +149,13 @@ def find_program(
     return found if found is not None and found.weights else None
 
 
-def bytes_of_tables(library: bytes) -> int | None:
+def bytes_of_tables(find: Callable[[bytes], int], read_into: ReadInto, size: int) -> int | None:
     """What TVM makes in memory of the program of a library, beside the values of constants.
 
     They are the tables of functions, constants and instructions of one virtual machine. None for a
-    program of another form.
+    program of another form. The parameters are those of ``find_program``.
     """
-
-    def read_into(place: int, memory: memoryview) -> None:
-        memory[:] = library[place : place + len(memory)]
-
-    found = _found(library.find, read_into, len(library))
+    found = _found(find, read_into, size)
     return None if found is None else found.table_bytes
 
 

@@ -15,7 +15,7 @@ from tvm_ext.check.request import CANNOT_RUN, CheckRequest
 from tvm_ext.check.result import Bisection, StepFinding
 from tvm_ext.check.tolerance import SPREADS, OutputDifference, compare, worst
 from tvm_ext.compiled_model import CompiledModel
-from tvm_ext.compiler.backend import programs_of, target_record
+from tvm_ext.compiler.backend import target_record, threads_of
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import compiling
 from tvm_ext.compiler.graph_analysis import kernel_calls, require_lowered
@@ -170,7 +170,7 @@ class SteppedCompilation:
             inputs=self._imported.inputs,
             outputs=self._imported.outputs,
             target=target_record(machine),
-            threads=programs_of(machine).threads(machine),
+            threads=threads_of(machine),
             report=CompileReport(
                 model=self._imported.name, opt_level=self._opt_level, device=program.device
             ),

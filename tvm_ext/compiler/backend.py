@@ -61,6 +61,11 @@ def target_record(machine: MachineDescription) -> TargetRecord:
     return TargetRecord(name=machine.name, kind=programs.device, **programs.built_for(machine))
 
 
+def threads_of(machine: MachineDescription) -> int:
+    """How many threads run what is compiled for a machine."""
+    return int(programs_of(machine).threads(machine))
+
+
 def default_limit(machine: MachineDescription) -> float:
     """GiB for a program's buffers: what the machine's backend says, or ``DEFAULT_GIBIBYTES``."""
     return programs_of(machine).memory_limit() or DEFAULT_GIBIBYTES

@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_map
 
-from tvm_ext.compiler.backend import programs_of
+from tvm_ext.compiler.backend import threads_of
 from tvm_ext.compiler.compile_context import CompileContext
 from tvm_ext.compiler.kernel_records import calls_at
 from tvm_ext.report.memory_plan import StoragePlan
@@ -83,6 +83,7 @@ def kernel_arrays(
     caller, thread = _Pool(), _Pool()
     lowered: dict[str, tirx.Stmt | None] = {}
     alone: dict[str, KernelArrays] = {}
+    seen: set[tuple[str, tuple[int, ...]]] = set()
     for func, name, values in _calls(kernels, scheduled, sizes):
         if _bytes_at_most(func, values) < _LEAST_BYTES:
             continue
@@ -92,7 +93,10 @@ def kernel_arrays(
         if body is not None:
             _run(body, values, caller, None)
             _run(body, values, None, thread)
-            alone[name] = alone.get(name, KernelArrays()).joined(_alone(body, values))
+            # Most kernels are called with the same sizes each time.
+            if (called := (name, tuple(map(int, values.values())))) not in seen:
+                seen.add(called)
+                alone[name] = alone.get(name, KernelArrays()).joined(_alone(body, values))
     return KernelArrays(caller.size, thread.size, alone)
 
 
@@ -131,7 +135,7 @@ def with_kernel_arrays(
     """
     usual = _arrays_at(context, kernels, scheduled, sizes)
     largest = largest_kernel_arrays(context, kernels, scheduled)
-    memory = context.memory.with_arrays(largest.bytes_on(threads_of(context)))
+    memory = context.memory.with_arrays(largest.bytes_on(threads_of(context.machine)))
     return replace(
         memory,
         kernel_bytes=usual.caller_bytes or None,
@@ -152,11 +156,6 @@ def with_arrays_of_calls(plan: StoragePlan, arrays: KernelArrays, threads: int) 
         for function in plan.functions
     ]
     return replace(plan, functions=tuple(functions))
-
-
-def threads_of(context: CompileContext) -> int:
-    """How many threads run what is compiled."""
-    return programs_of(context.machine).threads(context.machine)
 
 
 def _arrays_at(

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tvm_ext.api import TargetSource
-from tvm_ext.compiler.backend import limit_bytes, require_memory
+from tvm_ext.compiler.backend import limit_bytes, require_memory, threads_of
 from tvm_ext.compiler.compile_context import compiling
 from tvm_ext.compiler.kernel_arrays import (
     largest_kernel_arrays,
-    threads_of,
     with_arrays_of_calls,
     with_kernel_arrays,
 )
@@ -74,7 +73,7 @@ memory_limit
         sizes = usual_sizes(lowered.imported)
         context.memory = with_kernel_arrays(context, lowered.kernels, scheduled, sizes)
         arrays = largest_kernel_arrays(context, lowered.kernels, scheduled)
-        plan = with_arrays_of_calls(plan, arrays, threads_of(context))
+        plan = with_arrays_of_calls(plan, arrays, threads_of(context.machine))
         require_memory(
             context.memory,
             lowered.imported.name,

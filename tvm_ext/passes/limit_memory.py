@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax, tirx
 
-from tvm_ext.compiler.backend import limit_bytes
+from tvm_ext.compiler.backend import limit_bytes, threads_of
 from tvm_ext.compiler.compile_context import current_compilation
-from tvm_ext.compiler.kernel_arrays import largest_kernel_arrays, threads_of
+from tvm_ext.compiler.kernel_arrays import largest_kernel_arrays
 from tvm_ext.compiler.kernel_work import kernel_seconds, work_of_call
 from tvm_ext.hardware.cost_model import cost_model
 from tvm_ext.hardware.cpu.description import current_cpu
@@ -275,7 +275,9 @@ def _array_bytes(mod: tvm.IRModule) -> int:
     context = current_compilation()
     if context is None or context.kernels is None:
         return 0
-    return largest_kernel_arrays(context, context.kernels, mod).bytes_on(threads_of(context))
+    return largest_kernel_arrays(context, context.kernels, mod).bytes_on(
+        threads_of(context.machine)
+    )
 
 
 def _unplanned_bytes(mod: tvm.IRModule) -> int:

@@ -9,7 +9,7 @@ from tvm import relax, s_tir, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_walk
 
-from tvm_ext.compiler.backend import programs_of
+from tvm_ext.compiler.backend import programs_of, threads_of
 from tvm_ext.compiler.kernel_arrays import arrays_of_whole_calls, kernel_arrays
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.hardware.targets import current_description
@@ -93,7 +93,7 @@ def _bytes_of_run(mod: tvm.IRModule) -> float:
     if values is None:
         return math.inf
     machine = current_description()
-    return values + kernel_arrays(mod, mod, {}).bytes_on(programs_of(machine).threads(machine))
+    return values + kernel_arrays(mod, mod, {}).bytes_on(threads_of(machine))
 
 
 def _workspaces(

@@ -87,9 +87,7 @@ class FunctionPlan:
             for call in used[one.first : one.last + 1]:
                 # Values in the same place are one, written over another.
                 call[one.offset] = max(one.size, call.get(one.offset, 0))
-        values = [sum(call.values()) for call in used]
-        own = self.workspace_bytes or (0,) * len(values)
-        return [alive + more for alive, more in zip(values, own, strict=True)]
+        return [sum(call.values()) + self.workspace_at(n) for n, call in enumerate(used)]
 
     def workspace_at(self, call: int) -> int:
         """What the kernel of a call allocates for itself."""
