@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import tvm
 from tvm import s_tir, tirx
@@ -81,15 +82,12 @@ def kernel_arrays(
     kernels that have less than 4 KiB of them.
     """
     caller, thread = _Pool(), _Pool()
-    lowered: dict[str, tirx.Stmt | None] = {}
     alone: dict[str, KernelArrays] = {}
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for func, name, values in _calls(kernels, scheduled, sizes):
         if _bytes_at_most(func, values) < _LEAST_BYTES:
             continue
-        if name not in lowered:
-            lowered[name] = _lowered(func)
-        body = lowered[name]
+        body = _lowered(func)
         if body is not None:
             _run(body, values, caller, None)
             _run(body, values, None, thread)
@@ -226,6 +224,8 @@ def _extent(extent: tirx.Expr, values: _Values) -> int | None:
     return int(number) if isinstance(number, tirx.IntImm) else None
 
 
+# As many kernels as a large model has with such arrays: a pass, a limit and the report ask for each.
+@lru_cache(maxsize=64)
 def _lowered(func: tirx.PrimFunc) -> tirx.Stmt | None:
     """What the kernel does, with its arrays where they are allocated, as large as they are then.
 
