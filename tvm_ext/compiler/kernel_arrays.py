@@ -224,7 +224,7 @@ def _extent(extent: tirx.Expr, values: _Values) -> int | None:
     return int(number) if isinstance(number, tirx.IntImm) else None
 
 
-# As many kernels as a large model has with such arrays: a pass, a limit and the report ask for each.
+# As many kernels as a large model has with such arrays: a pass, a limit and the report ask.
 @lru_cache(maxsize=64)
 def _lowered(func: tirx.PrimFunc) -> tirx.Stmt | None:
     """What the kernel does, with its arrays where they are allocated, as large as they are then.
