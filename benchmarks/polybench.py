@@ -4,7 +4,8 @@ Both are compiled for this machine and run in turn, each on fresh copies of the 
 least of the times counts. The loops as written have no parallel loop. For one thread the time is
 the processor's, which other programs do not change. For all threads there are two: the time that
 passes, and the processor's time for the thread that took most of it, which leaves out how long
-threads wait for each other and for other programs. The results of all runs are compared.
+threads wait for each other and for other programs. The results of all runs are compared: the exit
+code is 1 where they differ, or are no numbers.
 
     python benchmarks/polybench.py
     python benchmarks/polybench.py jacobi-2d lu --json polybench.json
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +27,7 @@ import tvm
 from polybench_kernels import KERNELS
 from polybench_kernels.catalogue import PolybenchKernel
 from polybench_kernels.further import FURTHER
+from results import geometric_mean, relative_difference
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
@@ -48,7 +51,8 @@ class Result:
     threads_ms : float
         The time that passes with all threads.
     difference : float
-        The largest difference of results, relative to the largest value.
+        The largest difference of results, relative to the largest value; infinite where a result
+        is no number.
     """
 
     kernel: str
@@ -118,9 +122,6 @@ def measured(kernel: PolybenchKernel, repeats: int) -> Result:
         for number, (program, threads) in enumerate(ways):
             results[number] = _arrays(arguments)
             times[number].append(_timed(program, threads, results[number]))
-    pairs = [
-        (a.numpy(), b.numpy()) for one in results for a, b in zip(results[0], one, strict=True)
-    ]
     return Result(
         kernel=kernel.name,
         found=found,
@@ -128,7 +129,7 @@ def measured(kernel: PolybenchKernel, repeats: int) -> Result:
         one_thread_ms=1e3 * min(one.processor for one in times[1]),
         busiest_ms=1e3 * min(one.busiest for one in times[2]),
         threads_ms=1e3 * min(one.passed for one in times[2]),
-        difference=max(_relative_difference(a, b) for a, b in pairs),
+        difference=max(difference(one, results[0]) for one in results),
         compile_seconds=seconds,
     )
 
@@ -155,9 +156,12 @@ def _arrays(arguments: Sequence[Any]) -> list[Any]:
     return [tvm.runtime.tensor(array) for array in arguments]
 
 
-def _relative_difference(one: Any, other: Any) -> float:
-    scale = max(1.0, float(np.abs(one).max()))
-    return float(np.abs(one - other).max()) / scale
+def difference(given: Sequence[Any], wanted: Sequence[Any]) -> float:
+    """The largest relative difference of arrays; infinite where what is wanted is no number."""
+    numbers = [[array.numpy() for array in one] for one in (given, wanted)]
+    if not all(np.isfinite(array).all() for array in numbers[1]):
+        return math.inf
+    return relative_difference(*numbers)
 
 
 def _line(result: Result) -> str:
@@ -167,11 +171,9 @@ def _line(result: Result) -> str:
     return f"{result.kernel:15}{numbers}  {result.difference:.0e}  {result.found}"
 
 
-def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(sum(math.log(one) for one in ratios) / len(ratios))
-
-
-def compare(kernels: Sequence[PolybenchKernel], repeats: int, written_to: Path | None) -> None:
+def compare(
+    kernels: Sequence[PolybenchKernel], repeats: int, written_to: Path | None
+) -> list[Result]:
     """Prints a line for each kernel, and the geometric means of the ratios."""
     # Threads that wait take no time from others.
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
@@ -186,17 +188,22 @@ def compare(kernels: Sequence[PolybenchKernel], repeats: int, written_to: Path |
     changed = [one for one in results if not one.found.startswith(_AS_WRITTEN)]
     if changed:
         means = [
-            _mean([one.one_thread_ratio for one in changed]),
-            _mean([one.busiest_ratio for one in changed]),
-            _mean([one.threads_ratio for one in changed]),
+            geometric_mean([one.one_thread_ratio for one in changed]),
+            geometric_mean([one.busiest_ratio for one in changed]),
+            geometric_mean([one.threads_ratio for one in changed]),
         ]
         what = f"geometric means of the {len(changed)} that are not as written"
-        print(f"{what:55}" + "".join(f"{one:8.2f}x" for one in means))
+        print(f"{what:55}" + "".join(f"{one or 1:8.2f}x" for one in means))
     if written_to is not None:
         written_to.write_text(json.dumps([asdict(one) for one in results], indent=1) + "\n")
+    return results
 
 
-def main() -> None:
+# Of double precision, where LLVM computes in another way.
+_ALIKE = 1e-9
+
+
+def main() -> int:
     """Parses the options and compares the kernels that they name."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("kernels", nargs="*", help="names; all without any")
@@ -207,8 +214,12 @@ def main() -> None:
     known = KERNELS | FURTHER
     names = options.kernels or (FURTHER if options.further else KERNELS)
     kernels = [known[name] for name in names]
-    compare(kernels, options.repeats, options.json)
+    results = compare(kernels, options.repeats, options.json)
+    wrong = [one.kernel for one in results if not one.difference <= _ALIKE]
+    if wrong:
+        print(f"results differ from those of the loops as written: {', '.join(wrong)}")
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -40,12 +40,6 @@ class Loop:
     tile: int = 0
     is_over_registers: bool = False
 
-    @property
-    def extent(self) -> float:
-        """How many iterations it has at most."""
-        points = isl.UnionMap.from_union_pw_aff(self.function).range().get_set_list()
-        return sum(box_size(points.get_at(number)) for number in range(points.n_set()))
-
     def tiled(self, size: int) -> "Loop":
         """The loop over tiles of ``size``."""
         number = isl.Val.int_from_si(self.function.get_ctx(), size)
@@ -65,6 +59,7 @@ class Band:
         self._dependences = [one for one in dependences if self._is_inside(one)]
         self.is_permutable = bool(node.band_get_permutable())
         self.is_last = _is_last(node)
+        self._in_a_row: dict[int, list[tuple[Dependence, bool]]] = {}
         partial = node.band_get_partial_schedule()
         self.members = [
             Loop(partial.get_union_pw_aff(number), bool(node.band_member_get_coincident(number)))
@@ -97,6 +92,13 @@ class Band:
 
     def time(self, statement: Statement) -> isl.Map:
         """When a statement runs: the loops around the band, and those of the band."""
+        return self._times[statement.name]
+
+    @cached_property
+    def _times(self) -> dict[str, isl.Map]:
+        return {one.name: self._time(one) for one in self.statements}
+
+    def _time(self, statement: Statement) -> isl.Map:
         runs = isl.UnionSet.from_set(statement.domain)
         times = self._prefix.intersect_domain(runs)
         for one in self.members:
@@ -104,11 +106,15 @@ class Band:
             times = times.flat_range_product(step)
         return isl.Map.from_union_map(times)
 
-    def strides(self, number: int) -> list[tuple[bool, int | None]]:
-        """For each access whether it writes, and by how many elements a step moves it.
+    @cached_property
+    def strides(self) -> list[list[tuple[bool, int | None]]]:
+        """For each loop, by how many elements a step of it moves each access.
 
-        None where that is not 0 or 1.
+        With whether the access writes; None where the distance is neither 0 nor 1.
         """
+        return [self._strides_along(number) for number in range(len(self.members))]
+
+    def _strides_along(self, number: int) -> list[tuple[bool, int | None]]:
         found: list[tuple[bool, int | None]] = []
         for statement in self.statements:
             time = self.time(statement)
@@ -127,7 +133,7 @@ class Band:
         for number in range(len(self.members)):
             accesses = [(s, a) for s in self.statements for a in s.accesses]
             for (statement, access), (_, stride) in zip(
-                accesses, self.strides(number), strict=True
+                accesses, self.strides[number], strict=True
             ):
                 if stride == 0:
                     sizes.append(self._bytes_of(statement, access, number))
@@ -161,11 +167,22 @@ class Band:
             extents.append(box_size(middle(times, others)))
         return max(extents)
 
-    def in_a_row(self, number: int) -> Iterator[tuple[Dependence, bool]]:
+    def extent(self, number: int) -> float:
+        """How many iterations a loop has at most, over all runs of it."""
+        runs = isl.UnionMap.from_union_pw_aff(self.members[number].function)
+        points = runs.intersect_domain(self._domain).range()
+        return box_size(isl.Set.from_union_set(points))
+
+    def in_a_row(self, number: int) -> list[tuple[Dependence, bool]]:
         """The dependences, between runs that only a loop tells apart, or not even that.
 
         And whether there are such runs in two iterations of the loop.
         """
+        if number not in self._in_a_row:
+            self._in_a_row[number] = list(self._pairs_in_a_row(number))
+        return self._in_a_row[number]
+
+    def _pairs_in_a_row(self, number: int) -> Iterator[tuple[Dependence, bool]]:
         at = self._node.get_schedule_depth() + number
         for one in self._dependences:
             source, sink = self.time(one.source), self.time(one.sink)
@@ -177,14 +194,19 @@ class Band:
 
     @cached_property
     def parts(self) -> list[isl.UnionSet]:
-        """The runs of each part of an iteration, in their order; one where it is not known."""
-        below = self._node.child(0)
-        if below.get_type() != isl.schedule_node_type.sequence:
-            return [self._domain]
-        children = [below.child(number) for number in range(below.n_children())]
-        if any(one.child(0).get_type() != isl.schedule_node_type.leaf for one in children):
-            return [self._domain]
-        return [one.filter_get_filter() for one in children]
+        """The runs of each part of an iteration, in an order in which these may follow each other.
+
+        Only of a band that holds no other.
+        """
+        return list(_leaves(self._node.child(0)))
+
+
+def _leaves(node: isl.ScheduleNode) -> Iterator[isl.UnionSet]:
+    if node.get_type() == isl.schedule_node_type.leaf:
+        yield node.get_domain()
+        return
+    for number in range(node.n_children()):
+        yield from _leaves(node.child(number))
 
 
 def middle(points: isl.Set, dims: Sequence[int]) -> isl.Set:

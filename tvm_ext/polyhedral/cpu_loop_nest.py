@@ -63,14 +63,12 @@ class CpuLoopNest:
                 raise NotApplicable(kernel.not_rewritable[0])
             dependences = dependences_of(kernel)
             found = schedule_loops(kernel, dependences, options)
-        except NotAffine as error:
+        except (NotAffine, NoSchedule) as error:
             raise NotApplicable(error.reason) from None
-        except NoSchedule:
-            raise NotApplicable("isl finds no order of its loops") from None
         if not found.gains:
             raise NotApplicable("none of its loops may be tiled, or run in parallel")
         if not found.tiled and not found.vectors:
-            as_written = with_outer_threads(kernel, dependences)
+            as_written = with_outer_threads(kernel, dependences, found.parallel)
             if as_written is not None:
                 return as_written, found
         code = CodeOptions(machine.cores, lanes)

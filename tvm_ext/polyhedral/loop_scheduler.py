@@ -18,6 +18,7 @@ from tvm_ext.polyhedral.dependences import Dependence
 from tvm_ext.polyhedral.generate_loops import PARALLEL, VECTOR
 from tvm_ext.polyhedral.kernel_domain import KernelDomain
 from tvm_ext.polyhedral.row_order import RowOrder, in_row_order, with_rows_or_diagonals
+from tvm_ext.polyhedral.schedule_legality import broken_by_schedule
 from tvm_ext.polyhedral.schedule_tree import with_loops, with_whole_tiles
 from tvm_ext.polyhedral.vector_loops import InnerLoops, vector_loops
 
@@ -62,15 +63,18 @@ class LoopSchedule:
     ----------
     tree : isl.Schedule
         The order, with marks on the loops that are parallel or vectors.
-    parallel, tiled, skewed, wavefront, vectors : int
-        How many bands have a parallel loop, tiles, a skewed loop, tiles that run in wavefronts,
-        vectors.
+    parallel : set[str]
+        The statements that run in a parallel loop.
+    tiled : list[int]
+        How many loops each band with tiles has.
+    skewed, wavefront, vectors : int
+        How many bands have a skewed loop, tiles that run in wavefronts, vectors.
     cost : float
         About how many cycles the innermost loops take on one core, to compare schedules with.
     """
 
     tree: isl.Schedule
-    parallel: int = 0
+    parallel: set[str] = field(default_factory=set)
     tiled: list[int] = field(default_factory=list)
     skewed: int = 0
     wavefront: int = 0
@@ -83,7 +87,7 @@ class LoopSchedule:
 
         Skewed loops without tiles only walk through memory in a worse order.
         """
-        return bool(self.tiled) or (self.parallel > 0 and not self.skewed)
+        return bool(self.tiled) or (bool(self.parallel) and not self.skewed)
 
     def __str__(self) -> str:
         """What was found, in words."""
@@ -106,21 +110,32 @@ def schedule_loops(
     dependences: Sequence[Dependence],
     options: SchedulerOptions | None = None,
 ) -> LoopSchedule:
-    """The schedule of a kernel that keeps its dependences."""
+    """The schedule of a kernel that keeps its dependences. Raises NoSchedule."""
     options = options or SchedulerOptions()
-    relation = _validity(kernel, dependences)
-    found = []
+    trees = _trees(kernel, _validity(kernel, dependences), options)
+    if not trees:
+        raise NoSchedule("isl finds no order of its loops")
+    found = [_optimised(kernel, dependences, options, tree) for tree in trees]
+    broken = None
+    for one in sorted(found, key=lambda one: one.cost):
+        broken = broken_by_schedule(dependences, one.tree)
+        if broken is None:
+            return one
+    raise NoSchedule(f"its loops were put in a wrong order: {broken}")
+
+
+def _trees(
+    kernel: KernelDomain, relation: isl.UnionMap, options: SchedulerOptions
+) -> list[isl.Schedule]:
+    """isl's bands, different ones where it depends on what is to be near each other."""
+    found: list[isl.Schedule] = []
     for near in (_near(relation), relation):
-        try:
-            tree = _within_limit(kernel, relation, near, options)
-        except NoSchedule:
-            continue
-        found.append(_optimised(kernel, dependences, options, tree))
+        tree = _within_limit(kernel, relation, near, options)
+        if tree is not None and not any(tree.plain_is_equal(other) for other in found):
+            found.append(tree)
         if near.is_equal(relation):
             break
-    if not found:
-        raise NoSchedule
-    return min(found, key=lambda one: one.cost)
+    return found
 
 
 def _optimised(
@@ -142,7 +157,11 @@ _OPERATIONS = 200_000
 
 
 class NoSchedule(Exception):
-    """isl found no order of the runs within the time that it is given."""
+    """No legal order of the runs was found in the time that isl is given; ``reason`` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 def _validity(kernel: KernelDomain, dependences: Sequence[Dependence]) -> isl.UnionMap:
@@ -210,8 +229,8 @@ def _set_options(context: isl.Context, options: SchedulerOptions) -> None:
 
 def _within_limit(
     kernel: KernelDomain, relation: isl.UnionMap, near: isl.UnionMap, options: SchedulerOptions
-) -> isl.Schedule:
-    """isl's bands of permutable loops. Raises NoSchedule where it takes too long or finds none."""
+) -> isl.Schedule | None:
+    """isl's bands of permutable loops; None where it takes too long or finds none."""
     _set_options(kernel.context, options)
     constraints = isl.ScheduleConstraints.on_domain(kernel.domain)
     constraints = constraints.set_validity(relation).set_coincidence(relation)
@@ -221,7 +240,7 @@ def _within_limit(
     try:
         return constraints.compute_schedule()
     except isl.Error:
-        raise NoSchedule from None
+        return None
     finally:
         kernel.context.set_max_operations(0)
 
@@ -254,7 +273,7 @@ class _Bands:
         self._found.skewed += band.is_skewed
         in_parallel = in_parallel or not self._is_worth_threads(node)
         tiles = self._is_tiled(band)
-        inside = in_parallel or tiles or any(one.coincident for one in band.members)
+        inside = in_parallel or tiles or band.has_parallel_loop
         # The band goes last: what is below asks which loops are around it.
         below = self.optimised(node.child(0), inside).parent().delete()
         inner = InnerLoops(list(band.members))
@@ -279,10 +298,10 @@ class _Bands:
         number = len(band.members) - 1 if inner.vector is None else inner.vector
         is_chain = inner.vector is None and RowOrder(band, number).has_chain
         from_memory = not is_tiled and band.reused_bytes() > self._options.cache_bytes
-        strides = band.strides(number)
+        strides = iter(band.strides[number])
         cycles = 0.0
         for statement in band.statements:
-            own = [strides.pop(0) for _ in statement.accesses]
+            own = [next(strides) for _ in statement.accesses]
             jumps = sum(stride is None or (is_write and stride != 1) for is_write, stride in own)
             each = jumps + from_memory + 1 / self._options.lanes
             if is_chain:
@@ -320,19 +339,20 @@ class _Bands:
         loops = inner.loops
         if in_parallel or chosen is None:
             return with_loops(below, loops)
-        self._found.parallel += 1
+        self._found.parallel.update(one.name for one in band.statements)
         if chosen.function is loops[0].function and not loops[0].mark:
             return with_loops(below, [replace(loops[0], mark=PARALLEL), *loops[1:]])
         # Threads share out pieces, in which vectors and rows are whole.
-        is_along = inner.vector is not None and chosen is band.members[inner.vector]
-        size = self._piece(chosen) if is_along else _PIECE
+        size = self._piece(band, band.members.index(chosen), inner)
         outer = replace(chosen.tiled(size), mark=PARALLEL)
         return with_loops(with_loops(below, loops), [outer])
 
-    def _piece(self, along: Loop) -> int:
-        """How much of a loop that vectors run along a thread takes at a time."""
+    def _piece(self, band: Band, number: int, inner: InnerLoops) -> int:
+        """How much of a loop a thread takes at a time; more where vectors run along it."""
+        if number != inner.vector:
+            return _PIECE
         most = self._options.inner_tile * 8
-        share = along.extent / self._options.threads
+        share = band.extent(number) / self._options.threads
         return int(min(most, max(_PIECE, _PIECE * math.ceil(share / _PIECE))))
 
     # Tiles.
@@ -350,7 +370,7 @@ class _Bands:
         tiles = [one.tiled(size) for one, size in zip(members, sizes, strict=True)]
         if in_parallel:
             return with_loops(below, tiles)
-        self._found.parallel += 1
+        self._found.parallel.update(one.name for one in band.statements)
         chosen = next((n for n, one in enumerate(tiles) if one.coincident), None)
         if chosen is not None:
             first = replace(tiles[chosen], mark=PARALLEL)

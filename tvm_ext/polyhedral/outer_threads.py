@@ -1,6 +1,6 @@
 """Loops as they were written, the outermost ones on threads."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from tvm import tirx
 from tvm_ffi import structural_map
@@ -12,27 +12,24 @@ from tvm_ext.tir_schedules.statements import in_root_block
 
 
 def with_outer_threads(
-    kernel: KernelDomain, dependences: Sequence[Dependence]
+    kernel: KernelDomain, dependences: Sequence[Dependence], parallel: Set[str]
 ) -> tirx.PrimFunc | None:
-    """The kernel with each outermost loop parallel that carries no dependence.
+    """The kernel with the outermost loop of each of these statements parallel.
 
     Nothing else changes. Where no tiles and no vectors were found, another order of the loops is of
     no use, and LLVM makes the best of the one that was written, as of short loops that it unrolls.
-    None where no outermost loop may be parallel.
+    None where one of these loops carries a dependence: only another order has a parallel loop then.
     """
-    outermost = [one.loops[0] for one in kernel.statements if one.loops]
-    free = [
-        loop
-        for loop in outermost
-        if all(carried_by(kernel, one, loop).is_empty() for one in dependences)
-    ]
-    if not free:
-        return None
+    outermost = [one.loops[0] for one in kernel.statements if one.name in parallel and one.loops]
+    loops = {hash(loop.loop_var): loop for loop in outermost}
+    for loop in loops.values():
+        if any(not carried_by(kernel, one, loop).is_empty() for one in dependences):
+            return None
 
-    def parallel(loop: tirx.For) -> tirx.Stmt:
-        if not any(loop.loop_var.same_as(one.loop_var) for one in free):
+    def on_threads(loop: tirx.For) -> tirx.Stmt:
+        if hash(loop.loop_var) not in loops:
             return loop
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.PARALLEL, loop.body)
 
-    body = structural_map(kernel.func.body, (tirx.For, parallel))
+    body = structural_map(kernel.func.body, (tirx.For, on_threads))
     return kernel.func.with_body(in_root_block(body))

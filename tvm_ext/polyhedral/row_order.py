@@ -25,15 +25,14 @@ def with_rows_or_diagonals(below: isl.ScheduleNode, band: Band) -> isl.ScheduleN
     rows = RowOrder(band, len(loops) - 1)
     if rows.has_chain:
         return with_loops(below, _diagonals(loops))
-    if len(rows.groups) == 1:
+    if len(rows.in_order) == 1:
         return with_loops(below, loops)
-    return with_loops(_distributed(below, rows.groups, loops[-1]), loops[:-1])
+    return with_loops(_distributed(below, rows.in_order, loops[-1]), loops[:-1])
 
 
 def in_row_order(below: isl.ScheduleNode, band: Band, number: int) -> isl.ScheduleNode:
     """The parts ``below`` a band in the order in which rows of one of its loops may run."""
-    groups = RowOrder(band, number).groups
-    return _with_sequence(below.cut(), [_union(group) for group in groups])
+    return _with_sequence(below.cut(), RowOrder(band, number).in_order)
 
 
 def _diagonals(loops: Sequence[Loop]) -> list[Loop]:
@@ -46,12 +45,12 @@ def _diagonals(loops: Sequence[Loop]) -> list[Loop]:
 
 
 def _distributed(
-    below: isl.ScheduleNode, groups: Sequence[Sequence[isl.UnionSet]], row: Loop
+    below: isl.ScheduleNode, parts: Sequence[isl.UnionSet], row: Loop
 ) -> isl.ScheduleNode:
-    """A row for each group of parts, one after the other."""
-    below = _with_sequence(below.cut(), [_union(group) for group in groups])
-    for number, group in enumerate(groups):
-        own = row.function.intersect_domain(_union(group))
+    """A row for each part, one after the other."""
+    below = _with_sequence(below.cut(), parts)
+    for number, part in enumerate(parts):
+        own = row.function.intersect_domain(part)
         inside = with_loops(below.child(number).child(0), [replace(row, function=own)])
         below = inside.parent().parent()
     return below
@@ -64,13 +63,6 @@ def _with_sequence(leaf: isl.ScheduleNode, parts: Sequence[isl.UnionSet]) -> isl
     for part in parts:
         filters = filters.add(part)
     return leaf.insert_sequence(filters)
-
-
-def _union(sets: Sequence[isl.UnionSet]) -> isl.UnionSet:
-    whole = sets[0]
-    for one in sets[1:]:
-        whole = whole.union(one)
-    return whole
 
 
 @dataclass(frozen=True)
@@ -87,15 +79,11 @@ class RowOrder:
     number: int
 
     @cached_property
-    def _in_a_row(self) -> list[tuple[Dependence, bool]]:
-        return list(self.band.in_a_row(self.number))
-
-    @cached_property
     def _edges(self) -> set[tuple[int, int]]:
         """Pairs of parts, the second of which depends on the first."""
         return {
             (self._part_of(one.source.name), self._part_of(one.sink.name))
-            for one, _ in self._in_a_row
+            for one, _ in self.band.in_a_row(self.number)
         }
 
     def _part_of(self, statement: str) -> int:
@@ -124,7 +112,7 @@ class RowOrder:
     def _chains(self) -> list[Dependence]:
         """The dependences of parts on themselves in other iterations of a row."""
         found = []
-        for one, is_apart in self._in_a_row:
+        for one, is_apart in self.band.in_a_row(self.number):
             is_kept_in_place = one.kind == "anti" and one.source.name == one.sink.name
             is_within = self._part_of(one.source.name) == self._part_of(one.sink.name)
             if is_apart and is_within and not is_kept_in_place:
@@ -137,6 +125,11 @@ class RowOrder:
         depth = times.dim(isl.dim_type.set)
         at = depth - len(self.band.members) + self.number
         return box_size(middle(times, [dim for dim in range(depth) if dim != at])) > 1
+
+    @property
+    def in_order(self) -> list[isl.UnionSet]:
+        """The parts, each behind what it depends on where there is no chain."""
+        return [part for group in self.groups for part in group]
 
     @cached_property
     def groups(self) -> list[list[isl.UnionSet]]:

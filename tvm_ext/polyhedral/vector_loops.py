@@ -73,7 +73,7 @@ def _jumps(band: Band, number: int) -> tuple[int, int]:
 
     A load may be of one element all the time.
     """
-    strides = band.strides(number)
+    strides = band.strides[number]
     scattered = sum(is_write and stride != 1 for is_write, stride in strides)
     gathered = sum(not is_write and stride is None for is_write, stride in strides)
     return scattered, gathered
@@ -129,7 +129,7 @@ def _may_be_lanes(band: Band, number: int) -> bool:
 def _sum_member(band: Band, members: Sequence[int]) -> int | None:
     """A loop along which each store is to one element, so that it may stay in a register."""
     for number in reversed(members):
-        strides = band.strides(number)
+        strides = band.strides[number]
         if all(stride == 0 for is_write, stride in strides if is_write):
             return number
     return None
