@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tvm
+from polybench import difference
 from polybench_kernels import KERNELS
 from polybench_kernels.further import FURTHER
 from tvm import tirx
@@ -18,7 +19,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 
 # The rest are as long again, and run every night.
-QUICK = ("gemm", "trisolv", "jacobi-1d", "floyd-warshall", "smith-waterman", "banded-lu")
+QUICK = ("gemm", "gesummv", "trisolv", "jacobi-1d", "floyd-warshall", "smith-waterman", "banded-lu")
 
 
 def check(name):
@@ -26,8 +27,7 @@ def check(name):
     func = kernel.build(*kernel.small)
     expected = kernel.arguments(func)
     kernel.reference(*expected)
-    scheduled = rescheduled(func)
-    for one in (func, scheduled):
+    for one in (func, rescheduled(func), rescheduled(func, fuses=True)):
         arrays = [tvm.runtime.tensor(array) for array in kernel.arguments(func)]
         named = one.with_attr("global_symbol", "kernel")
         target = tvm.target.Target("llvm")
@@ -36,10 +36,11 @@ def check(name):
             np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-9, atol=1e-9)
 
 
-def rescheduled(func):
+def rescheduled(func, fuses=False):
     """The kernel in isl's order, whether or not that is worth anything at sizes this small."""
     domain = kernel_domain(func)
-    found = schedule_loops(domain, dependences_of(domain), SchedulerOptions(tile=8, lanes=4))
+    options = SchedulerOptions(tile=8, lanes=4, fuses=fuses)
+    found = schedule_loops(domain, dependences_of(domain), options)
     return generated_kernel(domain, found.tree, CodeOptions(threads=2, lanes=4))
 
 
@@ -98,6 +99,14 @@ def test_short_loops_stay_as_they_are_in_an_outer_loop_on_threads():
         for one in (kernel.build(*kernel.large), scheduled)
     )
     assert after == [("b", tirx.ForKind.PARALLEL), *before[1:]]
+
+
+def test_no_number_is_no_small_difference():
+    numbers, broken = (tvm.runtime.tensor(np.array([1.0, one])) for one in (2.0, np.nan))
+    assert difference([numbers], [numbers]) == 0
+    assert difference([broken, numbers], [numbers, numbers]) == np.inf
+    assert difference([numbers, broken], [numbers, numbers]) == np.inf
+    assert difference([broken], [broken]) == np.inf
 
 
 def test_there_are_thirty():

@@ -146,7 +146,9 @@ class _Writer:
 
     def _loop(self, node: isl.AstNode, mark: str) -> tirx.Stmt:
         name = str(node.for_get_iterator().get_id().get_name())
-        mark = mark.split(":")[0] if self._marked_loops.get(mark) == name else ""
+        # isl adds a number where a size has that name.
+        is_meant = self._marked_loops.get(mark) == name.split("_")[0]
+        mark = mark.split(":")[0] if is_meant else ""
         low = self.value(node.for_get_init())
         if node.for_is_degenerate():
             return self._inside(name, low, node.for_get_body())
@@ -221,12 +223,12 @@ class _Writer:
         def load(node: Any) -> Any:
             return self._local_load(node, values)
 
-        value = structural_map(store.value, (tvm.ir.TensorLoad, load))
+        store = structural_map(store, (tvm.ir.TensorLoad, load))
         local = self._locals.get(hash(store.buffer))
         if local is None:
-            return tirx.BufferStore(store.buffer, value, list(store.indices))
+            return store
         indices = [*self._copy(local, values), *store.indices]
-        return tirx.BufferStore(self.arrays[local.name], value, indices)
+        return tirx.BufferStore(self.arrays[local.name], store.value, indices)
 
     def _local_load(self, load: Any, values: dict[int, Any]) -> Any:
         local = self._locals.get(hash(load.source))

@@ -311,12 +311,12 @@ class _Reader:
                 inner = self._visit(part, inner)
         elif isinstance(stmt, tirx.Bind):
             if nodes(stmt.value, tvm.ir.TensorLoad):
-                self._keep(f"{stmt.var.name} is loaded before it is used")
+                self.keep(f"{stmt.var.name} is loaded before it is used")
             return replace(around, bound={**around.bound, hash(stmt.var): stmt.value})
         elif isinstance(stmt, tirx.AllocBuffer):
             self._add_array(stmt.buffer, around.loops)
         elif isinstance(stmt, tirx.AttrStmt):
-            self._keep(f"the attribute {stmt.attr_key} holds for a part of it")
+            self.keep(f"the attribute {stmt.attr_key} holds for a part of it")
             self._visit(stmt.body, around)
         else:
             self._other(stmt, around)
@@ -325,7 +325,7 @@ class _Reader:
     def _other(self, stmt: Any, around: _Around) -> None:
         """Notes a statement that declares a view or stores under a mask; any other is refused."""
         if isinstance(stmt, tirx.DeclBuffer) and hash(stmt.buffer) in self._views:
-            self._keep(f"{stmt.buffer.name} is a view of another array")
+            self.keep(f"{stmt.buffer.name} is a view of another array")
         elif _is_masked(stmt, "masked_store"):
             self._masked_store(stmt.value, around)
         elif not _does_nothing(stmt):
@@ -334,7 +334,7 @@ class _Reader:
     def _masked_store(self, call: tvm.ir.Call, around: _Around) -> None:
         """Notes a store under a mask as a loop over its lanes, each of them under a condition."""
         buffer, value, *indices, mask = call.args
-        self._keep(f"{buffer.name} is stored under a mask")
+        self.keep(f"{buffer.name} is stored under a mask")
         lanes = {static_extent(one.lanes) for index in indices for one in nodes(index, tirx.Ramp)}
         count = next(iter(lanes), None) if len(lanes) == 1 else None
         if count is None or any(
@@ -354,13 +354,14 @@ class _Reader:
         body = tirx.IfThenElse(_of_lane(mask, lane), store, None)
         self._visit(tirx.For(lane, 0, count, tirx.ForKind.SERIAL, body), around)
 
-    def _keep(self, reason: str) -> None:
+    def keep(self, reason: str) -> None:
+        """Notes once why the statements cannot be written anew."""
         if reason not in self._found.not_rewritable:
             self._found.not_rewritable.append(reason)
 
     def _loop(self, loop: tirx.For, around: _Around) -> None:
         if loop.kind == tirx.ForKind.THREAD_BINDING:
-            self._keep(f"loop {loop.loop_var.name} is bound to threads")
+            self.keep(f"loop {loop.loop_var.name} is bound to threads")
         place = self._next_position()
         self._counts.append(0)
         inner = replace(around, loops=(*around.loops, loop), position=(*around.position, place))
@@ -390,7 +391,7 @@ class _Reader:
         for buffer in block.alloc_buffers:
             self._add_array(buffer, around.loops)
         for match in block.match_buffers:
-            self._keep(f"{match.buffer.name} is a part of {match.source.source.name}")
+            self.keep(f"{match.buffer.name} is a part of {match.source.source.name}")
             self._regions[hash(match.buffer)] = match.source
         if block.init is not None:
             first = [
@@ -426,7 +427,7 @@ class _Reader:
         for reason in self._unread:
             self.note(reason)
         if not exact:
-            self._keep("it is not known when a statement runs")
+            self.keep("it is not known when a statement runs")
         accesses = _Accesses(self, reader, domain, around)
         for condition in around.conditions:
             accesses.reads(condition, domain)
@@ -540,6 +541,7 @@ class _Accesses:
         elif is_conditional(expr):
             self._branch_reads(expr, where, exact)
         elif _is_masked(expr, "masked_load"):
+            self._owner.keep(f"{expr.args[0].name} is loaded under a mask")
             self.access(expr.args[0], expr.args[1:-1], where, writes=False, exact=False)
         elif _changes_state(expr):
             raise NotAffine(f"what a call of {expr.op.name} accesses is not known")

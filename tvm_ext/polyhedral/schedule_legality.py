@@ -1,10 +1,10 @@
 """Whether a tree of isl's schedule keeps the dependences of a kernel.
 
 The tree is walked from its root with the pairs of runs whose order is not known yet. A loop puts
-some pairs in order and leaves the others to what is inside of it. Where it puts a pair in the wrong
-order, where it runs in parallel and has a pair in two of its iterations, or where a pair is left
-whose runs have no order at the end, the schedule is wrong. Lanes of a vector run one statement after
-the other, so what they leave is the order of the statements.
+some pairs in order and leaves the others to what is inside of it. The schedule is wrong where a
+loop puts a pair in the wrong order, where a parallel loop has a pair in two of its iterations, and
+where a pair is left that has no order at the end. Lanes of a vector run one statement after the
+other, so what they leave is the order of the statements.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,14 +43,14 @@ class _Pairs:
 
     @property
     def may_meet(self) -> bool:
-        """Whether both runs may take place at one time: a statement loads lanes before it stores."""
+        """Whether both runs may take place at one time: lanes are loaded before they are stored."""
         ends = (self.dependence.source.name, self.dependence.sink.name)
         return self.are_lanes and self.dependence.kind == "anti" and ends[0] == ends[1]
 
     def broken(self, where: str) -> Iterator[Violation]:
         """The violation that these pairs are, if there are any."""
         if not self.relation.is_empty():
-            yield violation(f"an order of runs {where}", self.dependence, self.relation)
+            yield violation(f"a schedule with runs {where}", self.dependence, self.relation)
 
 
 def _broken(node: isl.ScheduleNode, pairs: Sequence[_Pairs], mark: str = "") -> Iterator[Violation]:
@@ -112,7 +112,7 @@ def _broken_by_parts(node: isl.ScheduleNode, pairs: Sequence[_Pairs]) -> Iterato
         others = filters[:number] if is_sequence else filters[:number] + filters[number + 1 :]
         for other in others:
             for one in pairs:
-                yield from _between(one, own, other).broken("of parts the wrong way round")
+                yield from _between(one, own, other).broken("the wrong way round")
 
 
 def _between(pairs: _Pairs, first: isl.UnionSet, second: isl.UnionSet) -> _Pairs:

@@ -1,8 +1,8 @@
 """Runs the loops of a kernel in Python, so that a wrong order shows whatever a machine does.
 
-Iterations of parallel loops run from the last to the first. Of lanes, each store computes all values
-before it stores them. An element that is outside of its array, or read before it is written, is an
-error.
+Iterations of parallel loops run from the last to the first. Of lanes, each store computes all
+values before it stores them. An element that is outside of its array, or read before it is written,
+is an error.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Affine loop nests made at random: several statements, loops side by side, shifts in what is read."""
+"""Affine loop nests made at random: statements and loops side by side, shifts in what is read."""
 
 import random
 
@@ -14,7 +14,7 @@ _FIRST, _END = 2, 9
 def random_nest(seed: int) -> tirx.PrimFunc:
     """A kernel over two matrices and a vector."""
     rng = random.Random(seed)
-    lines = _body(rng, [], rng.randint(1, 3))
+    lines = _body(rng, [], rng.randint(1, 2))
     text = "\n".join(f"    {line}" for line in lines)
     return tvm.script.from_source(_HEAD + text + "\n")
 
@@ -54,7 +54,7 @@ def _loop(rng: random.Random, loops: list[str], number: int) -> list[str]:
     if loops and rng.random() < 0.3:
         outer = rng.choice(loops)
         bounds = rng.choice([f"{outer}, {end}", f"{low}, {outer} + 1"])
-    inside = _body(rng, [*loops, var], rng.randint(1, 3))
+    inside = _body(rng, [*loops, var], rng.randint(1, 2))
     return [f"for {var} in range({bounds}):", *(f"    {line}" for line in inside)]
 
 

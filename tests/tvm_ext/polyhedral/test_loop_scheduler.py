@@ -1,5 +1,6 @@
 """Schedules that isl finds, as loops that compute the same numbers."""
 
+import islpy as isl
 import numpy as np
 import pytest
 import tvm
@@ -14,7 +15,9 @@ from tvm_ext.polyhedral.cpu_loop_nest import CpuLoopNest
 from tvm_ext.polyhedral.dependences import dependences_of
 from tvm_ext.polyhedral.generate_loops import CodeOptions, generated_kernel
 from tvm_ext.polyhedral.kernel_domain import kernel_domain
-from tvm_ext.polyhedral.loop_scheduler import SchedulerOptions, schedule_loops
+from tvm_ext.polyhedral.loop_scheduler import NoSchedule, SchedulerOptions, schedule_loops
+from tvm_ext.polyhedral.row_order import RowOrder
+from tvm_ext.polyhedral.schedule_legality import broken_by_schedule
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
@@ -27,11 +30,11 @@ def transformed(func, **options):
     return generated_kernel(kernel, found.tree, code), found
 
 
-def results(func, arrays):
+def results(func, arrays, *sizes):
     named = func.with_attr("global_symbol", "kernel")
     program = compile_kernels(tvm.IRModule({"kernel": named}), tvm.target.Target("llvm"))
     copies = [tvm.runtime.tensor(array) for array in arrays]
-    program["kernel"](*copies)
+    program["kernel"](*copies, *sizes)
     return [copy.numpy() for copy in copies]
 
 
@@ -70,6 +73,127 @@ def test_rows_and_columns_that_depend_on_each_other():
 
 def test_scratch_arrays_get_a_copy_for_each_iteration():
     check(scratch(30), [(30, 30), (30,)], tile=8, lanes=4)
+
+
+def test_scratch_arrays_that_hold_indices_get_a_copy_as_well():
+    @T.prim_func(s_tir=True)
+    def scattered(A: T.Buffer((30, 30), "float64"), B: T.Buffer((30,), "float64")):
+        for i in range(30):
+            place = T.alloc_buffer((2,), "int32")
+            place[0] = T.Cast("int32", B[i] * T.float64(9))
+            place[1] = place[0] + 1
+            for j in range(29):
+                A[i, place[place[j % 2] % 2]] = A[i, j] + A[i, place[j % 2]]
+
+    check(scattered, [(30, 30), (30,)], tile=8, lanes=4)
+
+
+def test_sizes_may_have_the_names_that_loops_get():
+    @T.prim_func(s_tir=True)
+    def kernel(a: T.handle, c0: T.int32, c1: T.int32):
+        A = T.match_buffer(a, (c0, c1), "float64")
+        for i in range(c0 - 1):
+            for j in range(c1):
+                A[i + 1, j] = A[i, j] * T.float64(2)
+
+    scheduled, _ = transformed(kernel, tile=1, lanes=4, threads=2)
+    parallel = [one for one in nodes(scheduled.body, tirx.For) if one.kind == tirx.ForKind.PARALLEL]
+    assert len(parallel) == 1
+    generator = np.random.default_rng(0)
+    arrays = [generator.random((7, 13))]
+    sizes = (7, 13)
+    np.testing.assert_array_equal(*(results(one, arrays, *sizes)[0] for one in (kernel, scheduled)))
+
+
+@T.prim_func(s_tir=True)
+def smoothed(A: T.Buffer((40, 40), "float64"), B: T.Buffer((40, 40), "float64")):
+    """Loops that may be fused, with statements in three steps that follow each other."""
+    for i in range(40):
+        for j in range(40):
+            A[i, j] = A[i, j] * T.float64(2)
+        for j in range(40):
+            A[i, j] = A[i, j] + T.float64(1)
+            B[i, j] = A[i, j]
+    for i in range(40):
+        for j in range(40):
+            B[i, j] = B[i, j] * A[i, j]
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("tile", [1, 8])
+def test_fused_loops_keep_the_order_of_their_statements(lanes, tile):
+    check(smoothed, [(40, 40)] * 2, tile=tile, lanes=lanes, fuses=True)
+
+
+def test_a_schedule_with_statements_in_a_wrong_order_is_refused(monkeypatch):
+    right = RowOrder.in_order.fget
+    monkeypatch.setattr(RowOrder, "in_order", property(lambda rows: right(rows)[::-1]))
+    with pytest.raises(NoSchedule, match=r"wrong order: .* flow dependence on B from S2"):
+        transformed(smoothed, lanes=4, fuses=True)
+
+
+def wave_schedule(kernel, outer, inner, mark):
+    """A tree with two loops over these functions of c0 and c1, the outer one under a mark."""
+    loops = [f'schedule: "[{{ S0[c0, c1] -> [({one})] }}]"' for one in (outer, inner)]
+    tree = f'mark: "{mark}:0", child: {{ {loops[0]}, child: {{ {loops[1]} }} }}'
+    domain = "{ S0[c0, c1] : 0 <= c0 < 9 and 0 <= c1 < 10 }"
+    return isl.Schedule.read_from_str(
+        kernel.context, f'{{ domain: "{domain}", child: {{ {tree} }} }}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "mark", "what"),
+    [
+        ("c0", "c1", "", None),
+        ("c1", "c0", "", "the wrong way round"),
+        ("c0 + c1", "c0", "", None),
+        ("c0 + c1", "-c0", "", "the wrong way round"),
+        ("c0", "c1", "parallel", "in two iterations of a parallel loop"),
+        ("c0", "c1", "vector", "the wrong way round"),
+        ("c0", "0", "vector", "at the same time"),
+        ("floor(c0/2)", "c1", "", "the wrong way round"),
+        ("floor(c0/16)", "floor(c1/16)", "", "at the same time"),
+    ],
+)
+def test_what_a_schedule_breaks(outer, inner, mark, what):
+    kernel = kernel_domain(wave(10))
+    tree = wave_schedule(kernel, outer, inner, mark)
+    found = broken_by_schedule(dependences_of(kernel), tree)
+    assert (found is None) if what is None else (what in str(found))
+
+
+def test_a_parallel_loop_that_only_another_order_has_is_kept():
+    """Each column is a recurrence, and the columns may run side by side; a first loop is free."""
+
+    @T.prim_func(s_tir=True)
+    def columns(A: T.Buffer((900, 900), "float64"), B: T.Buffer((900,), "float64")):
+        for k in range(3):
+            B[k] = T.float64(1)
+        for i in range(899):
+            for j in range(900):
+                A[j, i + 1] = A[j, i] * B[j]
+
+    scheduled, found = CpuLoopNest().scheduled(columns, host_description().with_cores(2))
+    assert not found.vectors
+    assert not found.tiled
+    (store,) = [one for one in nodes(scheduled.body, tirx.BufferStore) if one.buffer.name == "A"]
+    parallel = [one for one in nodes(scheduled.body, tirx.For) if one.kind == tirx.ForKind.PARALLEL]
+    assert any(store.same_as(one) for loop in parallel for one in nodes(loop, tirx.BufferStore))
+
+
+@pytest.mark.parametrize(("length", "piece"), [(100, 64), (4000, 512)])
+def test_threads_share_out_a_loop_of_vectors_by_its_length(length, piece):
+    @T.prim_func(s_tir=True)
+    def sums(A: T.Buffer((length,), "float64"), B: T.Buffer((3000, length), "float64")):
+        for i in range(3000):
+            for j in range(length):
+                A[j] = A[j] + B[i, j]
+
+    kernel = kernel_domain(sums)
+    options = SchedulerOptions(lanes=4, threads=2, cache_bytes=1 << 20)
+    found = schedule_loops(kernel, dependences_of(kernel), options)
+    assert f"floor((c1)/{piece})" in str(found.tree)
 
 
 def test_kernels_that_would_lose_something_stay_as_they_are():
