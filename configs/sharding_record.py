@@ -47,6 +47,8 @@ class ShardingRecord:
         In the order of a run.
     split_operators, operators : int
         How many operators are computed in slices, and how many there are.
+    alike : bool
+        Whether all devices have the same program, and differ by their inputs alone.
     open_batch : str
         The name of the size that each run splits, where it is not known before; empty elsewhere.
     problem : str
@@ -60,6 +62,7 @@ class ShardingRecord:
     collectives: list[CollectiveRecord] = field(default_factory=list)
     split_operators: int = 0
     operators: int = 0
+    alike: bool = True
     open_batch: str = ""
     problem: str = ""
 

@@ -177,6 +177,7 @@ class _Partitioner(PyExprMutator):
         # Those of them that only the present block has.
         self._own_of_block: list[tuple[int, Sharding]] = []
         self._constants: dict[tuple[int, Sharding], relax.Expr] = {}
+        self._alike = True
 
     def module(self, strategy: str) -> tvm.IRModule:
         """The module, in which ``main`` says what was done."""
@@ -191,6 +192,7 @@ class _Partitioner(PyExprMutator):
             self._collectives,
             self._plan.split_operators,
             len(self._plan.operations),
+            self._alike,
         )
         attrs = dict(main.attrs.items()) if main.attrs else {}
         attrs[SHARDING_ATTRIBUTE] = json.dumps(asdict(record))
@@ -286,6 +288,7 @@ class _Partitioner(PyExprMutator):
             return constant
         key = hash(constant), needed
         if key not in self._constants:
+            self._alike = False
             array = read_only(constant.value)
             parts = np.split(array, self._devices, axis=needed.axis)
             dtype = str(constant.ty.dtype)
@@ -333,6 +336,7 @@ class _Partitioner(PyExprMutator):
         record_applied(NAME, where, f"{what_for}, for {describe_origin(user)}")
 
     def _own_slice(self, source: relax.Expr, needed: Sharding) -> relax.Expr:
+        self._alike = False
         axis = needed.axis or 0
         size = int((shape_of(source) or [])[axis]) // self._devices
         begin = self._rank * size

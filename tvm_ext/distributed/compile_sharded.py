@@ -105,16 +105,10 @@ def compile_sharded(
             "or with steps on the host; expected one program: run it with one device"
         )
     parts = [first]
-    # Without slices of weights the programs are the same.
-    if sharding.collectives or _has_own_weights(sharding):
-        for rank in range(1, request.devices):
-            parts.append(_compiled_for(rank, request, pipeline, compile_one))
-            _require_same(first, parts[-1], rank)
+    for rank in range(1, 1 if sharding.alike else request.devices):
+        parts.append(_compiled_for(rank, request, pipeline, compile_one))
+        _require_same(first, parts[-1], rank)
     return _joined(parts, request.devices, sharding, machine)
-
-
-def _has_own_weights(sharding: ShardingRecord) -> bool:
-    return sharding.strategy != "none" and not sharding.open_batch
 
 
 def _compiled_for(

@@ -1,27 +1,11 @@
 """Collectives of processes that ``mpiexec`` started, by MPI."""
 
-import os
 from typing import Any
 
 import numpy as np
 
 from tvm_ext.distributed.communicator import Communicator
 from tvm_ext.errors import TargetError
-
-# By launcher, the variables of the environment with a process's number and how many there are.
-_LAUNCHERS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("PMIX_RANK", "PMIX_SIZE"),
-)
-
-
-def mpi_rank() -> int | None:
-    """Which process of several this is, started by ``mpiexec``; None for one that is alone."""
-    for rank, size in _LAUNCHERS:
-        if int(os.environ.get(size, "1")) > 1:
-            return int(os.environ.get(rank, "0"))
-    return None
 
 
 class MpiCommunicator(Communicator):

@@ -17,7 +17,7 @@ from tvm_ext.configs.atomic_file import check_writable, replacing
 from tvm_ext.configs.sharding_record import ShardingRecord
 from tvm_ext.distributed.device_program import require_divisible
 from tvm_ext.distributed.disco_group import DiscoGroup
-from tvm_ext.distributed.mpi_communicator import mpi_rank
+from tvm_ext.distributed.mpi_environment import mpi_rank
 from tvm_ext.distributed.mpi_group import MpiGroup
 from tvm_ext.errors import ArtifactError, TargetError
 from tvm_ext.model_inputs import check_inputs, require_no_device
