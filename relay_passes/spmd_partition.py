@@ -135,6 +135,8 @@ class _Request:
             seeds = offered[self._options.shard]
             return self._options.shard, seeds, self._plan(seeds)
         offered[NONE] = Seeds(devices)
+        if not offered[DATA].inputs:
+            del offered[DATA]
         plans = {name: self._plan(seeds) for name, seeds in offered.items()}
         machine = self._cost.machine
         best = min(plans, key=lambda name: modelled_seconds(plans[name], machine))

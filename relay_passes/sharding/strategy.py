@@ -64,7 +64,7 @@ class Seeds:
             return None
         if is_divisible(shape[axis], self.devices):
             return axis % len(shape)
-        size = shape[axis]
+        size = int(shape[axis]) if isinstance(shape[axis], tirx.IntImm) else f"'{shape[axis]}'"
         self.problems.append(
             f"axis {axis} of {what} has size {size}, no multiple of {self.devices}"
         )
@@ -107,7 +107,7 @@ def data_seeds(params: Sequence[relax.Var], devices: int) -> Seeds:
     if batch is None or is_symbolic(batch):
         return seeds
     if not is_divisible(batch, devices):
-        seeds.problems.append(f"the batch is of {batch}, no multiple of {devices} devices")
+        seeds.problems.append(f"the batch is of {int(batch)}, no multiple of {devices} devices")
     else:
         seeds.inputs = dict.fromkeys(with_batch(params, batch), split(0))
     return seeds
