@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -212,7 +213,7 @@ class DiscoGroup:
         is_idle = self._first_is_idle()
         if is_idle:
             self._worker.end()
-        if is_idle and not is_failed:
+        if is_idle and not is_failed and self._first_has_ended():
             self._functions.clear()
             self._session = None
         else:
@@ -220,6 +221,18 @@ class DiscoGroup:
             _kept_for_good(self._session, *self._functions.values())
         self._processes.end(is_failed or not is_idle)
         self._memory.close()
+
+    def _first_has_ended(self) -> bool:
+        """Tells all workers to end, and waits for the thread of the first.
+
+        It needs Python's lock, which is held while a session is taken apart.
+        """
+        tvm_ffi.get_global_func("runtime.disco.SessionShutdown")(self._session)
+        own = Path(f"/proc/self/task/{self._worker.thread}")
+        end = time.monotonic() + _END_SECONDS
+        while own.exists() and time.monotonic() < end:
+            time.sleep(0.001)
+        return not own.exists()
 
     def _first_is_idle(self) -> bool:
         """Whether the thread of the first device has ended its call, which it does soon."""

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,8 @@ class DeviceWorker:
     def __init__(self, memory: GroupMemory, rank: int, is_there: Callable[[], bool]) -> None:
         self._memory, self._rank, self._is_there = memory, rank, is_there
         self._program: DeviceProgram | None = None
+        # The thread that answers, as the system counts it.
+        self.thread = 0
         self._communicator = memory.communicator(rank, self._look)
         # Shapes of the inputs of the last run, and of its outputs.
         self._known: tuple[Any, list[tuple[str, str, tuple[int, ...]]]] | None = None
@@ -57,6 +60,7 @@ class DeviceWorker:
 
         def answer() -> dict[str, Any]:
             keep_thread_state()
+            self.thread = threading.get_native_id()
             given = json.loads(text)
             self._program = DeviceProgram.from_file(given["path"], self._rank, given["threads"])
             return {}

@@ -11,6 +11,7 @@ from tvm_ext.configs.sharding_record import ShardingRecord
 from tvm_ext.distributed.collective_functions import register_collectives, use_communicator
 from tvm_ext.distributed.device_program import DeviceProgram, assembled
 from tvm_ext.distributed.mpi_communicator import MpiCommunicator
+from tvm_ext.distributed.mpi_environment import mpi_size
 from tvm_ext.errors import TargetError, TvmExtError
 
 
@@ -39,14 +40,14 @@ class MpiGroup:
     def __init__(
         self, artifact: LoadedArtifact, record: ShardingRecord, threads: int | None = None
     ) -> None:
-        self._communicator = MpiCommunicator()
-        self._record = record
-        if self._communicator.size != record.devices:
+        if mpi_size() != record.devices:
             raise TargetError(
                 f"{artifact.path.name} is for {record.devices} devices, and mpiexec started "
-                f"{self._communicator.size} processes; expected one for each device: use "
+                f"{mpi_size()} processes; expected one for each device: use "
                 f"mpiexec -n {record.devices}, or compile the model again"
             )
+        self._communicator = MpiCommunicator()
+        self._record = record
         load_runtime()
         register_collectives(is_disco=False)
         self._program = DeviceProgram(artifact, self._communicator.rank, threads)
