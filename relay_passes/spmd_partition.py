@@ -106,7 +106,7 @@ class _Request:
         strategy, seeds, plan = self._chosen()
         problem = self._problem(strategy, seeds, plan)
         if problem:
-            results = [None] * len(plan.results_of(self._main))
+            results: list[int | None] = [None] * len(plan.results_of(self._main))
             inputs: list[int | None] = [None] * len(self._main.params)
             record = ShardingRecord(self._devices, strategy, inputs, results, problem=problem)
             return _with_record(self._mod, record)

@@ -69,13 +69,11 @@ class ShardingRequest:
 
     def pipeline(self, pipeline: Pipeline, rank: int) -> Pipeline:
         """The passes for one of the devices."""
-        is_named = isinstance(self.shard, str)
-        options = {
-            "devices": self.devices,
-            "rank": rank,
-            "shard": self.shard if is_named else AUTOMATIC,
-            "patterns": () if is_named else tuple(dict(self.shard).items()),
-        }
+        options: dict[str, object] = {"devices": self.devices, "rank": rank}
+        if isinstance(self.shard, str):
+            options["shard"] = self.shard
+        else:
+            options["patterns"] = tuple(self.shard.items())
         return with_options(pipeline, PASS, options)
 
 

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from tvm_ext import errors
 from tvm_ext.artifact import LoadedArtifact, read_artifact
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.sharding_record import ShardingRecord
-from tvm_ext.errors import InputError
+
+# What a device may answer with in the place of results.
+_ANSWERED = (errors.ArtifactError, errors.InputError, errors.RunError, errors.TargetError)
 
 
 class DeviceProgram:
@@ -61,7 +63,7 @@ def require_divisible(
     for name, axis in zip(names, record.inputs, strict=True):
         size = inputs[name].shape[axis] if axis is not None else 0
         if size % record.devices:
-            raise InputError(
+            raise errors.InputError(
                 f"axis {axis} of input '{name}' has size {size}; expected a multiple of the "
                 f"{record.devices} devices that share it: give a larger or a smaller batch"
             )
@@ -77,12 +79,9 @@ def plain_error(error: BaseException) -> tuple[str, str]:
     return type(error).__name__, " ".join(str(error).split())
 
 
-def raised(kind: str, text: str) -> Any:
+def raised(kind: str, text: str) -> errors.TvmExtError:
     """The error that ``plain_error`` took apart, of those that a user can cause."""
-    import tvm_ext.errors as known
-
-    cls = getattr(known, kind, None)
-    is_ours = isinstance(cls, type) and issubclass(cls, known.TvmExtError)
-    if not is_ours or kind == "UnsupportedOperatorError":
-        return known.RunError(f"{known.UNEXPECTED}: {kind}")
-    return cls(text)
+    known = {cls.__name__: cls for cls in _ANSWERED}
+    if kind not in known:
+        return errors.RunError(f"{errors.UNEXPECTED}: {errors.REPORT_IT}")
+    return known[kind](text)

@@ -130,6 +130,8 @@ class DiscoGroup:
         self._worker = DeviceWorker(self._memory, 0, lambda: True)
         register_collectives(is_disco=True)
         self.exchanged: dict[str, int] = {}
+        # Of each device's thread in the last run.
+        self.processor_seconds: list[float] = []
         self._is_open = True
         own = {LOAD_FUNCTION: self._worker.load, RUN_FUNCTION: self._worker.run}
         with _of_process:
@@ -160,6 +162,7 @@ class DiscoGroup:
             places = self._memory.inputs.write(inputs)
             answers = self._call(RUN_FUNCTION, places)
             self.exchanged = dict(answers[0]["exchanged"])
+            self.processor_seconds = [answer["processor_seconds"] for answer in answers]
             return self._outputs([answer["outputs"] for answer in answers])
 
     def _outputs(self, places: Sequence[Sequence[Sequence[Any]]]) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -88,6 +89,7 @@ class DeviceWorker:
             raise RunError("the device has no program; expected one: load the model again")
         use_communicator(self._communicator)
         self._communicator.exchanged.clear()
+        begun = time.thread_time()
         arrays = self._memory.inputs.arrays(inputs)
         shapes = [array.shape for array in arrays.values()]
         results = self._memory.results[self._rank]
@@ -102,7 +104,11 @@ class DeviceWorker:
             for name, view in results.arrays(places).items():
                 view[...] = found[name]
             self._known = shapes, kinds
-        return {"outputs": places, "exchanged": dict(self._communicator.exchanged)}
+        return {
+            "outputs": places,
+            "exchanged": dict(self._communicator.exchanged),
+            "processor_seconds": time.thread_time() - begun,
+        }
 
 
 def keep_thread_state() -> None:

@@ -65,7 +65,7 @@ class GroupMemory:
 
     def __init__(self, devices: int, descriptors: Sequence[int] = ()) -> None:
         self._devices = devices
-        given = list(descriptors) or [None] * (2 + devices)
+        given: list[int | None] = [*descriptors] or [None] * (2 + devices)
         segments = [SharedSegment(one) for one in given]
         self.descriptors = [segment.descriptor for segment in segments]
         self._segments = segments

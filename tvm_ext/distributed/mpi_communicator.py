@@ -31,8 +31,8 @@ class MpiCommunicator(Communicator):
 
     def _operation(self, reduce: np.ufunc) -> Any:
         mpi = self._mpi
-        known = {np.add: mpi.SUM, np.multiply: mpi.PROD, np.minimum: mpi.MIN, np.maximum: mpi.MAX}
-        return known[reduce]
+        known = {"add": mpi.SUM, "multiply": mpi.PROD, "minimum": mpi.MIN, "maximum": mpi.MAX}
+        return known[reduce.__name__]
 
     def _all_reduce(self, send: np.ndarray, receive: np.ndarray, reduce: np.ufunc) -> None:
         if send.dtype.char in self._mpi._typedict:

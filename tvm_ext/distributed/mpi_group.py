@@ -52,6 +52,7 @@ class MpiGroup:
         register_collectives(is_disco=False)
         self._program = DeviceProgram(artifact, self._communicator.rank, threads)
         self.exchanged: dict[str, int] = {}
+        self.processor_seconds: list[float] = []
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs of the whole model, in each process."""

@@ -81,6 +81,11 @@ class ShardedModel(CompiledModel):
         """By collective, the bytes of the whole tensors that the last run exchanged."""
         return dict(self._group.exchanged) if self._group is not None else {}
 
+    @property
+    def processor_seconds(self) -> list[float]:
+        """By device, the processor time of the thread that ran it last; empty under ``mpiexec``."""
+        return list(self._group.processor_seconds) if self._group is not None else []
+
     def _started(self) -> "DiscoGroup | MpiGroup":
         with self._starting:
             if self._group is None or not self._group.is_open:

@@ -47,10 +47,10 @@ class SharedMemoryCommunicator(Communicator):
         """Bytes of the slots of all processes."""
         return 2 * size * SLOT_BYTES
 
-    def _meet(self, write: Callable[[np.ndarray], None]) -> np.ndarray:
+    def _meet(self, own: np.ndarray) -> np.ndarray:
         """Writes this process's slot, and returns all once the others have written theirs."""
         slots = self._slots[self._pieces % 2]
-        write(slots[self.rank])
+        _as(slots[self.rank], own.dtype, own.size)[...] = own
         self._pieces += 1
         self._arrivals.set(self.rank, self._pieces)
         for other in range(self.size):
@@ -61,7 +61,7 @@ class SharedMemoryCommunicator(Communicator):
     def _all_reduce(self, send: np.ndarray, receive: np.ndarray, reduce: np.ufunc) -> None:
         for part in _pieces(send.size, SLOT_BYTES // send.itemsize):
             own, result = send[part], receive[part]
-            slots = self._meet(lambda slot, own=own: _put(slot, own))
+            slots = self._meet(own)
             rows = [_as(slot, own.dtype, own.size) for slot in slots]
             # In the order of the processes: each gets the same bits.
             reduce(rows[0], rows[1], out=result)
@@ -71,14 +71,14 @@ class SharedMemoryCommunicator(Communicator):
     def _all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
         for part in _pieces(send.size, SLOT_BYTES // send.itemsize):
             own = send[part]
-            slots = self._meet(lambda slot, own=own: _put(slot, own))
+            slots = self._meet(own)
             for row, slot in zip(receive, slots, strict=True):
                 row[part] = _as(slot, own.dtype, own.size)
 
     def _reduce_scatter(self, send: np.ndarray, receive: np.ndarray, reduce: np.ufunc) -> None:
         for part in _pieces(receive.size, SLOT_BYTES // send.itemsize // self.size):
             own, result = np.ascontiguousarray(send[:, part]), receive[part]
-            slots = self._meet(lambda slot, own=own: _put(slot, own.reshape(-1)))
+            slots = self._meet(own.reshape(-1))
             rows = [_as(slot, own.dtype, own.size).reshape(own.shape)[self.rank] for slot in slots]
             reduce(rows[0], rows[1], out=result)
             for row in rows[2:]:
@@ -87,17 +87,13 @@ class SharedMemoryCommunicator(Communicator):
     def _broadcast(self, send: np.ndarray, receive: np.ndarray) -> None:
         for part in _pieces(receive.size, SLOT_BYTES // receive.itemsize):
             own, result = send[part], receive[part]
-            slots = self._meet(lambda slot, own=own: _put(slot, own))
+            slots = self._meet(own)
             result[...] = _as(slots[0], result.dtype, result.size)
 
 
 def _pieces(count: int, most: int) -> Iterator[slice]:
     for begin in range(0, count, most):
         yield slice(begin, min(begin + most, count))
-
-
-def _put(slot: np.ndarray, values: np.ndarray) -> None:
-    _as(slot, values.dtype, values.size)[...] = values
 
 
 def _as(slot: np.ndarray, dtype: np.dtype, count: int) -> np.ndarray:
