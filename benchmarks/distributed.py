@@ -1,7 +1,7 @@
 """One model on several processes of one thread each, beside one process of one thread.
 
-The models are a decoder of Llama's form (its prompt, "prefill"), a BERT and a ResNet-18, all with
-random weights. Both programs take turns. A ratio above 1 says how many times as fast several
+The models are a decoder of Llama's form (its prompt, "prefill"), a layer of a BERT and a ResNet-18,
+all with random weights. Both programs take turns. A ratio above 1 says how many times as fast several
 processes are. The second ratio is of processor time, that of the device that takes most, so that
 other programs on the same cores do not count: it leaves out what devices wait for each other
 asleep. The bytes are those of a run beside the plan's.
@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from llama_model import LlamaForm, llama_model
+from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
 from tvm_ext.distributed.sharded_model import ShardedModel
@@ -28,12 +29,14 @@ from tvm_ext.report.units import format_bytes
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("examples", "tests/shared")]
 
-_LAYERS, _LENGTH = 4, 256
+_LAYERS, _LENGTH = 2, 256
 
 
 def llama() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """Four layers of 576 channels, and a prompt of 256 tokens behind a first one."""
-    form = LlamaForm(layers=_LAYERS, heads=8, shared_heads=4, depth=72, vocabulary=4096)
+    """Two layers of 1,024 channels, and prompts of 256 tokens behind a first one."""
+    form = LlamaForm(
+        layers=_LAYERS, hidden=1024, heads=16, shared_heads=4, intermediate=2816, vocabulary=4096
+    )
     numbers = np.random.default_rng(0)
     inputs: dict[str, np.ndarray] = {
         "input_ids": numbers.integers(0, form.vocabulary, (2, _LENGTH)),
@@ -59,8 +62,59 @@ def resnet18() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     return model, {"x": image}
 
 
+def bert() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A layer as BERT has it, of 768 channels, and two texts of 128 tokens."""
+    numbers = np.random.default_rng(0)
+    nodes: list[onnx.NodeProto] = []
+    stored: list[onnx.TensorProto] = []
+
+    def weight(name: str, *shape: int) -> str:
+        array = numbers.standard_normal(shape, dtype=np.float32) * shape[0] ** -0.5
+        stored.append(numpy_helper.from_array(array, name))
+        return name
+
+    def node(kind: str, *inputs: str, **attributes: object) -> str:
+        nodes.append(helper.make_node(kind, inputs, [f"v{len(nodes)}"], **attributes))
+        return str(nodes[-1].output[0])
+
+    def linear(x: str, name: str, before: int, behind: int) -> str:
+        product = node("MatMul", x, weight(f"{name}.weight", before, behind))
+        return node("Add", product, weight(f"{name}.bias", behind))
+
+    def shaped(x: str, name: str, *shape: int) -> str:
+        stored.append(numpy_helper.from_array(np.array(shape), f"{name}.shape"))
+        return node("Reshape", x, f"{name}.shape")
+
+    def heads(name: str) -> str:
+        split = shaped(linear("x", name, 768, 768), name, 2, 128, 12, 64)
+        return node("Transpose", split, perm=[0, 2, 1, 3])
+
+    def normalized(x: str, name: str) -> str:
+        scale, shift = (weight(f"{name}.{kind}", 768) for kind in ("scale", "shift"))
+        return node("LayerNormalization", x, scale, shift, axis=-1)
+
+    queries, keys, values = map(heads, ("query", "key", "value"))
+    stored.append(numpy_helper.from_array(np.float32(0.125), "scale"))
+    scores = node(
+        "Mul", node("MatMul", queries, node("Transpose", keys, perm=[0, 1, 3, 2])), "scale"
+    )
+    mixed = node("Transpose", node("MatMul", node("Softmax", scores), values), perm=[0, 2, 1, 3])
+    attended = linear(shaped(mixed, "joined", 2, 128, 768), "output", 768, 768)
+    middle = normalized(node("Add", attended, "x"), "first")
+    wide = node("Gelu", linear(middle, "wide", 768, 3072))
+    last = normalized(node("Add", linear(wide, "narrow", 3072, 768), middle), "second")
+    ends = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 128, 768])]
+        for name in ("x", last)
+    ]
+    graph = helper.make_graph(nodes, "bert", *ends, stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    return model, {"x": numbers.standard_normal((2, 128, 768), dtype=np.float32)}
+
+
 MODELS: dict[str, Callable[[], tuple[onnx.ModelProto, dict[str, np.ndarray]]]] = {
     "llama": llama,
+    "bert": bert,
     "resnet18": resnet18,
 }
 
