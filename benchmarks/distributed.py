@@ -1,9 +1,9 @@
 """One model on several processes of one thread each, beside one process of one thread.
 
 The models are a decoder of Llama's form (its prompt, "prefill"), a layer of a BERT and a ResNet-18,
-all with random weights. Both programs take turns. A ratio above 1 says how many times as fast several
-processes are. The second ratio is of processor time, that of the device that takes most, so that
-other programs on the same cores do not count: it leaves out what devices wait for each other
+all with random weights. Both programs take turns. A ratio above 1 says how many times as fast
+several processes are. The second ratio is of processor time, that of the device that takes most, so
+that other programs on the same cores do not count: it leaves out what devices wait for each other
 asleep. The bytes are those of a run beside the plan's.
 
     python benchmarks/distributed.py

@@ -254,7 +254,9 @@ class _Partitioner(PyExprMutator):
         value = self.builder_.normalize(value)
         if final != shardings:
             inner = self._emit(value, var)
-            value = self._exchanged(inner, shardings[0], final[0], var, var)
+            value = self.builder_.normalize(
+                self._exchanged(inner, shardings[0], final[0], var, var)
+            )
         new_var = retyped_var(var, value.ty, origins_of(var))
         self.builder_.emit_normalized(relax.VarBinding(new_var, value))
         self.set_var_remap(var, new_var)

@@ -196,6 +196,11 @@ def fields(emit: Any, x: relax.Expr) -> relax.Expr:
     return relax.Tuple([emit(op.add(first, second)), product])
 
 
+def last_product(emit: Any, x: relax.Expr) -> relax.Expr:
+    """What leaves the block is the product itself."""
+    return op.matmul(emit(op.exp(emit(op.matmul(x, weights(8, 16))))), weights(16, 8))
+
+
 def test_rows_follow_columns() -> None:
     program = check(mlp, (4, 8))
     assert kinds(program) == ["all-reduce"]
@@ -212,6 +217,7 @@ def test_rows_follow_columns() -> None:
         (normalized, (2, 3, 8), ["all-gather"]),
         (moved, (2, 8), ["all-gather", "all-reduce"]),
         (fields, (4, 8), []),
+        (last_product, (4, 8), ["all-reduce"]),
     ],
 )
 def test_splits_are_followed(body: Body, shape: tuple[int, ...], expected: list[str]) -> None:

@@ -105,11 +105,9 @@ def _devices_figure(report: "CompileReport") -> str:
     calls = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing exchanged"
     sent = ""
     if kinds:
-        sent = (
-            f"; each sends {format_bytes(int(sharding.moved_bytes))} in "
-            f"{format_seconds(sharding.seconds)} (modelled)"
-        )
-    return f"{sharding.devices}, split by {sharding.strategy}  ({calls}{sent})"
+        moved, seconds = int(sharding.moved_bytes), sharding.seconds
+        sent = f"; {format_bytes(moved)} in {format_seconds(seconds)}, modelled"
+    return f"{sharding.devices}, by {sharding.strategy}  ({calls}{sent})"
 
 
 def _collectives(report: "CompileReport", verbose: bool) -> Table | None:
