@@ -134,12 +134,12 @@ def model_graph(model: ModelSource, request: KernelsRequest) -> ModelGraph:
     machine = _cpu(request)
     passes = _pipeline(request)
     runner, phases = PassRunner(), Phases()
+    names = [step.entry.name for step in passes.lower]
+    ahead = passes.lower[: names.index(_FUSION)] if _FUSION in names else passes.lower
+    unfused = replace(passes, lower=ahead, schedule=passes.schedules)
     with compiling(machine):
-        lowered = lower_model(model, request.input_shapes, passes, runner, phases)
-        names = [step.entry.name for step in passes.lower]
-        ahead = passes.lower[: names.index(_FUSION)] if _FUSION in names else passes.lower
-        mod = runner.run(ahead, lowered.graph)
-    return ModelGraph(lowered.imported.name, passes.opt_level, mod)
+        lowered = lower_model(model, request.input_shapes, unfused, runner, phases)
+    return ModelGraph(lowered.imported.name, passes.opt_level, lowered.kernels)
 
 
 def model_kernels(
