@@ -253,9 +253,11 @@ def models_table(paths: Sequence[str], seconds: float) -> Table:
         table.add_column(column, justify="right")
     for path in paths:
         found = model_kernels(path, KernelsRequest(), with_schedules=True)
+        # Kernels of the same code count once.
+        kernels = {one.code: one for one in found.kernels}.values()
         times = {
             one.name: own
-            for one in found.kernels
+            for one in kernels
             if (own := _times(one, found.machine, seconds)) is not None
         }
         ours = sum(own[_OURS] for own in times.values())

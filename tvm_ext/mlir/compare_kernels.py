@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from rich.console import Group, RenderableType
 from rich.text import Text
 from tvm import tirx
@@ -197,16 +198,20 @@ def check_against_mlir(model: ModelSource, request: KernelsRequest, seed: int = 
     """
     found = model_kernels(model, request, with_schedules=True)
     library = _library(found)
-    compared = []
+    compared: list[KernelComparison] = []
+    alike: dict[Any, KernelComparison] = {}
     for number, kernel in enumerate(found.kernels, start=1):
         tell(f"kernel {number} of {len(found.kernels)}")
-        compared.append(compare_kernel(kernel, library, found.machine, seed))
+        key = kernel.code, tvm_ffi.StructuralKey(kernel.func)
+        if key not in alike:
+            alike[key] = compare_kernel(kernel, library, found.machine, seed)
+        compared.append(replace(alike[key], name=kernel.name, origins=kernel.origins))
     return MlirCheck(found.model, found.machine.name, found.opt_level, tuple(compared))
 
 
 def _library(found: ModelKernels) -> Any:
     """TVM's code of all scheduled kernels."""
-    scheduled = {one.name: one.scheduled for one in found.kernels if one.scheduled is not None}
+    scheduled = {one.code: one.scheduled for one in found.kernels if one.scheduled is not None}
     return tvm_code(scheduled, found.machine)
 
 
@@ -259,11 +264,11 @@ def compare_kernel(
     if kernel.arguments is None:
         return replace(done, reason="no sizes were found that fit together")
     if kernel.scheduled is None:
-        return replace(done, reason="its code is that of another kernel")
+        return replace(done, reason="a pass took it out of the program")
     work = work_of_call(kernel.func, kernel.arguments)
     if work is not None and work.flops > _MOST_OPERATIONS:
         return replace(done, reason=f"{work.flops:.1e} operations take long in plain loops")
-    runs = _Runs(kernel, code, library[kernel.name], packed=scheduled)
+    runs = _Runs(kernel, code, library[kernel.code or kernel.name], packed=scheduled)
     return _run_both(runs, machine, seed, done)
 
 
