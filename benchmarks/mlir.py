@@ -296,7 +296,7 @@ def models_table(paths: Sequence[str], seconds: float, console: Console) -> Tabl
         table.add_row(name, *row, share, str(wins[_LOOPS]), str(wins[_LINALG]))
         console.print(name, *row, share, wins[_LOOPS], wins[_LINALG])
         for one in sorted(times, key=lambda one: -one.gain)[:_SHOWN]:
-            console.print("   ", one)
+            console.print(f"    {one}", soft_wrap=True, highlight=False)
     return table
 
 
