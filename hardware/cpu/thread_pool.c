@@ -506,6 +506,7 @@ static void forget_threads(void) {
   atomic_store(&pool.workers, 0);
   atomic_store(&pool.sleeping, 0);
   atomic_store(&pool.pausing, 0);
+  atomic_store(&pool.quiet_until, 0);
   for (int i = 0; i < MAX_LOOPS; ++i) {
     atomic_store(&pool.loop[i].guests, 0);
     atomic_store(&pool.loop[i].state, FREE);
