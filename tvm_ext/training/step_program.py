@@ -5,16 +5,16 @@ main(inputs, targets, weights, statistics, state of the optimiser, numbers of th
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import relax
 
 from tvm_ext.errors import InputError
 from tvm_ext.onnx_frontend.trainable import TrainableModel
-from tvm_ext.relay_passes.spans import bindings_of
 from tvm_ext.tensor_spec import TensorSpec
-from tvm_ext.training.differentiate import Differentiated, differentiate
+from tvm_ext.training.differentiate import Differentiated, Differentiation
+from tvm_ext.training.function_gradients import emit_function, results_of
 from tvm_ext.training.losses import Loss
 from tvm_ext.training.operators_of_kernels import with_operators
 from tvm_ext.training.optimizers import Optimizer
@@ -111,7 +111,9 @@ def step_programs(
     require_known_sizes(model)
     targets = loss.targets(model.imported.outputs[: model.outputs])
     parts = _forward(model, loss, targets)
-    differentiated = differentiate(parts.mod, parts.function, parts.weights, model.imported.name)
+    differentiation = Differentiation(parts.mod, model.imported.name)
+    differentiated = differentiation.of(parts.function, parts.weights)
+    parts = replace(parts, mod=differentiation.module())
     writer = _StepWriter(model, parts, targets, differentiated, optimizer, options)
     if options.batches == 1:
         return (writer.program(updates=True),)
@@ -120,44 +122,34 @@ def step_programs(
 
 def _forward(model: TrainableModel, loss: Loss, specs: Sequence[TensorSpec]) -> _Parts:
     """The function from everything to the loss and the next statistics, as one dataflow block."""
-    main = model.imported.mod["main"]
     targets = [
         relax.Var(spec.name, relax.TensorType(list(spec.shape), spec.dtype)) for spec in specs
     ]
-    bb = relax.BlockBuilder(model.imported.mod)
-    main = with_operators(model.imported.mod, main)
-    with bb.function("forward", [*main.params, *targets]):
+    mod = with_operators(model.imported.mod)
+    main = mod["main"]
+    called = {var: one for var, one in mod.functions.items() if var.name_hint != "main"}
+    bb = relax.BlockBuilder(tvm.IRModule(called))
+    params = [relax.Var(str(param.name), param.ty) for param in main.params]
+    with bb.function("forward", [*params, *targets]):
         with bb.dataflow():
-            for binding in bindings_of(main):
-                bb.emit_normalized(binding)
-            results = _results_of(main, bb)
+            results = results_of(bb, emit_function(bb, main, params))
             value = loss.value(bb, results[: model.outputs], targets)
             returned = [bb.emit_output(one) for one in (value, *results[model.outputs :])]
         bb.emit_func_output(relax.Tuple(returned))
-    mod = bb.get()
     passes = [
-        relax.transform.DecomposeOpsForInference("forward"),
+        relax.transform.DecomposeOpsForInference(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(["forward"]),
     ]
-    mod = tvm.transform.Sequential(passes)(mod)
+    mod = tvm.transform.Sequential(passes)(bb.get())
     function = mod["forward"]
+    del mod["forward"]
     params, ends = list(function.params), [model.inputs]
     for count in (len(model.weights), len(model.statistics), int(model.draws), len(targets)):
         ends.append(ends[-1] + count)
     kinds = [params[low:high] for low, high in zip([0, *ends], ends, strict=False)]
     inputs, weights, statistics, step, wanted = kinds
     return _Parts(mod, function, inputs, wanted, weights, statistics, step)
-
-
-def _results_of(main: relax.Function, bb: relax.BlockBuilder) -> list[relax.Expr]:
-    result = main.body.body
-    if not isinstance(result.ty, relax.TupleType):
-        return [result]
-    bound = bb.lookup_binding(result) if isinstance(result, relax.Var) else result
-    if isinstance(bound, relax.Tuple):
-        return list(bound.fields)
-    return [bb.emit(relax.TupleGetItem(result, n)) for n in range(len(result.ty.fields))]
 
 
 class _StepWriter:
@@ -196,17 +188,17 @@ class _StepWriter:
         numbers = {name: relax.Var(name, relax.TensorType([], dtype)) for name in names}
         given = [own[param] for param in (*parts.inputs, *parts.targets)]
         step = [own[param] for param in parts.step]
-        bb = relax.BlockBuilder(self._differentiated.kernels)
+        bb = relax.BlockBuilder(parts.mod)
         with bb.function("main", [*given, *kept, *numbers.values(), *step]):
             with bb.dataflow():
-                results, gradients = self._differentiated.call(bb, own)
+                results, gradients = self._differentiated.emit(bb, own)
                 made = dict(zip(parts.statistics, results[1:], strict=True))
                 made = {own[param]: value for param, value in made.items()}
                 made |= self._next(bb, gradients, numbers, updates)
                 returned = bb.emit_output(relax.Tuple([results[0], *made.values()]))
             bb.emit_func_output(returned)
         return StepProgram(
-            _inlined(bb.get()),
+            _simplified(bb.get()),
             self._given,
             tuple(str(var.name) for var in kept),
             tuple(str(var.name) for var in made),
@@ -269,12 +261,9 @@ def _clipped(
     return [bb.emit(relax.op.multiply(one, factor)) for one in gradients]
 
 
-def _inlined(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with its private functions in place of their calls."""
+def _simplified(mod: tvm.IRModule) -> tvm.IRModule:
     passes = [
-        relax.transform.InlinePrivateFunctions(),
         relax.transform.Normalize(),
-        relax.transform.ConvertToDataflow(min_size=1),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(["main"]),
     ]
