@@ -250,7 +250,7 @@ def _projected(write: _Writer, layer: _Layer, place: int, gates: int) -> tuple[l
     made = write("Reshape", [made, shape])
     parts = write.numbers([1] * layer.steps)
     steps = write.several("Split", [made, parts], [""] * layer.steps, axis=0)
-    products = (recurrent,)
+    products: tuple[str, ...] = (recurrent,)
     if is_gru and not resets_behind:
         widths = write.numbers([2 * layer.units, layer.units])
         products = tuple(write.several("Split", [recurrent, widths], ["", ""], axis=1))

@@ -40,8 +40,11 @@ def read_checkpoint(
     """
     try:
         # np.load would take a single array, too, and a member that is no array for bytes.
-        with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
-            found = {name: np.asarray(file[name]) for name in file.files}
+        with (
+            Path(path).open("rb") as file,
+            np.lib.npyio.NpzFile(file, allow_pickle=False) as archive,
+        ):
+            found = {name: np.asarray(archive[name]) for name in archive.files}
     except _UNREADABLE as error:
         raise InputError(
             f"{path} cannot be read as a checkpoint ({error}); expected a file that "

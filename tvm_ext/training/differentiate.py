@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from tvm_ext.errors import UnsupportedOperatorError
 from tvm_ext.relay_passes.expressions import is_symbolic
@@ -145,13 +145,14 @@ class Differentiation:
         function = _function(
             list(own.values()), moved, [replaced(result, own) for result in results]
         )
-        mod = _kernels(self._called.module())
+        mod = self._called.module()
         mod[_REACHED] = function.with_attr("global_symbol", _REACHED)
         mod = relax.transform.Normalize()(mod)
         function = mod[_REACHED]
         places = {param: place for place, param in enumerate(own)}
         wanted = [function.params[places[weight]] for weight in weights]
         mod = relax.transform.Gradient(_REACHED, wanted, 0)(mod)
+        self._called.add_kernels(mod)
         return self._called.shown(mod[f"{_REACHED}_adjoint"])
 
 
@@ -221,12 +222,6 @@ def _read_from(bindings: Sequence[relax.Binding], values: Sequence[relax.Expr]) 
     known = {binding.var for binding in bindings}
     read = (var for value in values for var in relax.analysis.free_vars(value))
     return list(dict.fromkeys(var for var in read if var in known))
-
-
-def _kernels(mod: tvm.IRModule) -> tvm.IRModule:
-    """A module of the kernels alone."""
-    functions = mod.functions.items()
-    return tvm.IRModule({var: f for var, f in functions if isinstance(f, tirx.PrimFunc)})
 
 
 def _function(

@@ -1,4 +1,4 @@
-"""Gradients of calls of private functions, as which If and Loop are imported.
+"""Gradients of calls: of kernels, and of private functions, as which If and Loop are imported.
 
 ``Gradient`` takes operators only. So a call of a function ``f`` is hidden from it as one of a
 packed function of the name ``f/places``, with the places of the operands that are differentiated
@@ -7,24 +7,27 @@ by. The gradient of that is a call of the packed function ``f/places/gradient``,
     f_gradient(operands, gradients of the results) = gradients by the operands at these places
 
 That function computes ``f`` anew. One that chooses has a gradient that chooses, and one that calls
-itself, as a loop does, has a gradient that calls itself.
+itself, as a loop does, has a gradient that calls itself. The gradient of a kernel is a kernel. An
+operator that TVM has no gradient for is the kernel that TVM makes of it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.hardware.tvm_compat import set_type
 from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.training.gradients.kernel_forms import gradient_of_form
+from tvm_ext.training.gradients.kernels import DifferentiableKernel, NoGradient
 from tvm_ext.training.gradients.registration import gradient_of
 
 if TYPE_CHECKING:
     from tvm_ext.training.differentiate import Differentiation
 
-_HIDDEN = "call_pure_packed"
+_HIDDEN, _REGISTERED = "call_pure_packed", "FPrimalGradient"
 _MARK, _GRADIENT = "/", "gradient"
 
 
@@ -40,6 +43,13 @@ class FunctionGradients:
         """All that was added as well."""
         return tvm.IRModule({self._names[name]: one for name, one in self._functions.items()})
 
+    def add_kernels(self, mod: tvm.IRModule) -> None:
+        """Takes the kernels of a module that came from ``module`` among the functions."""
+        for var, function in mod.functions.items():
+            if isinstance(function, tirx.PrimFunc) and str(var.name_hint) not in self._functions:
+                self._names[str(var.name_hint)] = var
+                self._functions[str(var.name_hint)] = function
+
     def straight(self, bindings: Sequence[relax.Binding]) -> list[relax.Binding]:
         """The bindings with calls of new functions in place of each If."""
         return [
@@ -50,20 +60,44 @@ class FunctionGradients:
         ]
 
     def hidden(self, value: relax.Expr, reached: Collection[relax.Var]) -> relax.Expr:
-        """The value, where it calls a function as a call of a packed one."""
-        if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.GlobalVar):
+        """The value, where it calls what has a gradient here as a call of a packed function."""
+        if not isinstance(value, relax.Call):
             return value
-        places = [
-            str(place)
-            for place, operand in enumerate(value.args)
-            if operand in reached and "float" in str(getattr(operand.ty, "dtype", ""))
-        ]
-        name = f"{value.op.name_hint}{_MARK}{'_'.join(places)}"
-        return relax.op.call_pure_packed(name, *value.args, ty_args=value.ty)
+        if isinstance(value.op, tvm.ir.GlobalVar):
+            name = _hidden_name(value.op, value.args, reached)
+            return relax.op.call_pure_packed(name, *value.args, ty_args=value.ty)
+        value = self._as_kernel(value)
+        if operator_name(value) != "relax.call_tir" or len(value.args) > 2:
+            return value
+        operands, kernel = list(value.args[1].fields), self._functions[value.args[0].name_hint]
+        name = _hidden_name(value.args[0], operands, reached)
+        if gradient_of_form(kernel) is None:
+            try:
+                DifferentiableKernel.of(kernel, _places_of(name))
+            except NoGradient:
+                return value
+        return relax.op.call_pure_packed(name, *operands, ty_args=value.ty)
+
+    def _as_kernel(self, call: relax.Call) -> relax.Call:
+        """A call of the kernel of an operator that has no gradient, where TVM makes one."""
+        has_gradient = call.op.get_attr(_REGISTERED) is not None
+        legalize = None if has_gradient else call.op.get_attr("FLegalize")
+        if legalize is None:
+            return call
+        bb = relax.BlockBuilder(self.module())
+        with bb.function("legalized", list(relax.analysis.free_vars(call))):
+            made = bb.normalize(legalize(bb, call))
+            bb.emit_func_output(bb.emit(made))
+        self.add_kernels(bb.get())
+        return made if isinstance(made, relax.Call) else call
 
     def shown(self, function: relax.Function) -> relax.Function:
         """The function with the calls that were hidden, and those of their gradients."""
         return _Shown(self).visit_expr(function)
+
+    def function(self, var: tvm.ir.GlobalVar) -> tvm.ir.BaseFunc | None:
+        """The function of a variable; None of one that is being written."""
+        return self._functions.get(str(var.name_hint))
 
     def named(self, name: str) -> tvm.ir.GlobalVar:
         """The function, or the gradient, that a packed function stands for."""
@@ -72,7 +106,7 @@ class FunctionGradients:
             return self._names[function]
         own = f"{function}_{_GRADIENT}_{places}"
         if own not in self._names:
-            self._differentiate(function, [int(place) for place in places.split("_")], own)
+            self._differentiate(function, _places_of(name), own)
         return self._names[own]
 
     def _add(self, name: str, function: relax.Function) -> tvm.ir.GlobalVar:
@@ -98,7 +132,8 @@ class FunctionGradients:
             function = relax.Function(params, replaced(branch, own), choice.ty)
             var = self._add(f"{name}_{side}", relax.utils.copy_with_new_vars(function))
             sides.append(relax.Call(var, params))
-        return relax.Call(self._choice(name, params, own[choice.cond], sides), operands)
+        call = relax.Call(self._choice(name, params, own[choice.cond], sides), operands)
+        return relax.BlockBuilder().normalize(call)
 
     def _choice(
         self,
@@ -171,12 +206,29 @@ class FunctionGradients:
         return bb.get()["product"]
 
 
+def _hidden_name(
+    function: tvm.ir.GlobalVar, operands: Sequence[relax.Expr], reached: Collection[relax.Var]
+) -> str:
+    places = [
+        str(place)
+        for place, operand in enumerate(operands)
+        if operand in reached and "float" in str(getattr(operand.ty, "dtype", ""))
+    ]
+    return f"{function.name_hint}{_MARK}{'_'.join(places)}"
+
+
+def _places_of(name: str) -> list[int]:
+    return [int(place) for place in name.split(_MARK)[1].split("_") if place]
+
+
 @gradient_of(_HIDDEN)
 def _gradient(
     bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
 ) -> Sequence[relax.Expr | None]:
     name, operands = str(call.args[0].global_symbol), call.args[1:]
-    places = [int(place) for place in name.split(_MARK)[1].split("_")]
+    places, function = _places_of(name), bb.get()[name.split(_MARK)[0]]
+    if isinstance(function, tirx.PrimFunc):
+        return [None, *_gradients_of_kernel(bb, y, operands, given, function, places)]
     types = relax.TupleType([operands[place].ty for place in places])
     fields: Sequence[relax.Expr] = results_of(bb, given)
     packed = relax.op.call_pure_packed(
@@ -187,6 +239,22 @@ def _gradient(
     for number, place in enumerate(places):
         found[place + 1] = bb.emit(relax.TupleGetItem(made, number))
     return found
+
+
+def _gradients_of_kernel(
+    bb: relax.BlockBuilder,
+    y: relax.Var,
+    operands: Sequence[relax.Expr],
+    given: relax.Var,
+    kernel: tirx.PrimFunc,
+    places: Sequence[int],
+) -> list[relax.Expr | None]:
+    known = gradient_of_form(kernel)
+    if known is not None:
+        gradient, form = known
+        return [gradient(bb, y, operands[0], given, form)]
+    made = DifferentiableKernel.of(kernel, places).emit(bb, operands, given)
+    return [made.get(place) for place in range(len(operands))]
 
 
 def is_hidden(call: relax.Call) -> bool:
@@ -285,5 +353,7 @@ class _Shown(PyExprMutator):
         made = super().visit_call_(call)
         if not is_hidden(made):
             return made
-        name = str(made.args[0].global_symbol)
-        return self.builder_.normalize(relax.Call(self._own.named(name), made.args[1:]))
+        var = self._own.named(str(made.args[0].global_symbol))
+        if isinstance(self._own.function(var), tirx.PrimFunc):
+            return self.builder_.normalize(relax.call_tir(var, made.args[1:], _fields_of(made.ty)))
+        return self.builder_.normalize(relax.Call(var, made.args[1:]))

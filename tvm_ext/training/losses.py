@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax
 
 from tvm_ext.errors import InputError
-from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.expressions import operator_name, static_extents
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.training.function_gradients import emit_function
 
@@ -111,14 +111,13 @@ class FunctionLoss:
         return specs[len(outputs) :]
 
     def _spec_of(self, param: relax.Var) -> TensorSpec:
-        shape = getattr(param.ty, "shape", None)
-        sizes = shape.values if isinstance(shape, relax.ShapeExpr) else [None]
-        if not all(isinstance(size, int | tirx.IntImm) for size in sizes):
+        sizes = static_extents(param.ty)
+        if sizes is None:
             raise InputError(
                 f"the loss has the parameter '{param.name}' of {_described(param.ty)}; expected "
                 "tensors of known sizes: write the loss for those of a batch"
             )
-        return TensorSpec(str(param.name), str(param.ty.dtype), tuple(int(size) for size in sizes))
+        return TensorSpec(str(param.name), str(param.ty.dtype), tuple(sizes))
 
     def _require_number(self) -> None:
         ty = self.function.ret_ty
@@ -164,9 +163,10 @@ def loss_of(given: "str | Loss | relax.Function") -> Loss:
 
 def _described(ty: relax.Type) -> str:
     """A type for a message."""
-    if isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr):
-        return f"{ty.dtype}[{', '.join(map(str, ty.shape.values))}]"
-    return "no tensor" if not isinstance(ty, relax.TensorType) else "a tensor of unknown sizes"
+    sizes = static_extents(ty)
+    if sizes is not None:
+        return f"{ty.dtype}{sizes}"
+    return "a tensor of unknown sizes" if isinstance(ty, relax.TensorType) else "no tensor"
 
 
 def _before_softmax(bb: relax.BlockBuilder, value: relax.Expr, axis: int) -> relax.Expr:

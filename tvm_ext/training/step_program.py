@@ -6,6 +6,7 @@ main(inputs, targets, weights, statistics, state of the optimiser, numbers of th
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -110,6 +111,7 @@ def step_programs(
     """
     require_known_sizes(model)
     targets = loss.targets(model.imported.outputs[: model.outputs])
+    _require_own_names(model, targets)
     parts = _forward(model, loss, targets)
     differentiation = Differentiation(parts.mod, model.imported.name)
     differentiated = differentiation.of(parts.function, parts.weights)
@@ -118,6 +120,16 @@ def step_programs(
     if options.batches == 1:
         return (writer.program(updates=True),)
     return writer.program(updates=False), writer.program(updates=True)
+
+
+def _require_own_names(model: TrainableModel, targets: Sequence[TensorSpec]) -> None:
+    inputs = {spec.name for spec in model.imported.inputs[: model.inputs]}
+    for spec in targets:
+        if spec.name in inputs:
+            raise InputError(
+                f"the loss has the target '{spec.name}', which is also an input of "
+                f"{model.imported.name}; expected another name: rename one of them"
+            )
 
 
 def _forward(model: TrainableModel, loss: Loss, specs: Sequence[TensorSpec]) -> _Parts:
@@ -184,7 +196,7 @@ class _StepWriter:
         kept = [own[param] for param in (*parts.weights, *parts.statistics)] + self._sums
         kept += [state for slots in self._slots for state in slots.values()]
         names = list(self._optimizer.numbers(0))
-        dtype = str(parts.weights[0].ty.dtype)
+        dtype = _widest(parts.weights)
         numbers = {name: relax.Var(name, relax.TensorType([], dtype)) for name in names}
         given = [own[param] for param in (*parts.inputs, *parts.targets)]
         step = [own[param] for param in parts.step]
@@ -229,7 +241,8 @@ class _StepWriter:
         made: dict[relax.Var, relax.Expr] = {}
         weights = [self._params[param] for param in self._parts.weights]
         for weight, gradient, slots in zip(weights, gradients, self._slots, strict=True):
-            moved, state = self._optimizer.update(bb, weight, gradient, slots, numbers)
+            own = {name: _as_type(bb, one, weight.ty.dtype) for name, one in numbers.items()}
+            moved, state = self._optimizer.update(bb, weight, gradient, slots, own)
             made[weight] = moved
             made |= {slots[slot]: value for slot, value in state.items()}
         return made
@@ -248,17 +261,31 @@ def _clipped(
     bb: relax.BlockBuilder, gradients: Sequence[relax.Expr], limit: float
 ) -> list[relax.Expr]:
     """The gradients, scaled down together where their norm is above the limit."""
-    dtype = str(gradients[0].ty.dtype)
-    squares = [bb.emit(relax.op.sum(bb.emit(relax.op.multiply(g, g)))) for g in gradients]
-    total = squares[0]
-    for square in squares[1:]:
+    dtype = _widest(gradients)
+    total: relax.Expr = relax.const(0.0, dtype)
+    for gradient in gradients:
+        own = _as_type(bb, gradient, dtype)
+        square = bb.emit(relax.op.sum(bb.emit(relax.op.multiply(own, own))))
         total = bb.emit(relax.op.add(total, square))
     norm = bb.emit(relax.op.sqrt(total))
     # As in PyTorch: gradients of zero are divided by something.
     below = bb.emit(relax.op.add(norm, relax.const(1e-6, dtype)))
     share = bb.emit(relax.op.divide(relax.const(limit, dtype), below))
     factor = bb.emit(relax.op.minimum(share, relax.const(1.0, dtype)))
-    return [bb.emit(relax.op.multiply(one, factor)) for one in gradients]
+    return [
+        bb.emit(relax.op.multiply(one, _as_type(bb, factor, one.ty.dtype))) for one in gradients
+    ]
+
+
+def _as_type(bb: relax.BlockBuilder, value: relax.Expr, dtype: Any) -> relax.Expr:
+    if str(value.ty.dtype) == str(dtype):
+        return value
+    return bb.emit(relax.op.astype(value, str(dtype)))
+
+
+def _widest(values: Iterable[relax.Expr]) -> str:
+    """The type of the most exact of the values, each of which is float32 or float64."""
+    return max(str(value.ty.dtype) for value in values)
 
 
 def _simplified(mod: tvm.IRModule) -> tvm.IRModule:
