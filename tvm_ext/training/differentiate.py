@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.errors import UnsupportedOperatorError
-from tvm_ext.relay_passes.expressions import is_symbolic
+from tvm_ext.relay_passes.expressions import is_symbolic, replaced
 from tvm_ext.relay_passes.spans import describe_origin
 from tvm_ext.training.function_gradients import (
     FunctionGradients,
@@ -21,7 +21,6 @@ from tvm_ext.training.function_gradients import (
     is_hidden,
     is_packed,
     own_bindings,
-    replaced,
 )
 from tvm_ext.training.gradients import register_gradients
 

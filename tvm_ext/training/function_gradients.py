@@ -11,7 +11,7 @@ itself, as a loop does, has a gradient that calls itself. The gradient of a kern
 operator that TVM has no gradient for is the kernel that TVM makes of it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import tvm
@@ -19,7 +19,7 @@ from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.hardware.tvm_compat import set_type
-from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.expressions import operator_name, replaced
 from tvm_ext.training.gradients.kernel_forms import gradient_of_form
 from tvm_ext.training.gradients.kernels import DifferentiableKernel, NoGradient
 from tvm_ext.training.gradients.registration import gradient_of
@@ -288,11 +288,6 @@ def emit_function(
     return body.body
 
 
-def replaced(expr: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
-    """The expression with other ones in place of some variables."""
-    return _Replaced(values).visit_expr(expr) if values else expr
-
-
 def _only_choice(function: relax.Function) -> relax.If | None:
     """The If that is all that a function does."""
     bindings = own_bindings(function)
@@ -328,19 +323,6 @@ def _sum_of_products(
         else:
             total = bb.emit(relax.op.add(total, bb.emit(relax.op.astype(part, total.ty.dtype))))
     return total
-
-
-@mutator
-class _Replaced(PyExprMutator):
-    def __init__(self, values: Mapping[relax.Var, relax.Expr]) -> None:
-        super().__init__()
-        self._values = values
-
-    def visit_var_(self, var: relax.Var) -> relax.Expr:
-        return self._values[var] if var in self._values else super().visit_var_(var)
-
-    def visit_dataflow_var_(self, var: relax.DataflowVar) -> relax.Expr:
-        return self._values[var] if var in self._values else super().visit_dataflow_var_(var)
 
 
 @mutator

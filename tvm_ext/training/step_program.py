@@ -13,6 +13,8 @@ from tvm import relax
 
 from tvm_ext.errors import InputError
 from tvm_ext.onnx_frontend.trainable import TrainableModel
+from tvm_ext.passes.donate_params import DONATED
+from tvm_ext.relay_passes.spans import with_functions
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.training.differentiate import Differentiated, Differentiation
 from tvm_ext.training.function_gradients import emit_function, results_of
@@ -210,7 +212,7 @@ class _StepWriter:
                 returned = bb.emit_output(relax.Tuple([results[0], *made.values()]))
             bb.emit_func_output(returned)
         return StepProgram(
-            _simplified(bb.get()),
+            _simplified(_donating(bb.get(), [one.name for one in made])),
             self._given,
             tuple(str(var.name) for var in kept),
             tuple(str(var.name) for var in made),
@@ -286,6 +288,12 @@ def _as_type(bb: relax.BlockBuilder, value: relax.Expr, dtype: Any) -> relax.Exp
 def _widest(values: Iterable[relax.Expr]) -> str:
     """The type of the most exact of the values, each of which is float32 or float64."""
     return max(str(value.ty.dtype) for value in values)
+
+
+def _donating(mod: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
+    """The module, in which the results behind the loss may have these parameters' memory."""
+    places = {str(name): place + 1 for place, name in enumerate(names)}
+    return with_functions(mod, {mod.get_global_var("main"): mod["main"].with_attr(DONATED, places)})
 
 
 def _simplified(mod: tvm.IRModule) -> tvm.IRModule:
