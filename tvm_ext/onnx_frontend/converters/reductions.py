@@ -8,6 +8,7 @@ booleans. The maximum of an empty set, or of infinities below zero as in a row o
 -3.4e38 there. Everything else is left to them.
 """
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -386,6 +387,10 @@ def _cumulated(
     return bb.emit_te(pick, chosen, *every, primfunc_name_hint="along_axis")
 
 
+# On a kernel of running sums: its form, as JSON.
+CUMULATED = "tvm_ext.cumulated_sum"
+
+
 def cumulated(
     bb: relax.BlockBuilder, data: relax.Expr, axis: int, attr: dict, product: bool
 ) -> relax.Expr:
@@ -411,7 +416,9 @@ def cumulated(
                     written[index] = total[0].astype(dtype)
 
     name = "cumulated_product" if product else "cumulated_sum"
-    return emit_loops(bb, name, [data], [(sizes, dtype)], body)[0]
+    form = {"axis": axis, "exclusive": exclusive, "reverse": reverse}
+    attributes = {} if product else {CUMULATED: json.dumps(form)}
+    return emit_loops(bb, name, [data], [(sizes, dtype)], body, primfunc_attrs=attributes)[0]
 
 
 class CumSum(OnnxOpConverter):
