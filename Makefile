@@ -51,7 +51,7 @@ check: $(STAMP) ## linter, formatter, type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=.:benchmarks $(BIN)/mypy benchmarks
+	MYPYPATH=.:benchmarks:examples:tests/shared $(BIN)/mypy benchmarks
 	MYPYPATH=.:scripts $(BIN)/mypy scripts
 
 hooks: $(STAMP) ## the hooks of .pre-commit-config.yaml on all files; "pre-commit install" has git run them

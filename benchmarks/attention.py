@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from peers import Job, OnnxRuntime, OpenVino, Ours, Peer, PeerError, Program
 
-from tvm_ext.hardware.timing import Timer, interleaved_seconds, timed
+from tvm_ext.hardware.timing import interleaved_seconds, timed
 from tvm_ext.report.units import format_bytes
 
 _WITHOUT = Ours("off", "AttentionFusion off", ("AttentionFusion",))
@@ -52,19 +52,6 @@ def attention_model(heads: int, depth: int, length: int, *, is_causal: bool) -> 
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
-def _timer(program: Program) -> Timer:
-    return timed(program.run)
-
-
-def _processor_timer(program: Program) -> Timer:
-    def seconds() -> float:
-        begun = time.thread_time()
-        program.run()
-        return time.thread_time() - begun
-
-    return seconds
-
-
 def measure(job: Job, heads: int, length: int, rounds: int) -> None:
     """Prints a row: our time, that of the others as multiples of it, and the planned memory."""
     programs: dict[str, Program] = {}
@@ -76,8 +63,8 @@ def measure(job: Job, heads: int, length: int, rounds: int) -> None:
     (wanted,) = programs["onnxruntime"].outputs()
     for program in programs.values():
         np.testing.assert_allclose(program.outputs()[0], wanted, rtol=1e-4, atol=1e-5)
-    timer = _timer if job.threads > 1 else _processor_timer
-    timers = [timer(program) for program in programs.values()]
+    clock = time.perf_counter if job.threads > 1 else time.thread_time
+    timers = [timed(program.run, clock) for program in programs.values()]
     taken = interleaved_seconds(timers, seconds=4.0, rounds=rounds)
     seconds = {name: statistics.median(one) for name, one in zip(programs, taken, strict=True)}
     own = seconds.pop("tvm_ext")

@@ -16,19 +16,26 @@ _SETTLE_SECONDS = 0.12
 _LONG_CALL = 0.5
 
 
-def timed(program: Callable[[], object]) -> Timer:
-    """A timer that returns the wall time of one call of ``program``."""
+def timed(program: Callable[[], object], clock: Timer = time.perf_counter) -> Timer:
+    """A timer that returns the wall time of one call of ``program``.
+
+    With ``time.thread_time`` as its clock it returns the processor's time of the calling thread:
+    for programs of one thread on a machine that others use too.
+    """
 
     def seconds() -> float:
-        begun = time.perf_counter()
+        begun = clock()
         program()
-        return time.perf_counter() - begun
+        return clock() - begun
 
     return seconds
 
 
 def interleaved_seconds(
-    timers: Sequence[Timer], seconds: float = 2.0, rounds: int = 10
+    timers: Sequence[Timer],
+    seconds: float = 2.0,
+    rounds: int = 10,
+    settle: float = _SETTLE_SECONDS,
 ) -> list[list[float]]:
     """What each timer returned, call by call.
 
@@ -46,8 +53,10 @@ def interleaved_seconds(
         takes part in fewer rounds, in three at least.
     rounds : int
         Number of turns.
+    settle : float
+        The pause; none is needed where no program has threads of its own.
     """
-    plans = [_Plan(timer, seconds / len(timers), rounds) for timer in timers]
+    plans = [_Plan(timer, seconds / len(timers), rounds, settle) for timer in timers]
     for turn in range(rounds):
         for plan in plans if turn % 2 == 0 else reversed(plans):
             if plan.takes_part(turn):
@@ -66,8 +75,9 @@ def interleaved_milliseconds(
 class _Plan:
     """How often one program runs, and what its calls took."""
 
-    def __init__(self, timer: Timer, share: float, rounds: int) -> None:
+    def __init__(self, timer: Timer, share: float, rounds: int, settle: float) -> None:
         self.taken: list[float] = []
+        self._settle = settle
         self._timer = timer
         self._rounds = rounds
         once = timer()
@@ -85,7 +95,7 @@ class _Plan:
 
     def row(self) -> None:
         """One turn."""
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(self._settle)
         if self._warm_up:
             self._timer()
         self.taken.extend(self._timer() for _ in range(self._calls))

@@ -8,6 +8,7 @@ Those of TVM's ONNX importer are in ``tvm_ext/onnx_frontend/tvm_compat.py``: the
 from tvm import tirx
 from tvm.base import _LOADED_LIBS as loaded_libraries
 from tvm.ir import IRModule
+from tvm.relax.expr import _update_type as set_type
 from tvm.s_tir.meta_schedule import TuneContext
 from tvm.s_tir.meta_schedule import _ffi_api as meta_schedule_ffi
 from tvm.s_tir.meta_schedule.logging import get_logger, get_logging_func
@@ -22,6 +23,7 @@ __all__ = [
     "compile_cuda_by_tvm",
     "llvm_codegen",
     "loaded_libraries",
+    "set_type",
     "tune_context",
     "without_scope_marks",
 ]

@@ -42,6 +42,7 @@ from tvm_ext.relay_passes.sink_reshapes import SinkReshapes
 from tvm_ext.relay_passes.sink_transposes import SinkTransposes
 from tvm_ext.relay_passes.softmax_fusion import SoftmaxFusion
 from tvm_ext.relay_passes.split_to_slices import SplitToSlices
+from tvm_ext.relay_passes.spmd_partition import SpmdPartition
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
 from tvm_ext.relay_passes.zero_point_compensation import ZeroPointCompensation
 
@@ -55,6 +56,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     AccumulateInFloat32,
     ConvBnReluFold,
     CorrelatedValuePropagation,
+    SpmdPartition,
     DropPaddedTaps,
     ConvTransposeToConv,
     PointwiseBeforeResize,

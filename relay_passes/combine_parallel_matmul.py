@@ -32,7 +32,7 @@ class CombineParallelMatmul:
 
     Before: ``q = matmul(x, Wq) + bq``, ``k = matmul(x, Wk) + bk``, each reshaped and transposed
             into heads, as Keras does it with the bias added to the heads and with axes of an
-            extent of 1; or both of them fields of one ``split``
+            extent of 1; or both of them fields of one ``split``, or slices of one tensor
     After:  ``qk = matmul(x, concat(Wq, Wk)) + concat(bq, bk)``; a kernel for each of ``q`` and
             ``k`` reads its columns of ``qk`` as heads, in place of the transpose
 
@@ -341,33 +341,68 @@ def _row(product: _Product) -> np.ndarray:
     return np.zeros(weight.shape[1], weight.dtype)
 
 
+_SLICE = "relax.strided_slice"
+
+
+def _single_integer(listed: relax.Expr) -> int | None:
+    """The number of a list of one; None where it has several, or a run decides it."""
+    if not isinstance(listed, relax.Tuple) or len(listed.fields) != 1:
+        return None
+    (number,) = listed.fields
+    return int(number) if isinstance(number, int | tirx.IntImm) else None
+
+
 class _SplitReader(_HeadRewriter):
-    """Fields of a split that only become heads: these are read of what was split."""
+    """Columns of a split or a slice that only become heads: these are read of what was cut."""
 
     def has_work(self, func: relax.Function) -> bool:
-        """Whether there may be heads of a split."""
-        return view_of(func).operators >= {"relax.reshape", "relax.split"}
+        """Whether there may be heads of a split or a slice."""
+        operators = view_of(func).operators
+        return "relax.reshape" in operators and bool(operators & {"relax.split", _SLICE})
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         read = self._plain_heads(var, value)
-        field = None if read is None else self.view.bindings().get(read.source)
-        if read is None or not isinstance(field, relax.TupleGetItem):
+        cut = None if read is None else self._field(read.source) or self._slice(read.source)
+        if read is None or cut is None:
+            return None
+        source, first = cut
+        is_whole = isinstance(source, relax.Var) and _last_extent(source) is not None
+        if not is_whole or not self.reaches(source):
+            return None
+        if not same_extents(source.ty.shape.values[:-1], read.heads.lead):
+            return None
+        made = self._copied(replace(read.heads, first=first), source)
+        absorbed = (read.source, *read.passed)
+        return Replacement(made, absorbed, "columns read of the whole that they were cut from")
+
+    def _field(self, part: relax.Var) -> tuple[relax.Expr, int] | None:
+        """What was split, and the first column of a field that are all heads."""
+        field = self.view.bindings().get(part)
+        if not isinstance(field, relax.TupleGetItem):
             return None
         split = self.view.call(field.tuple_value, "relax.split")
-        if split is None or not isinstance(split.args[0], relax.Var):
+        if split is None or not self._all_heads(field.tuple_value):
             return None
-        source, heads = split.args[0], read.heads
-        fields = split.ty.fields
-        widths = [_last_extent(relax.Var("field", one)) for one in fields]
-        axis = int(split.attrs.axis) % source.ty.ndim
-        if axis != source.ty.ndim - 1 or None in widths or not self._all_heads(field.tuple_value):
+        widths = [_last_extent(relax.Var("field", one)) for one in split.ty.fields]
+        rank = split.args[0].ty.ndim
+        if int(split.attrs.axis) % rank != rank - 1 or None in widths:
             return None
-        if not same_extents(source.ty.shape.values[:-1], heads.lead) or not self.reaches(source):
+        return split.args[0], sum(int(width or 0) for width in widths[: field.index])
+
+    def _slice(self, part: relax.Var) -> tuple[relax.Expr, int] | None:
+        """What neighbouring columns were sliced from, and the first of them."""
+        call = self.view.call(part, _SLICE)
+        if call is None or not isinstance(call.args[1], relax.Tuple):
             return None
-        first = sum(int(width or 0) for width in widths[: field.index])
-        made = self._copied(replace(heads, first=first), source)
-        absorbed = (read.source, *read.passed)
-        return Replacement(made, absorbed, "a field of a split read of the whole")
+        source, *lists = call.args
+        columns = _last_extent(source)
+        numbers = [_single_integer(one) for one in (*lists[:2], *lists[3:4])]
+        axis, begin = numbers[:2]
+        if columns is None or axis is None or begin is None or numbers[2:] not in ([], [1]):
+            return None
+        if axis % source.ty.ndim != source.ty.ndim - 1:
+            return None
+        return source, min(max(begin + columns * (begin < 0), 0), columns)
 
     def _plain_heads(self, end: relax.Var, value: relax.Expr) -> _Transposed | None:
         """Those that a reshape alone makes, with a transpose behind it or without."""

@@ -1,4 +1,4 @@
-"""CompressWeights: matmuls of float32 that widen stored weights of 16 bits as they read them."""
+"""CompressWeights: matmuls of float32 that widen weights of 8 or 16 bits as they read them."""
 
 import math
 
@@ -14,9 +14,9 @@ from tvm_ext.relay_passes.spans import relax_functions
 
 _WIDE, _NARROW = "float32", "float16"
 
-# Types that a weight may have had in the model, float16 first: both hold small integers, and one
-# instruction widens it.
-_EXACT = (_NARROW, "bfloat16")
+# Types that a weight may have had in the model, that of the fewest bytes first. Of the others both
+# hold small integers, and one instruction widens float16.
+_EXACT = ("int8", _NARROW, "bfloat16")
 
 # What rounding may change a row or column of weights by: twice half a unit in the last place.
 _LARGEST_ROUNDING = 2.0**-10
@@ -27,13 +27,14 @@ _SAMPLE = 4096
 
 @graph_pass
 class CompressWeights:
-    """Keeps weights of matmuls in 16 bits, in memory and in saved models.
+    """Keeps weights of matmuls in 8 or 16 bits, in memory and in saved models.
 
     Before: ``y = matmul(x, W)``               of float32
     After:  ``y = compressed_matmul(x, W16)``  which sums ``x * astype(W16, float32)`` in float32
 
-    Weights that all are numbers of float16 or bfloat16, as those of models of these types, are
-    stored so, which changes no result. Where ``precision="float16"`` was asked for, others are
+    Weights that all are numbers of int8, float16 or bfloat16 are stored so, which changes no
+    result. Those of models of these types are, and integers that a CPU without an instruction for
+    products of bytes multiplies as floats. Where ``precision="float16"`` was asked for, others are
     rounded to float16, to the nearest; products and sums stay those of float32. A matmul of few
     rows takes the time of reading its weights. See OpenVINO's "weight compression".
 

@@ -12,6 +12,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.sym import Analyzer
 from tvm_ffi import structural_map
 
@@ -443,3 +444,21 @@ def _batch_norm_affine(
     shape = [1] * ndim
     shape[int(attrs.axis) % ndim] = -1
     return scale.reshape(shape), shift.reshape(shape)
+
+
+def replaced(expr: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
+    """The expression with other ones in place of some variables."""
+    return _Replaced(values).visit_expr(expr) if values else expr
+
+
+@mutator
+class _Replaced(PyExprMutator):
+    def __init__(self, values: Mapping[relax.Var, relax.Expr]) -> None:
+        super().__init__()
+        self._values = values
+
+    def visit_var_(self, var: relax.Var) -> relax.Expr:
+        return self._values[var] if var in self._values else super().visit_var_(var)
+
+    def visit_dataflow_var_(self, var: relax.DataflowVar) -> relax.Expr:
+        return self._values[var] if var in self._values else super().visit_dataflow_var_(var)

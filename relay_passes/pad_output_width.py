@@ -8,7 +8,12 @@ from tvm import relax, te, topi
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.pad_output_channels import LEAST_GAIN, cropped, lane_use
+from tvm_ext.relay_passes.pad_output_channels import (
+    LEAST_GAIN,
+    cropped,
+    lane_use,
+    whole_vectors,
+)
 
 _LAYOUTS = {"relax.nn.conv1d": ("NCW", "OIW"), "relax.nn.conv2d": ("NCHW", "OIHW")}
 
@@ -59,7 +64,8 @@ class _Padder(BindingRewriter):
         now, padded = lane_use(columns, lanes)
         if padded < LEAST_GAIN * now:
             return None
-        extra = -columns % lanes
+        extra = whole_vectors(columns, lanes) - columns
+        padded = columns / (columns + extra)
         replacement = self.builder.call_te(
             lambda x, w: cropped(_wider(call, x, w, extra), columns),
             *call.args,

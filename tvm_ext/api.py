@@ -57,6 +57,12 @@ from tvm_ext.compiler.stages import (
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders, require_hits
 from tvm_ext.compiler.weights_read import weights_read
 from tvm_ext.configs.errors import FAILED
+from tvm_ext.distributed.compile_sharded import (
+    ShardingRequest,
+    ShardSource,
+    compile_sharded,
+    threads_of_device,
+)
 from tvm_ext.errors import REPORT_IT, DefectWarning, InputError
 from tvm_ext.hardware.cost_model import cost_model
 from tvm_ext.hardware.cpu.description import current_cpu
@@ -118,6 +124,8 @@ def compile(
     memory_limit: int | str | None = None,
     specialize: 'Sequence[Specialization] | Literal["auto"]' = (),
     specialize_limit: int = 4,
+    devices: int = 1,
+    shard: ShardSource = "auto",
 ) -> CompiledModel:
     """Compiles an ONNX model, or a Relax module of TVM.
 
@@ -196,6 +204,17 @@ def compile(
         runs go on, and is saved with the model.
     specialize_limit : int, optional
         With "auto": the largest number of sizes that get a program.
+    devices : int
+        For a CPU: the number of processes that run the model together, each with its share of the
+        cores. The model that is returned starts them at its first run.
+    shard : str, or mapping of pattern to axis
+        With several devices, what these share.
+        "data": each runs a part of the batch.
+        "tensor": each has a slice of the weights of matmuls and convolutions, and of attention
+        heads and channels with them.
+        "auto": what takes less modelled time.
+        ``{"pixels": 0, "*/fc1/*": 1}`` names inputs, or nodes with weights, and the axis of the
+        input, or of the weights as rows and columns, that is split.
 
     Returns
     -------
@@ -220,6 +239,8 @@ def compile(
             f"'{AUTOMATIC_PRECISION}': leave them out, or use that precision"
         )
     begun = time.perf_counter() - tvm_ext.import_seconds.pop("compile", 0.0)
+    if threads is None and devices > 1:
+        threads = threads_of_device(program_target(target), devices)
     machine = _machine(target, precision, threads, tf32)
     passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
     require_schedules(passes, machine)
@@ -233,6 +254,8 @@ def compile(
         require_records,
         () if isinstance(specialize, str) else tuple(specialize),
     )
+    if devices != 1:
+        return _compiled_sharded(model, request, input_shapes, ShardingRequest(devices, shard))
     compiled = _from_cache(model, request, input_shapes)
     compiled.report.phases = [set_up, *compiled.report.phases]
     if isinstance(specialize, str) and compiled.report.symbolic_sizes:
@@ -249,6 +272,31 @@ def compile(
         _require_one_program(compiled.report.model, type(compiled) is CompiledModel)
         compiled.frequent_sizes = FrequentSizes(compiled, model, arguments, specialize_limit)
     return compiled
+
+
+def _compiled_sharded(
+    model: ModelSource,
+    request: "_Request",
+    input_shapes: Mapping[str, Sequence[int | str]] | None,
+    sharding: ShardingRequest,
+) -> CompiledModel:
+    """The model for several devices."""
+    sharding.check(request.machine)
+    _require_no(request.specialize, "specialize", sharding.devices)
+    return compile_sharded(
+        sharding,
+        request.machine,
+        request.pipeline,
+        lambda passes: _from_cache(model, replace(request, pipeline=passes), input_shapes),
+    )
+
+
+def _require_no(given: Any, option: str, devices: int) -> None:
+    if given:
+        raise InputError(
+            f"{option} was given with {devices} devices; expected one of the two: leave {option} "
+            "or devices out"
+        )
 
 
 @tvm_ext.without_garbage_collection()
@@ -670,7 +718,7 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
         out_params=_out_params(planned.mod, imported.outputs, runner),
         weights_read_bytes=weights_read(lowered.kernels) or None,
     )
-    report.state = lowered.state
+    report.state, report.sharding = lowered.state, lowered.sharding
     problems = [str(problem) for problem in context.records.problems] if context.records else []
     report.warnings = [*imported.warnings, *_warnings(report), *problems]
     return report
@@ -681,6 +729,9 @@ def _micro_batch(lowered: LoweredModel, nominal: SizesRecord) -> MicroBatchRecor
     machine = current_cpu()
     # A state in place belongs to all items at once.
     if machine is None or nominal.work is None or lowered.state is not None:
+        return None
+    # Parts of a batch would exchange values with those of another device at the same time.
+    if lowered.sharding is not None:
         return None
     dimension = independent_items(lowered.kernels)
     allowed = lowered.imported.ranges.get(dimension)

@@ -732,8 +732,9 @@ class CompiledModel:
         """
         for one in self.specialized:
             one.warm_up()
-        # Only a session knows how many rows a state in place has room for.
-        if self._for_runs.state is not None:
+        # Only a session knows how many rows a state in place has room for, and the program of one
+        # of several devices waits for the others.
+        if self._for_runs.state is not None or self._for_runs.sharding is not None:
             return False
         zeros = zeros_to_run(self.inputs, self.report) if self._runs_here() else None
         if zeros is None:

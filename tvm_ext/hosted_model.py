@@ -15,10 +15,9 @@ from tvm_ext.artifact import (
     LoadedArtifact,
     TargetRecord,
     VersionsRecord,
-    read_artifact,
     write_artifact,
 )
-from tvm_ext.artifact.manifest import HOST_MEMBER, part_member
+from tvm_ext.artifact.manifest import HOST_MEMBER, MANIFEST_MEMBER, REPORT_MEMBER, part_member
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.compiler.backend import target_record
 from tvm_ext.compiler.stages import Phases
@@ -160,7 +159,7 @@ class HostedModel(CompiledModel):
                 members[file.name] = file.read_bytes()
         write_artifact(
             path,
-            host=members,
+            members=members,
             report_json=self.report.to_json(),
             model_name=self.report.model,
             inputs=self.inputs,
@@ -212,13 +211,8 @@ class HostedModel(CompiledModel):
             A part of it cannot be loaded.
         """
         host = read_host_steps(artifact.members[HOST_MEMBER])
-        names = [name for name in artifact.members if name.endswith(".tvmx")]
-        with tempfile.TemporaryDirectory() as folder:
-            parts = []
-            for name in names:
-                file = Path(folder) / name
-                file.write_bytes(artifact.members[name])
-                parts.append(CompiledModel.from_artifact(read_artifact(file), threads))
+        count = len(artifact.members) - len((HOST_MEMBER, REPORT_MEMBER, MANIFEST_MEMBER))
+        parts = [CompiledModel.from_artifact(artifact.part(n), threads) for n in range(count)]
         manifest = artifact.manifest
         return cls(
             host=host,

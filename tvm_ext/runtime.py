@@ -42,4 +42,8 @@ def load(path: str | Path, *, threads: int | None = None) -> CompiledModel:
         from tvm_ext.hosted_model import HostedModel
 
         return HostedModel.from_artifact(artifact, threads)
+    if artifact.manifest.sharded is not None:
+        from tvm_ext.distributed.sharded_model import ShardedModel
+
+        return ShardedModel.from_artifact(artifact, threads)
     return CompiledModel.from_artifact(artifact, threads)

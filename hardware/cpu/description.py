@@ -172,11 +172,14 @@ class CpuDescription(MachineDescription):
         return self.model_copy(update={"stored_weights": _NARROW_WEIGHTS})
 
     def widens(self, dtype: str) -> bool:
-        """Whether vectors of ``dtype``, float16 or bfloat16, become float32 in a few instructions.
+        """Whether vectors of ``dtype``, int8, float16 or bfloat16, become float32 in a few
+        instructions.
 
         Of bfloat16 it takes a shift.
         """
-        return dtype == _NARROW or self.architecture == "aarch64" or "f16c" in self.features
+        needs = {"int8": "avx2", _NARROW_WEIGHTS: "f16c"}
+        found = dtype not in needs or needs[dtype] in self.features
+        return found or self.architecture == "aarch64"
 
     def fastest_seconds(self, seconds_on: Callable[[MachineDescription], float]) -> float:
         """The better of one core and of all cores, whose threads are woken first."""

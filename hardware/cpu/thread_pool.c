@@ -8,7 +8,8 @@
  * begins with chunks of its own and then takes those of others, so that a thread that lost its core
  * delays the loop by one chunk at most, and one that never woke by nothing. Threads wait for the
  * next loop with pauses, and then asleep; how long they pause follows from whether they have been
- * put off their core meanwhile. One pool serves all threads of the process that launch loops.
+ * put off their core meanwhile. Short loops run on their caller alone for a while after that. One
+ * pool serves all threads of the process that launch loops.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -72,6 +73,7 @@ enum {
 #define LOST_CORE 500000 /* between two looks at the clock; interrupts take a tenth, time slices more */
 #define QUIET_PER_LOSS 4
 #define LONGEST_QUIET 500000000
+#define SHORT_LOOP 2000000.0 /* it takes less than a thread waits for its core beside a program */
 
 typedef struct {
   _Alignas(CACHE_LINE) atomic_int next;
@@ -231,8 +233,11 @@ static int join(Loop *loop, int worker) {
 
 /* ---- Threads that wait for loops ---- */
 
-/* Another program had the core: pauses would use up what the system grants beside it. A system
- * takes it for moments too, so threads stay quiet in proportion, and longer if it goes on. */
+static int is_quiet(int64_t time) { return time < atomic_load(&pool.quiet_until); }
+
+/* Another program had the core: pauses would use up what the system grants beside it, and a short
+ * loop would wait for the thread longer than it takes alone. A system takes cores for moments too,
+ * so threads stay quiet in proportion, and longer if it goes on. */
 static void lost_core(int64_t time, int64_t lost) {
   int64_t last = atomic_load(&pool.quiet_for);
   int goes_on = time - atomic_load(&pool.quiet_until) < QUIET_PER_LOSS * last;
@@ -246,7 +251,7 @@ static void lost_core(int64_t time, int64_t lost) {
 /* Pauses while nothing happens. Whether the epoch has changed. */
 static int pause_while(unsigned epoch) {
   int64_t begin = now(), last = begin;
-  int64_t budget = begin < atomic_load(&pool.quiet_until) ? SHORTEST_PAUSE : LONGEST_PAUSE;
+  int64_t budget = is_quiet(begin) ? SHORTEST_PAUSE : LONGEST_PAUSE;
   int changed = 0;
   atomic_fetch_add(&pool.pausing, 1);
   while (!(changed = atomic_load(&pool.epoch) != epoch)) {
@@ -379,13 +384,14 @@ static void call_threads(int guests, double nanoseconds) {
 }
 
 /* Waits for the guests: a while with pauses, then asleep. A guest that shares this core, or lost
- * its own to another program, gets this one. */
+ * its own to another program, gets this one. What a guest has left is less than the caller did. */
 static void wait_for_guests(Loop *loop, int64_t worked) {
-  int64_t begin = now();
+  int64_t begin = now(), time = begin;
   int64_t pauses = SHORTEST_PAUSE + (worked / 2 < LONGEST_WAIT ? worked / 2 : LONGEST_WAIT);
   unsigned guests;
   while ((guests = atomic_load(&loop->guests)) != 0) {
-    if (now() - begin < pauses) {
+    time = now();
+    if (time - begin < pauses) {
       pause_briefly();
       continue;
     }
@@ -393,7 +399,9 @@ static void wait_for_guests(Loop *loop, int64_t worked) {
     guests = atomic_load(&loop->guests);
     if (guests != 0) sleep_while(&loop->guests, guests);
     atomic_store(&loop->caller_sleeps, 0);
+    time = now();
   }
+  if (time - begin > worked + LOST_CORE) lost_core(time, time - begin);
 }
 
 static int close_loop(Loop *loop) {
@@ -471,6 +479,7 @@ static int launch(FTVMParallelLambda body, void *data, int num_task) {
   CallSite *site = call_site_of(body);
   double before = atomic_load_explicit(&site->nanoseconds, memory_order_relaxed);
   if (before != 0 && before < SHORTEST_SHARED_LOOP) return run_alone(body, data, site);
+  if (before != 0 && before < SHORT_LOOP && is_quiet(now())) return run_alone(body, data, site);
   Loop *loop = claim_loop();
   if (!loop) return run_alone(body, data, NULL);
   grow(threads - 1);
@@ -497,6 +506,7 @@ static void forget_threads(void) {
   atomic_store(&pool.workers, 0);
   atomic_store(&pool.sleeping, 0);
   atomic_store(&pool.pausing, 0);
+  atomic_store(&pool.quiet_until, 0);
   for (int i = 0; i < MAX_LOOPS; ++i) {
     atomic_store(&pool.loop[i].guests, 0);
     atomic_store(&pool.loop[i].state, FREE);

@@ -9,7 +9,7 @@ The branches of an If stand one after the other in the order of places, so that 
 them needs may share its memory with what only the other one needs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -68,11 +68,20 @@ class BufferLifetimes:
         }
 
 
-def buffer_lifetimes(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, BufferLifetimes]:
-    """The lifetimes of the allocations of every Relax function of a module."""
+def buffer_lifetimes(
+    mod: tvm.IRModule, donated: Mapping[tvm.ir.GlobalVar, Sequence[relax.Var]] | None = None
+) -> dict[tvm.ir.GlobalVar, BufferLifetimes]:
+    """The lifetimes of the allocations of every Relax function of a module.
+
+    ``donated`` are parameters whose memory counts as allocated ahead of the function's start.
+    """
+    given = donated or {}
     kernels = {var for var, func in mod.functions.items() if isinstance(func, tirx.PrimFunc)}
     keeps = any(_is_packed(binding.value) for binding in relax_bindings(mod))
-    return {var: _Walk(kernels, keeps).of(func) for var, func in relax_functions(mod).items()}
+    return {
+        var: _Walk(kernels, keeps).of(func, given.get(var, ()))
+        for var, func in relax_functions(mod).items()
+    }
 
 
 def _is_packed(value: relax.Expr) -> bool:
@@ -98,7 +107,10 @@ class _Walk:
         self._found = BufferLifetimes()
         self._named = self._found.names
 
-    def of(self, func: relax.Function) -> BufferLifetimes:
+    def of(self, func: relax.Function, donated: Sequence[relax.Var]) -> BufferLifetimes:
+        for param in donated:
+            self._named[param] = frozenset([param])
+            self._found.first[param] = self._found.last[param] = self._found.used[param] = 0
         self._found.escaped.update(_flat(self._sequence(func.body)))
         return self._found
 

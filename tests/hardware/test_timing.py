@@ -68,3 +68,8 @@ def test_errors_of_a_program_are_not_hidden():
 
     with pytest.raises(RuntimeError, match="no"):
         interleaved_milliseconds(fail)
+
+
+def test_a_timer_reads_the_clock_that_it_is_given():
+    ticks = iter([2.0, 5.0])
+    assert timed(list, lambda: next(ticks))() == 3.0

@@ -89,6 +89,19 @@ def test_weights_that_were_narrow_in_the_model_are_so_again(machine, dtype):
     np.testing.assert_allclose(run(after, x), run(before, x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("machine", [ASKED, MODEL])
+@pytest.mark.parametrize(("largest", "dtype"), [(127, "int8"), (128, "float16")])
+def test_whole_weights_take_as_few_bytes_as_hold_them(machine, largest, dtype):
+    weights = RANDOM.integers(-128, 128, (37, 21)).astype(np.float32)
+    weights[0, 0] = largest
+    before = matmul(weights)
+    after = rewrite(before, machine)
+    assert stored(after).dtype == dtype
+    np.testing.assert_array_equal(stored(after), weights)
+    x = normal(2, 3, 37)
+    np.testing.assert_allclose(run(after, x), run(before, x), rtol=1e-5, atol=1e-3)
+
+
 def test_infinite_weights_of_a_model_stay_so():
     weights = np.ones((37, 21), np.float32)
     weights[0, 0] = np.inf
@@ -171,3 +184,5 @@ def test_a_cpu_that_does_not_widen_float16():
     assert rewrite(halves, machine).same_as(halves)
     brains = matmul(narrow.astype(ml_dtypes.bfloat16).astype(np.float32))
     assert stored(rewrite(brains, machine)).dtype == ml_dtypes.bfloat16
+    whole = matmul(np.round(narrow))
+    assert stored(rewrite(whole, machine)).dtype == ml_dtypes.bfloat16

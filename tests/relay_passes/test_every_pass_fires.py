@@ -26,16 +26,19 @@ MACHINES = {
 }
 
 # Backends for which a pass has nothing to do; the passes' own words say why ("Leaves alone").
-# These two do nothing unless a session has named the states and logits of its model:
-# KeepStateInPlace and LastPositionOnly.
+# These do nothing unless a session has named the states and logits of its model (KeepStateInPlace
+# and LastPositionOnly), or the model is for several devices (SpmdPartition).
 NOT_FOR = {
-    "cpu": ("FreshOutputs", "FuseCastIntoSoftmax", "KeepStateInPlace", "LastPositionOnly"),
+    "cpu": (
+        *("FreshOutputs", "FuseCastIntoSoftmax", "KeepStateInPlace", "LastPositionOnly"),
+        "SpmdPartition",
+    ),
     "cuda": (
         *("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
         *("FakeQuantizationToInteger", "FuseDequantizeMatmul", "ZeroPointCompensation"),
         *("ActivationLookupTables", "CompressWeights", "MinMaxFusion", "MixedPrecision"),
         *("MultiOutputFusion", "FuseHeadsIntoAttention", "KeepStateInPlace"),
-        "LastPositionOnly",
+        *("LastPositionOnly", "SpmdPartition"),
     ),
     "wafer": (
         *("AccumulateInFloat32", "AttentionFusion", "ConvTransposeToConv"),
@@ -45,7 +48,7 @@ NOT_FOR = {
         *("WinogradConvolution", "ZeroPointCompensation"),
         *("ActivationLookupTables", "CompressWeights", "MinMaxFusion", "MixedPrecision"),
         *("MultiOutputFusion", "FuseHeadsIntoAttention", "KeepStateInPlace"),
-        "LastPositionOnly",
+        *("LastPositionOnly", "SpmdPartition"),
     ),
 }
 

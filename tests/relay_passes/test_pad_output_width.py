@@ -10,7 +10,7 @@ from thoroughness import DRAWS
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
-from tvm_ext.hardware.targets import compiling_for
+from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.pad_output_width import PadOutputWidth
 
@@ -84,3 +84,10 @@ def test_symbolic_width_is_refused():
     with recording() as decisions:
         assert structural_equal(padded(mod), mod)
     assert "symbolic" in decisions[0].reason
+
+
+def test_pairs_of_vectors_where_they_cost_little():
+    """With 8 lanes, 196 columns are 25 vectors: an odd one would make all tiles one vector wide."""
+    with compiling_for(resolve_target("avx2")), recording() as decisions:
+        tvm.transform.Sequential([PadOutputWidth()])(conv_module(196, 1))
+    assert "196 output columns computed as 208" in decisions[0].reason

@@ -1,9 +1,9 @@
 """Matmuls whose weights are widened in registers: a tile of sums each.
 
-They are integers of a few bits, in words with the scale of each block before its integers, or
-floats of 16 bits. They are packed while compiling, so that a tile reads one stretch of memory from
-beginning to end. How the loops around a tile go is as for symbolic tiles; extents may be known or
-symbolic.
+They are integers of a few bits, in words with the scale of each block before its integers, bytes,
+or floats of 16 bits. They are packed while compiling, so that a tile reads one stretch of memory
+from beginning to end. How the loops around a tile go is as for symbolic tiles; extents may be known
+or symbolic.
 """
 
 import math
@@ -54,7 +54,7 @@ _SUMS_IN_TURN = 4
 
 _FLOAT_BYTES = 4
 
-_WORDS, _FLOATS = "uint32", ("float16", "bfloat16")
+_WORDS, _NUMBERS = "uint32", ("int8", "float16", "bfloat16")
 
 # Of the columns of tiles, that part at most may be beyond the weights' own.
 _MOST_PADDING = 1 / 8
@@ -73,7 +73,7 @@ class DequantizeMatmul:
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule:
         """See ``Template.apply``."""
-        require_parameter_of(func, (_WORDS, *_FLOATS))
+        require_parameter_of(func, (_WORDS, *_NUMBERS))
         sch = inlined_schedule(func)
         anchor = single_sum(sch)
         epilogue = epilogue_block(sch, anchor)
@@ -105,10 +105,10 @@ def _narrow_weights(contraction: SymbolicContraction, func: tirx.PrimFunc) -> ti
     if len(found[0].shape) != 2:
         raise NotApplicable("the weights are no matrix")
     kind = str(found[0].dtype)
-    if kind not in (_WORDS, *_FLOATS) or str(contraction.start.ty) != "float32":
-        raise NotApplicable("the weights are no words of integers, and no floats of 16 bits")
+    if kind not in (_WORDS, *_NUMBERS) or str(contraction.start.ty) != "float32":
+        raise NotApplicable("the weights are no words of integers, bytes or floats of 16 bits")
     others = (str(load.source.dtype) for load in loads if not load.source.same_as(found[0]))
-    if kind in _FLOATS and any(other != "float32" for other in others):
+    if kind in _NUMBERS and any(other != "float32" for other in others):
         raise NotApplicable("the other operand is not of float32")
     return found[0]
 
@@ -132,7 +132,7 @@ def _usual_vectors(
 ) -> int:
     """Vectors of a tile where nothing was measured.
 
-    Of floats as many as leave each core a tile, are not much wider than the columns and whose
+    Of numbers as many as leave each core a tile, are not much wider than the columns and whose
     panel L2 holds where there may be many rows: what is widened serves a few of them.
     """
     rows = [axis for axis in contraction.spatial if axis is not columns]
@@ -220,7 +220,7 @@ def _panel(
 def _common_factor(
     contraction: SymbolicContraction, weights: tirx.Buffer, machine: CpuDescription
 ) -> CommonFactor | None:
-    """The scale of a block, where weights are integers times it; None for floats."""
+    """The scale of a block, where weights are integers times it; None for numbers."""
     product, place = contraction.product, contraction.reduction[-1].var
     for data, weight in ((product.a, product.b), (product.b, product.a)):
         is_scaled = isinstance(weight, tirx.Mul) and str(weights.dtype) == _WORDS
@@ -233,7 +233,7 @@ def _common_factor(
 
 
 def _stream(contraction: SymbolicContraction, weights: tirx.Buffer) -> tvm.ir.TensorLoad:
-    """What moves with most loops of the sum: floats, or the word of integers."""
+    """What moves with most loops of the sum: numbers, or the word of integers."""
     loads = [n for n in nodes(contraction.product, tvm.ir.TensorLoad) if n.source.same_as(weights)]
 
     def moving(load: tvm.ir.TensorLoad) -> int:

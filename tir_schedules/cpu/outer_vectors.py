@@ -5,7 +5,9 @@ architectures", PACT 2008. What an iteration keeps for itself becomes an array o
 expansion: R. Allen and K. Kennedy, "Optimizing Compilers for Modern Architectures", 2001).
 """
 
+import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from tvm_ffi import structural_map
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import depends, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import buffer_bytes, depends, nodes, static_extent
 from tvm_ext.tir_schedules.analysis.memory_access import CONTIGUOUS, MemoryAccess
 from tvm_ext.tir_schedules.cpu.cache_traffic import LINE_BYTES
 from tvm_ext.tir_schedules.cpu.memory_access import memory_accesses
@@ -29,6 +31,9 @@ _SERIAL = tirx.ForKind.SERIAL
 
 # Vectors of neighbouring iterations that run at a time: they hide the latency of sums.
 _VECTORS = 4
+
+# The share of L1 for what an iteration keeps for itself, where memory is to be walked in long rows.
+_SHARE_OF_L1 = 0.25
 
 # So many times fewer cache lines have to be asked for, or the loops stay as they are.
 LEAST_GAIN = 2.0
@@ -195,14 +200,15 @@ def _vectorized(
     loop = nest.loops[position]
     lanes = max(machine.vector_lanes(str(one.buffer.dtype)) for one in _stores(nest))
     extent = static_extent(loop.extent) or 1
-    widths = [_VECTORS * lanes, lanes, *narrower(lanes)]
+    tile = _VECTORS * lanes
+    widths = [_row(nest, extent, tile, machine), tile, lanes, *narrower(lanes)]
     others = [one for place, one in enumerate(nest.loops) if place != position]
     steps = extent * math.prod(static_extent(one.extent) or 1 for one in others)
     inner = [static_extent(one.extent) or 1 for one in nodes(nest.body, tirx.For)]
     steps *= max(inner, default=1)
     threads = worth_threads(machine, steps, lanes)
     parts = [
-        _part(nest, position, part, threads and number == 0)
+        _part(nest, position, part, min(part[2], tile), threads and number == 0)
         for number, part in enumerate(stretches(extent, widths))
     ]
     changed = with_body(func, sequence(parts))
@@ -211,18 +217,45 @@ def _vectorized(
     return func.with_body(alone.body)
 
 
+def _row(nest: _Nest, extent: int, tile: int, machine: CpuDescription) -> int:
+    """Iterations of a loop that go side by side: ``tile``, whose own arrays are in registers.
+
+    Tensors that L2 does not hold come faster in longer rows, which are not jumps from page to page,
+    and what an iteration keeps for itself waits in L1 then. There is a row for each core.
+    """
+    if _tensor_bytes(nest) <= machine.l2_bytes:
+        return tile
+    own = [stmt.buffer for stmt in nodes(nest.body, tirx.AllocBuffer)]
+    kept = sum(map(buffer_bytes, own))
+    longest = extent // machine.cores
+    if kept:
+        longest = min(longest, int(machine.l1d_bytes * _SHARE_OF_L1) // kept)
+    return max(longest // tile, 1) * tile
+
+
+def _tensor_bytes(nest: _Nest) -> int:
+    """Of all that is read and written, where its sizes are known."""
+    own = [stmt.buffer for stmt in nodes(nest.body, tirx.AllocBuffer)]
+    loads = [one.source for one in nodes(nest.body, tvm.ir.TensorLoad)]
+    accessed = [*loads, *(store.buffer for store in _stores(nest))]
+    tensors = {hash(one): one for one in accessed if not any(one.same_as(each) for each in own)}
+    return sum(map(buffer_bytes, tensors.values()))
+
+
 def _stores(nest: _Nest) -> list[tirx.BufferStore]:
     return list(nodes(nest.body, tirx.BufferStore))
 
 
-def _part(nest: _Nest, position: int, part: tuple[int, int, int], threads: bool) -> tirx.Stmt:
+def _part(
+    nest: _Nest, position: int, part: tuple[int, int, int], tile: int, threads: bool
+) -> tirx.Stmt:
     """The loops over groups of iterations, around those that there were, with lanes inside."""
     start, count, width = part
     loop = nest.loops[position]
     dtype = str(loop.loop_var.ty)
     group = tirx.Var("group", dtype)
     first = tirx.const(start, dtype) + group * tirx.const(width, dtype)
-    body = _Lanes(loop.loop_var, first, width).spread(nest.body)
+    body = _Lanes(loop.loop_var, first, width, tile).spread(nest.body)
     around = [one for place, one in enumerate(nest.loops) if place != position]
     for one in reversed(around):
         body = tirx.For(one.loop_var, one.min, one.extent, one.kind, body)
@@ -233,17 +266,24 @@ def _part(nest: _Nest, position: int, part: tuple[int, int, int], threads: bool)
 
 
 class _Lanes:
-    """Writes statements for ``width`` iterations of a loop at a time, from ``first`` on."""
+    """Writes statements for ``width`` iterations of a loop at a time, from ``first`` on.
 
-    def __init__(self, var: tirx.Var, first: tirx.Expr, width: int) -> None:
-        self._var, self._first, self._width = var, first, width
+    They are ``tile`` lanes of vectors; where there are more, a loop goes over tiles.
+    """
+
+    def __init__(self, var: tirx.Var, first: tirx.Expr, width: int, tile: int) -> None:
+        self._var, self._width, self._tile = var, width, tile
+        self._lane, self._row = (tirx.Var(name, str(var.ty)) for name in ("lane", "tile"))
+        self._inside = self._lane + self._row * self._number(tile) if width > tile else self._lane
+        self._place = first + self._inside
         self._arrays: list[tuple[tirx.Buffer, tirx.Buffer]] = []
 
     def spread(self, stmt: tirx.Stmt) -> tirx.Stmt:
         """The statement for all lanes."""
         match stmt:
             case tirx.SeqStmt():
-                return sequence([self.spread(part) for part in stmt.seq])
+                groups = itertools.groupby(stmt.seq, lambda one: isinstance(one, tirx.BufferStore))
+                return sequence([part for group in groups for part in self._parts(*group)])
             case tirx.For():
                 body = self.spread(stmt.body)
                 return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body)
@@ -253,7 +293,23 @@ class _Lanes:
             case tirx.AllocBuffer():
                 return tirx.AllocBuffer(self._array(stmt.buffer))
             case _:
-                return self._in_lanes(stmt)
+                return self._over_tiles([stmt])
+
+    def _parts(self, are_stores: bool, parts: Iterable[tirx.Stmt]) -> list[tirx.Stmt]:
+        """Neighbouring stores go over tiles together."""
+        return (
+            [self._over_tiles(list(parts))] if are_stores else [self.spread(one) for one in parts]
+        )
+
+    def _over_tiles(self, stores: list[tirx.BufferStore]) -> tirx.Stmt:
+        vectors = sequence([self._in_lanes(store) for store in stores])
+        if self._width == self._tile:
+            return vectors
+        count = self._number(self._width // self._tile)
+        return tirx.For(self._row, self._number(0), count, _SERIAL, vectors)
+
+    def _number(self, value: int) -> tirx.Expr:
+        return tirx.const(value, str(self._var.ty))
 
     def _array(self, buffer: tirx.Buffer) -> tirx.Buffer:
         """An array with the elements of all lanes side by side."""
@@ -263,27 +319,26 @@ class _Lanes:
         return array
 
     def _in_lanes(self, store: tirx.BufferStore) -> tirx.Stmt:
-        dtype = str(self._var.ty)
-        lane = tirx.Var("lane", dtype)
-        place = self._first + lane
-
         def array(buffer: tirx.Buffer) -> tirx.Buffer | None:
             return next((new for old, new in self._arrays if old.same_as(buffer)), None)
 
         def load(node: Any) -> Any:
             own = array(node.source)
-            return node if own is None else tirx.BufferLoad(own, [*node.indices, lane])
+            return node if own is None else tirx.BufferLoad(own, [*node.indices, self._inside])
+
+        def variable(var: Any) -> Any:
+            return self._place if var.same_as(self._var) else var
 
         def here(expr: Any) -> Any:
-            own = structural_map(expr, (tvm.ir.TensorLoad, load))
-            return structural_map(own, (tvm.ir.Var, lambda v: place if v.same_as(self._var) else v))
+            return structural_map(
+                structural_map(expr, (tvm.ir.TensorLoad, load)), (tvm.ir.Var, variable)
+            )
 
         indices = [here(index) for index in store.indices]
         target = array(store.buffer)
         if target is not None:
-            indices.append(lane)
+            indices.append(self._inside)
         written = store.buffer if target is None else target
         inner = tirx.BufferStore(written, here(store.value), indices)
-        zero, width = tirx.const(0, dtype), tirx.const(self._width, dtype)
-        kind = tirx.ForKind.VECTORIZED if self._width > 1 else _SERIAL
-        return tirx.For(lane, zero, width, kind, inner)
+        kind = tirx.ForKind.VECTORIZED if self._tile > 1 else _SERIAL
+        return tirx.For(self._lane, self._number(0), self._number(self._tile), kind, inner)

@@ -18,6 +18,9 @@ Format 2 is that of a model with host steps. In the place of ``model.so`` it has
 ``part_0.tvmx``, ``part_1.tvmx``, ...
     The compiled parts, each a saved model of format 1.
 
+Format 3 is that of a model for several devices: it has ``part_0.tvmx`` and so on in that place, the
+programs of the devices, and the manifest says which device has which of them.
+
 The archive's comment is the last thing in the file and reads, in ASCII,
 
     ``tvm-ext model format <N> sha256 <64 hexadecimal digits>``

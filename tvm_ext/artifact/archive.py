@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import stat
+import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,12 +29,15 @@ from tvm_ext.artifact.manifest import (
     LIBRARY_MEMBER,
     MANIFEST_MEMBER,
     REPORT_MEMBER,
+    SHARDED_FORMAT_VERSION,
     Manifest,
     PartRecord,
+    ShardedRecord,
     SpecializedRecord,
     TargetRecord,
     VersionsRecord,
     host_architecture,
+    part_member,
 )
 from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.errors import ArtifactError
@@ -100,13 +104,14 @@ def write_artifact(
     path: str | Path,
     *,
     library: bytes = b"",
-    host: Mapping[str, bytes] | None = None,
+    members: Mapping[str, bytes] | None = None,
     report_json: str,
     model_name: str,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     target: TargetRecord,
     specialized: Sequence[SpecializedRecord] = (),
+    sharded: ShardedRecord | None = None,
     created: datetime | None = None,
 ) -> None:
     """Save a compiled model as one file.
@@ -117,14 +122,16 @@ def write_artifact(
         Where to save; an existing file is replaced, a symbolic link is followed.
     library : bytes
         The shared library, from :func:`tvm_ext.artifact.library.export_library_bytes`.
-    host : Mapping[str, bytes] | None
-        In its place, for a model with host steps: the members that hold these and the parts.
+    members : Mapping[str, bytes] | None
+        In its place, for a model of several parts: these, and its host steps.
     report_json : str
         The report of the compilation.
     model_name, inputs, outputs, target
         For the manifest; inputs and outputs in the order of the program's parameters and results.
     specialized : sequence of SpecializedRecord
         Inputs and outputs of the programs for exact sizes.
+    sharded : ShardedRecord | None
+        For a model for several devices, whose parts are their programs.
     created : datetime | None
         Moment to name in the manifest, with a time zone; now if None.
 
@@ -133,9 +140,12 @@ def write_artifact(
     ArtifactError
         The path cannot be written, or a value does not fit the manifest.
     """
-    code = {LIBRARY_MEMBER: library} if host is None else host
+    code = {LIBRARY_MEMBER: library} if members is None else members
     parts = {**code, REPORT_MEMBER: _utf8(report_json)}
-    version: Literal[1, 2] = FORMAT_VERSION if host is None else HOST_FORMAT_VERSION
+    version: Literal[1, 2, 3] = FORMAT_VERSION if members is None else HOST_FORMAT_VERSION
+    if sharded is not None:
+        version = SHARDED_FORMAT_VERSION
+    unset = {"specialized": not specialized, "sharded": sharded is None}
     moment = created or datetime.now(timezone.utc)
     try:
         manifest_json = Manifest(
@@ -149,8 +159,9 @@ def write_artifact(
             target=target,
             parts={name: PartRecord.of(content) for name, content in parts.items()},
             specialized=tuple(specialized),
+            sharded=sharded,
         ).model_dump_json(
-            indent=2, warnings="error", exclude=None if specialized else {"specialized"}
+            indent=2, warnings="error", exclude={n for n, is_unset in unset.items() if is_unset}
         )
         # What cannot be read back must not be saved.
         Manifest.model_validate_json(manifest_json)
@@ -164,11 +175,11 @@ def write_artifact(
             f"cannot save the model: {' '.join(str(error).split())}; expected names in Unicode and "
             "sizes as int: rename the inputs and outputs, or convert the sizes"
         ) from error
-    members = {MANIFEST_MEMBER: f"{manifest_json}\n".encode(), **parts}
+    all_members = {MANIFEST_MEMBER: f"{manifest_json}\n".encode(), **parts}
     # The digest takes the place of the zeros.
     seal = f"{FORMAT_NAME} format {version} sha256 {'0' * _DIGEST_LENGTH}".encode("ascii")
     with replacing(path) as file:
-        _write_archive(file, members, seal)
+        _write_archive(file, all_members, seal)
 
 
 def describe_validation(error: ValidationError) -> str:
@@ -238,6 +249,23 @@ class LoadedArtifact:
     def has_host_steps(self) -> bool:
         """Whether the host computes some steps of the model."""
         return HOST_MEMBER in self.members
+
+    @property
+    def sharded(self) -> ShardedRecord:
+        """How it is split over devices; raises ArtifactError for a model for one device."""
+        if self.manifest.sharded is None:
+            raise _refusal(
+                self.path,
+                "it is for one device; expected a model for several: compile it with devices=2",
+            )
+        return self.manifest.sharded
+
+    def part(self, index: int) -> "LoadedArtifact":
+        """One of its compiled parts, a saved model; raises ArtifactError as ``read_artifact``."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / part_member(index)
+            file.write_bytes(self.members[file.name])
+            return read_artifact(file)
 
     def load_module(self) -> tvm_ffi.Module:
         """Load the code into this process, for ``relax.VirtualMachine(module, device)``.
@@ -326,11 +354,11 @@ def _check_seal(path: Path, file: BinaryIO) -> None:
         )
     if seal is None:
         raise _damaged(path, "it is cut short, or something was added at its end")
-    if seal.format_version > HOST_FORMAT_VERSION:
+    if seal.format_version > SHARDED_FORMAT_VERSION:
         raise _refusal(
             path,
             f"it was written by format {seal.format_version}, "
-            f"this version reads {HOST_FORMAT_VERSION}: upgrade tvm-ext",
+            f"this version reads {SHARDED_FORMAT_VERSION}: upgrade tvm-ext",
         )
     if digest_of_sealed(file) != seal.digest:
         raise _damaged(path, "its bytes do not have the checksum that it ends with")

@@ -253,7 +253,7 @@ def load_library(library: bytes | LibraryFile) -> tvm_ffi.Module:
     ArtifactError
         The system's loader refuses the library, it cannot be written, or it is not a program.
     """
-    _load_runtime()
+    load_runtime()
     with contextlib.ExitStack() as stack:
         if isinstance(library, LibraryFile):
             opened = stack.enter_context(library.opened())
@@ -329,7 +329,7 @@ def _give_back_mapped_weights(path: Path) -> None:
 
 
 @functools.cache
-def _load_runtime() -> None:
+def load_runtime() -> None:
     """Loads TVM's runtime, which knows virtual machines, without the compiler behind ``tvm``."""
     spec = find_spec("tvm")
     folders = [Path(folder) / "lib" for folder in (spec and spec.submodule_search_locations) or ()]

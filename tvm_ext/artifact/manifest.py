@@ -16,6 +16,8 @@ FORMAT_NAME: Final = "tvm-ext model"
 FORMAT_VERSION: Final = 1
 # Of a model with host steps, which older versions cannot run.
 HOST_FORMAT_VERSION: Final = 2
+# Of a model for several devices, which is the newest format.
+SHARDED_FORMAT_VERSION: Final = 3
 
 _CHUNK_BYTES = 1 << 20
 
@@ -27,7 +29,7 @@ HOST_MEMBER = "host.onnx"
 
 
 def part_member(index: int) -> str:
-    """The name of a compiled part of a model with host steps: a saved model itself."""
+    """The name of a compiled part of a model: a saved model itself."""
     return f"part_{index}.tvmx"
 
 
@@ -123,11 +125,30 @@ class SpecializedRecord(_Record):
     outputs: tuple[TensorSpec, ...]
 
 
+class ShardedRecord(_Record):
+    """How a model is split over devices, each of which has a program of its own.
+
+    Attributes
+    ----------
+    devices : int
+        How many there are.
+    inputs, outputs : tuple of int or None
+        By position: the axis along which a device takes or gives a slice; None for all of it.
+    programs : tuple of int
+        By device, the number of its part; devices may share one.
+    """
+
+    devices: int = Field(ge=2)
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
+    programs: tuple[int, ...]
+
+
 class Manifest(_Record):
     """Everything about a saved model but its code, weights and report."""
 
     format: Literal["tvm-ext model"] = FORMAT_NAME
-    format_version: Literal[1, 2] = FORMAT_VERSION
+    format_version: Literal[1, 2, 3] = FORMAT_VERSION
     versions: VersionsRecord
     created: AwareDatetime
     model_name: str
@@ -136,13 +157,15 @@ class Manifest(_Record):
     target: TargetRecord
     parts: dict[str, PartRecord]
     specialized: tuple[SpecializedRecord, ...] = ()
+    sharded: ShardedRecord | None = None
 
     def expected_members(self) -> tuple[str, ...]:
         """The members that a file of this format has beside the manifest, in order."""
         if self.format_version == FORMAT_VERSION:
             return PART_MEMBERS
-        parts = (part_member(index) for index in range(max(len(self.parts) - 2, 0)))
-        return (HOST_MEMBER, *parts, REPORT_MEMBER)
+        others = (HOST_MEMBER,) if self.format_version == HOST_FORMAT_VERSION else ()
+        count = max(len(self.parts) - 1 - len(others), 0)
+        return (*others, *map(part_member, range(count)), REPORT_MEMBER)
 
 
 def package_version(package: str) -> str:

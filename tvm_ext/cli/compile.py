@@ -37,6 +37,8 @@ def compile_command(
     max_error: options.MaxError = None,
     samples: options.Samples = None,
     memory_limit: options.MemoryLimit = None,
+    devices: options.Devices = None,
+    shard: options.Shard = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     tf32: options.Tf32 = False,
@@ -79,6 +81,8 @@ def compile_command(
         max_error=max_error,
         samples=samples,
         memory_limit=memory_limit,
+        devices=devices,
+        shard=shard,
     )
     if dry_run:
         from tvm_ext.cli.tables import print_operators

@@ -218,3 +218,27 @@ class InputSource:
             return arrays
         make = np.zeros_like if self.fill is Fill.zeros else np.ones_like
         return {name: make(array) for name, array in arrays.items()}
+
+
+def parse_shard(texts: Sequence[str]) -> "str | dict[str, int] | None":
+    """``data``, ``tensor`` and ``auto`` as they are, ``PATTERN=AXIS`` as axes by pattern.
+
+    Raises
+    ------
+    InputError
+        A text has another form.
+    """
+    if not texts:
+        return None
+    if len(texts) == 1 and "=" not in texts[0]:
+        return texts[0]
+    axes = {}
+    for text in texts:
+        pattern, _, axis = text.rpartition("=")
+        if not pattern or not axis.removeprefix("-").isdecimal():
+            raise InputError(
+                f"--shard '{text}' is no pattern with an axis; expected PATTERN=AXIS, or one of "
+                "data, tensor and auto: write '*/fc1/*=1'"
+            )
+        axes[pattern] = int(axis)
+    return axes

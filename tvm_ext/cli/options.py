@@ -15,9 +15,11 @@ from tvm_ext.cli.input_parsing import (
     Fill,
     parse_input_shapes,
     parse_pass_config,
+    parse_shard,
     parse_specializations,
 )
 from tvm_ext.cli.stderr_lines import progress_line
+from tvm_ext.distributed.mpi_environment import mpi_size
 from tvm_ext.errors import InputError
 
 if TYPE_CHECKING:
@@ -114,6 +116,27 @@ Threads = Annotated[
         show_default="cores of the target",
         rich_help_panel=_COMPILE,
         help="Number of CPU threads to compile for and to run with.",
+    ),
+]
+Devices = Annotated[
+    int | None,
+    typer.Option(
+        "--devices",
+        min=1,
+        show_default="1",
+        rich_help_panel=_COMPILE,
+        help="Number of processes that run the model together.",
+    ),
+]
+Shard = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shard",
+        metavar="data|tensor|auto|PATTERN=AXIS",
+        show_default="auto",
+        rich_help_panel=_COMPILE,
+        help="With --devices, what these share: the batch, weights, what takes less modelled time, "
+        "or the inputs and nodes of these names along an axis. Patterns are repeatable.",
     ),
 ]
 Tf32 = Annotated[
@@ -294,6 +317,8 @@ class CompileOptions:
     max_error: float | None = None
     samples: Path | None = None
     memory_limit: str | None = None
+    devices: int | None = None
+    shard: "str | Mapping[str, int] | None" = None
 
     @classmethod
     def parsed(
@@ -316,6 +341,8 @@ class CompileOptions:
         max_error: float | None = None,
         samples: Path | None = None,
         memory_limit: str | None = None,
+        devices: int | None = None,
+        shard: Sequence[str] | None = None,
     ) -> "CompileOptions":
         """From the texts of the command line; raises InputError for one of another form."""
         if precision != _AUTOMATIC and (max_error is not None or samples is not None):
@@ -323,6 +350,8 @@ class CompileOptions:
                 "--max-error or --samples were given without --precision auto; expected them only "
                 "with it: add it, or leave them out"
             )
+        if shard and devices is None:
+            raise InputError("--shard was given without --devices; expected both: add --devices 2")
         return cls(
             target=target,
             input_shapes=parse_input_shapes(input_shape or ()),
@@ -342,6 +371,8 @@ class CompileOptions:
             max_error=max_error,
             samples=samples,
             memory_limit=memory_limit,
+            devices=devices,
+            shard=parse_shard(shard or ()),
         )
 
     def machine(self) -> "MachineDescription":
@@ -408,8 +439,14 @@ class CompileOptions:
                 require_records=self.require_records,
                 tf32=self.tf32,
                 specialize=self.specialize,
+                **self._sharding(),
                 **self.keywords(),
             )
+
+    def _sharding(self) -> dict[str, Any]:
+        if self.devices is None:
+            return {}
+        return {"devices": self.devices, "shard": self.shard or "auto"}
 
     def open(self, model: Path) -> "CompiledModel":
         """Loads a saved model, or compiles an ONNX file.
@@ -426,7 +463,20 @@ class CompileOptions:
         self.require_none(model)
         from tvm_ext.runtime import load
 
-        return load(model, threads=self.threads)
+        loaded = load(model, threads=self.threads)
+        self._require_devices(model, loaded)
+        return loaded
+
+    def _require_devices(self, path: Path, model: "CompiledModel") -> None:
+        """Refuses a saved model for another number of devices."""
+        sharding = model.report.sharding
+        has = 1 if sharding is None else sharding.devices
+        wanted = self.devices if self.devices is not None else max(has, mpi_size())
+        if wanted != has:
+            raise InputError(
+                f"{path} is for {has} devices, and {wanted} were asked for; expected the same "
+                "number: compile the ONNX model again with --devices"
+            )
 
     def open_decoder(self, model: Path) -> "SessionModel":
         """Loads a saved model, or compiles an ONNX file for sessions that read logits.
@@ -462,6 +512,7 @@ class CompileOptions:
             "--max-error": self.max_error is not None,
             "--samples": self.samples is not None,
             "--memory-limit": self.memory_limit is not None,
+            "--shard": self.shard is not None,
         }
         names = ", ".join(name for name, present in given.items() if present)
         if names:

@@ -13,6 +13,7 @@ from tvm_ext.cli.input_parsing import InputSource
 from tvm_ext.cli.options import CompileOptions
 from tvm_ext.cli.stderr_lines import progress_line
 from tvm_ext.configs.progress import tell
+from tvm_ext.distributed.mpi_environment import mpi_rank
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,6 +58,8 @@ def run_command(
     max_error: options.MaxError = None,
     samples: options.Samples = None,
     memory_limit: options.MemoryLimit = None,
+    devices: options.Devices = None,
+    shard: options.Shard = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
     json_output: options.Json = False,
@@ -80,6 +83,8 @@ def run_command(
         max_error=max_error,
         samples=samples,
         memory_limit=memory_limit,
+        devices=devices,
+        shard=shard,
     )
     from tvm_ext.cli import output as out
 
@@ -88,6 +93,9 @@ def run_command(
     compiled = chosen.open(model)
     with progress_line(is_measuring=True):
         result = run_model(compiled, source.arrays(compiled.inputs), repeat)
+    if mpi_rank():
+        # Each process has the outputs; the first one tells of them.
+        return
     if outputs is not None:
         from tvm_ext.check.inputs import write_values
 

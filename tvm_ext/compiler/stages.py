@@ -16,12 +16,14 @@ from tvm_ext.compiler.compile_context import CompileContext, compiling
 from tvm_ext.compiler.graph_analysis import (
     FusionObserver,
     KernelCall,
+    independent_items,
     kernel_calls,
     require_lowered,
 )
 from tvm_ext.compiler.tuned_kernels import RecordsSource, find_records
 from tvm_ext.configs.progress import part_of
-from tvm_ext.errors import REPORT_IT, BuildError, PassError, TvmExtError
+from tvm_ext.configs.sharding_record import ShardingRecord
+from tvm_ext.errors import REPORT_IT, BuildError, InputError, PassError, TvmExtError
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import current_description, program_target
 from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
@@ -31,6 +33,7 @@ from tvm_ext.passes.runner import BUILDER_LOCK, PassRunner, freezing_advice
 from tvm_ext.relax_frontend import import_relax, normalized
 from tvm_ext.relay_passes.expressions import deciding_for, nominal_sizes
 from tvm_ext.relay_passes.last_position_only import last_positions
+from tvm_ext.relay_passes.spmd_partition import sharding_of
 from tvm_ext.report.records import PhaseRecord, StateRecord, TensorRecord
 from tvm_ext.session.decoder_model import session_places
 from tvm_ext.tensor_spec import InputShapes, TensorSpec, shapes_of
@@ -117,10 +120,13 @@ class LoweredModel(LoweredModule):
         The model as it was read, with the inputs and outputs that a session's program has.
     state : StateRecord or None
         The state that the program keeps in its inputs' own memory.
+    sharding : ShardingRecord or None
+        How the program is split over devices, of which it is that of one.
     """
 
     imported: ImportedModel
     state: StateRecord | None = None
+    sharding: ShardingRecord | None = None
 
 
 def lower_model(
@@ -141,6 +147,10 @@ def lower_model(
         pipeline = with_states(pipeline, *session_places(imported.inputs, imported.outputs))
     with deciding_for(imported.mod, ranges):
         lowered = lower_module(imported.mod, pipeline, runner, phases)
+    sharding = sharding_of(lowered.graph)
+    if sharding is not None:
+        own = _of_one_device(imported, sharding, lowered)
+        return LoweredModel(**vars(lowered), imported=own, sharding=sharding)
     state, last = StateInPlace.of(lowered.graph), last_positions(lowered.graph)
     if state is None and not last:
         return LoweredModel(**vars(lowered), imported=imported)
@@ -148,6 +158,40 @@ def lower_model(
     narrow = _with_last_positions(imported, last)
     own = narrow if state is None else _with_buffers(narrow, state)
     return LoweredModel(**vars(lowered), imported=own, state=record)
+
+
+def _of_one_device(
+    imported: ImportedModel, sharding: ShardingRecord, lowered: LoweredModule
+) -> ImportedModel:
+    """The model with the inputs and outputs of a device; raises InputError for no such program."""
+    problem = sharding.problem
+    if sharding.open_batch and independent_items(lowered.kernels) != sharding.open_batch:
+        problem = f"items of the batch '{sharding.open_batch}' are not computed one by one"
+    if problem:
+        raise InputError(
+            f"{imported.name}: {problem}; expected a model whose values "
+            f"{sharding.devices} devices can share: choose another shard, or other input shapes"
+        )
+    if sharding.open_batch:
+        return imported
+    return replace(
+        imported,
+        inputs=_slices(imported.inputs, sharding.inputs, sharding.devices),
+        outputs=_slices(imported.outputs, sharding.outputs, sharding.devices),
+    )
+
+
+def _slices(
+    specs: Sequence[TensorSpec], axes: Sequence[int | None], devices: int
+) -> tuple[TensorSpec, ...]:
+    """What a device has of tensors that are split along these axes."""
+    own = []
+    for spec, axis in zip(specs, axes, strict=True):
+        shape = list(spec.shape)
+        if axis is not None:
+            shape[axis] = int(shape[axis]) // devices
+        own.append(replace(spec, shape=tuple(shape)))
+    return tuple(own)
 
 
 def _state_record(

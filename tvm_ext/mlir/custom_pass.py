@@ -61,7 +61,8 @@ def register_mlir_pass(
     Raises
     ------
     PassError
-        The name is taken or missing, the stage is unknown, or MLIR cannot read the text.
+        The name is taken or missing, the stage is unknown, MLIR cannot read the text, or the
+        function does not take a module and the options.
     MlirError
         torch-mlir is not installed.
     """
@@ -74,10 +75,12 @@ def register_mlir_pass(
     own_name = name or getattr(what, "__name__", "")
     if not own_name or own_name == "<lambda>":
         raise PassError("an MLIR pass without a name was given: pass name='...'")
-    defaults = {**_keywords(what), **(options or {})}
     run = _runner(what, own_name)
+    defaults = dict(options or {})
     if isinstance(what, str):
         _check_text(what, defaults, own_name)
+    else:
+        defaults = _options_of(what, defaults, own_name)
     doc = inspect.getdoc(what) if callable(what) else f"MLIR: {' '.join(what.split())[:70]}"
     add(
         PassEntry(
@@ -140,12 +143,22 @@ def _difference(before: Counter[str], after: Counter[str]) -> str:
     return ", ".join(parts) or "the same operations, with others inside or other attributes"
 
 
-def _keywords(what: Any) -> dict[str, Any]:
-    """The keyword parameters of a function with their defaults."""
-    if not callable(what):
-        return {}
-    _, *rest = inspect.signature(what).parameters.values()
-    return {one.name: one.default for one in rest if one.default is not one.empty}
+def _options_of(function: Callable[..., Any], given: dict[str, Any], name: str) -> dict[str, Any]:
+    """The keyword parameters of a function with their defaults, and the options given besides.
+
+    Raises PassError where it cannot be called with a module and these.
+    """
+    try:
+        signature = inspect.signature(function)
+        keywords = list(signature.parameters.values())[1:]
+        found = {one.name: one.default for one in keywords if one.default is not one.empty} | given
+        signature.bind(None, **found)
+    except (TypeError, ValueError) as error:
+        raise PassError(
+            f"MLIR pass '{name}' cannot be called with a module and its options ({error}); "
+            "expected a function (module, option=default, ...): correct its parameters"
+        ) from error
+    return found
 
 
 def _runner(what: Any, name: str) -> Run:

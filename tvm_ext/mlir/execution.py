@@ -95,10 +95,28 @@ class CompiledGraph:
         return results
 
     def run_into(self, inputs: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
-        """Writes the outputs into arrays of their shapes and types."""
-        given = [*inputs, *self._weights, *results]
-        kept = [_argument(np.require(one, requirements="C")) for one in given]
-        self._engine.invoke(MAIN, *kept)
+        """Writes the outputs into arrays of their shapes and types, which may have gaps.
+
+        Raises MlirError for arrays that are no such results.
+        """
+        self._require_results(results)
+        written = [np.require(one, requirements="C") for one in results]
+        given = [np.require(one, requirements="C") for one in (*inputs, *self._weights)]
+        self._engine.invoke(MAIN, *map(_argument, (*given, *written)))
+        for result, one in zip(results, written, strict=True):
+            if one is not result:
+                result[...] = one
+
+    def _require_results(self, results: Sequence[np.ndarray]) -> None:
+        wanted = [(_ELEMENTS[element].itemsize, shape) for shape, element in self._shapes]
+        found = [(one.dtype.itemsize, list(one.shape)) for one in results]
+        if found != wanted or not all(one.flags.writeable for one in results):
+            given = ", ".join(f"{one.dtype} {list(one.shape)}" for one in results)
+            expected = ", ".join(f"{element} {shape}" for shape, element in self._shapes)
+            raise MlirError(
+                f"results were to be written to arrays {given or 'of none'}; expected {expected}, "
+                "which may be written: give such arrays"
+            )
 
 
 # Types of elements of results, by their names in MLIR, which do not say who is unsigned.

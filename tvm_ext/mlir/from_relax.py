@@ -9,7 +9,9 @@ calls it. So what an operator computes is written in one place, TVM's legalisati
 second table of operators. MLIR's own pass puts the functions where they are called.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,6 +151,7 @@ class _Graph:
         self._functions = {str(v.name_hint): f for v, f in relax_functions(mod).items()}
         self._kernels: dict[str, ConvertedOperator] = {}
         self._weights: dict[int, ir.Value] = {}
+        self._numbers = itertools.count()
         self._loops = _recursive(self._functions)
         # Before ``main``: a module that is made at an insertion point becomes a part of that.
         for variable, kernel in mod.functions.items():
@@ -206,12 +209,10 @@ class _Graph:
         if not isinstance(value, relax.Call | relax.If):
             return self._value(value, scope)
         is_inner = isinstance(value, relax.If) or _callee(value) in self._functions
-        before = len(self.operators)
         try:
-            done, result = self._operator(value, scope)
+            with self._whole_or_nothing():
+                done, result = self._operator(value, scope)
         except NotApplicable as refused:
-            # What was written of its operators before is left to MLIR's removal of dead code.
-            del self.operators[before:]
             name = "if" if isinstance(value, relax.If) else _callee(value) or operator_name(value)
             done = ConvertedOperator(name, (), NOT_CONVERTED, refused.reason)
             result = self._declared(binding, scope)
@@ -219,6 +220,22 @@ class _Graph:
             origins = origins_of(binding.var)
             self.operators.append(ConvertedOperator(done.name, origins, done.form, done.reason))
         return result
+
+    @contextmanager
+    def _whole_or_nothing(self) -> Iterator[None]:
+        """Takes back what was written in the block, and noted for it, where it is refused."""
+        block = ir.InsertionPoint.current.block
+        written, noted, known = len(block.operations), len(self.operators), len(self._weights)
+        try:
+            yield
+        except NotApplicable:
+            for op in reversed(list(block.operations)[written:]):
+                op.operation.erase()
+            for key in list(self._weights)[known:]:
+                self._entry.erase_argument(self._weights.pop(key).arg_number)
+            del self.weights[known:]
+            del self.operators[noted:]
+            raise
 
     def _operator(self, value: Any, scope: _Scope) -> tuple[ConvertedOperator, _Value]:
         if isinstance(value, relax.If):
@@ -260,6 +277,9 @@ class _Graph:
 
     def _constant(self, expr: Any) -> ir.Value:
         """A few numbers written out, or a parameter of ``main``."""
+        key = hash(expr.value)
+        if key in self._weights:
+            return self._weights[key]
         array = expr.value.numpy()
         kind = _type_of(expr.ty)
         if array.size <= _FEW and array.dtype.kind in "iuf" and array.dtype.itemsize >= 4:
@@ -267,10 +287,8 @@ class _Graph:
             shape = list(array.shape)
             numbers = ir.DenseElementsAttr.get(data, type=kind.element_type, shape=shape)
             return arith.constant(kind, numbers)
-        key = hash(expr.value)
-        if key not in self._weights:
-            self._weights[key] = self._entry.add_argument(kind, ir.Location.current)
-            self.weights.append(array)
+        self._weights[key] = self._entry.add_argument(kind, ir.Location.current)
+        self.weights.append(array)
         return self._weights[key]
 
     def _kernel_call(self, call: Any, scope: _Scope) -> tuple[ConvertedOperator, _Value]:
@@ -334,7 +352,7 @@ class _Graph:
         types = [_type_of(one) for one in _fields(binding.var.ty)]
         variables = [v for v in relax.analysis.free_vars(binding.value) if hash(v) in scope.values]
         given = [one for v in variables for one in _flat(scope.values[hash(v)])]
-        name = f"not_converted_{len(self.operators)}"
+        name = f"not_converted_{next(self._numbers)}"
         with ir.InsertionPoint(self.module.body):
             func.FuncOp(name, ([one.type for one in given], types), visibility="private")
         found = func.call(types, name, given)

@@ -6,7 +6,6 @@ After:  results in the memory of what is not read any more, small arrays on the 
 """
 
 import math
-import re
 from dataclasses import dataclass
 
 from torch_mlir import ir
@@ -52,7 +51,7 @@ class MemoryOfModule:
 def memory_of(module: ir.Module) -> MemoryOfModule:
     """Counts what a bufferized module allocates."""
     found = [
-        (op.name, _bytes(op.results[0].type))
+        (op.name, _bytes(op.results[0].type) or 0)
         for op in operations_below(module.operation)
         if op.name in ("memref.alloc", "memref.alloca")
     ]
@@ -61,12 +60,35 @@ def memory_of(module: ir.Module) -> MemoryOfModule:
     return MemoryOfModule(len(heap), sum(heap), sum(stack))
 
 
-def _bytes(kind: ir.Type) -> int:
-    """The bytes of a memref; 0 where a size is open."""
-    if not kind.has_static_shape:
-        return 0
-    bits = re.search(r"\d+$", str(kind.element_type))
-    return math.prod(kind.shape) * (int(bits[0]) if bits else 64) // 8
+def _bytes(kind: ir.MemRefType) -> int | None:
+    """The bytes of an array; None where a size, the order of its elements or its type is open."""
+    element = stored_bytes(kind.element_type)
+    is_plain = kind.affine_map == ir.AffineMap.get_identity(kind.rank) and not kind.memory_space
+    if element is None or not kind.has_static_shape or not is_plain:
+        return None
+    return math.prod(kind.shape) * element
+
+
+def stored_bytes(element: ir.Type) -> int | None:
+    """The bytes from one element of an array to the next, as LLVM lays it out; None if unknown.
+
+    An element is whole bytes, and as far from the next as its alignment asks for: a truth value is
+    a byte, and a vector of three floats as long as one of four.
+    """
+    rows, lanes, scalar = 1, 1, element
+    if isinstance(element, ir.VectorType):
+        *outer, lanes = element.shape or [1]
+        rows, scalar = math.prod(outer), element.element_type
+    elif isinstance(element, ir.ComplexType):
+        rows, scalar = 2, element.element_type
+    bits = _INDEX_BITS if isinstance(scalar, ir.IndexType) else getattr(scalar, "width", None)
+    if bits is None:
+        return None
+    nbytes = -(-lanes * bits // 8)
+    return rows * (1 << (nbytes - 1).bit_length())
+
+
+_INDEX_BITS = 64
 
 
 def optimize_memory(module: ir.Module) -> str:
@@ -128,10 +150,9 @@ def _lifetimes(block: ir.Block) -> list[_Lifetime]:
     frees = {hash(op.operands[0]): n for n, op in enumerate(operations) if _frees(op)}
     found = []
     for place, op in enumerate(operations):
-        is_alloc = op.name == "memref.alloc" and op.results[0].type.has_static_shape
-        end = frees.get(hash(op.results[0])) if is_alloc else None
-        if end is not None:
-            nbytes = _bytes(op.results[0].type)
+        nbytes = _bytes(op.results[0].type) if op.name == "memref.alloc" else None
+        end = None if nbytes is None else frees.get(hash(op.results[0]))
+        if nbytes is not None and end is not None:
             buffer = Buffer(f"at {place}", nbytes, place, end, _ALIGNMENT)
             found.append(_Lifetime(op, operations[end], buffer))
     return found

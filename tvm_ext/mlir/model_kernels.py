@@ -9,6 +9,7 @@ from tvm import tirx
 
 from tvm_ext.api import TargetSource
 from tvm_ext.compiler.compile_context import compiling
+from tvm_ext.compiler.graph_analysis import KernelCall, kernel_calls
 from tvm_ext.compiler.kernel_records import first_arguments
 from tvm_ext.compiler.stages import (
     ModelSource,
@@ -43,8 +44,9 @@ class ModelKernel:
     origins : tuple[str, ...]
         The ONNX nodes that it computes.
     scheduled : tirx.PrimFunc or None
-        With its final loops; None where its code is that of another kernel, and where no
-        schedules were asked for.
+        With its final loops; None where no schedules were asked for, or a pass took it out.
+    code : str
+        The kernel whose code it has in the program: that of one with the same loops serves all.
     packed : PackedOperand, PaddedOperand or None
         The parameter that the scheduled kernel takes in another order.
     arguments : sequence or None
@@ -56,6 +58,7 @@ class ModelKernel:
     func: tirx.PrimFunc
     origins: tuple[str, ...] = ()
     scheduled: tirx.PrimFunc | None = None
+    code: str = ""
     packed: Packed | None = None
     arguments: Arguments | None = None
 
@@ -134,12 +137,12 @@ def model_graph(model: ModelSource, request: KernelsRequest) -> ModelGraph:
     machine = _cpu(request)
     passes = _pipeline(request)
     runner, phases = PassRunner(), Phases()
+    names = [step.entry.name for step in passes.lower]
+    ahead = passes.lower[: names.index(_FUSION)] if _FUSION in names else passes.lower
+    unfused = replace(passes, lower=ahead, schedule=passes.schedules)
     with compiling(machine):
-        lowered = lower_model(model, request.input_shapes, passes, runner, phases)
-        names = [step.entry.name for step in passes.lower]
-        ahead = passes.lower[: names.index(_FUSION)] if _FUSION in names else passes.lower
-        mod = runner.run(ahead, lowered.graph)
-    return ModelGraph(lowered.imported.name, passes.opt_level, mod)
+        lowered = lower_model(model, request.input_shapes, unfused, runner, phases)
+    return ModelGraph(lowered.imported.name, passes.opt_level, lowered.kernels)
 
 
 def model_kernels(
@@ -160,28 +163,37 @@ def model_kernels(
     with compiling(machine) as context:
         lowered = lower_model(model, request.input_shapes, passes, runner, phases)
         context.ranges = lowered.imported.ranges
-        scheduled: dict[str, tirx.PrimFunc] = {}
+        scheduled, codes = dict[str, tirx.PrimFunc](), dict[str, str]()
         if with_schedules:
             done = schedule_module(lowered, passes, runner, phases, context)
             scheduled = {str(var.name_hint): func for var, func in done.functions_items()}
+            codes = _codes(lowered.calls, kernel_calls(done))
         sizes = {**usual_sizes(lowered.imported), **request.sizes}
     arguments = first_arguments(lowered.kernels, sizes)
     origins = {call.kernel: tuple(call.origins) for call in reversed(lowered.calls)}
     names = dict.fromkeys(call.kernel for call in lowered.calls)
     kernels = []
     for name in names:
-        choice = context.choices.get(name)
+        choice, code = context.choices.get(name), codes.get(name, name)
         kernels.append(
             ModelKernel(
                 name,
                 lowered.kernels[name],
                 origins.get(name, ()),
-                scheduled.get(name),
+                scheduled.get(code),
+                code,
                 None if choice is None else choice.packed,
                 arguments.get(name) or assumed_arguments(lowered.kernels[name], sizes),
             )
         )
     return ModelKernels(lowered.imported.name, passes.opt_level, machine, tuple(kernels))
+
+
+def _codes(before: Sequence[KernelCall], after: Sequence[KernelCall]) -> dict[str, str]:
+    """The kernels that are called in the end in the places of those before; none if unknown."""
+    if len(before) != len(after):
+        return {}
+    return {one.kernel: other.kernel for one, other in zip(before, after, strict=True)}
 
 
 def _cpu(request: KernelsRequest) -> CpuDescription:

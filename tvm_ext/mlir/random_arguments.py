@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import ml_dtypes
 import numpy as np
@@ -57,14 +57,24 @@ def assumed_arguments(kernel: tirx.PrimFunc, sizes: Mapping[str, int]) -> Argume
     return None
 
 
+Draw: TypeAlias = Literal["around zero", "positive", "small"]
+"""Which floating-point numbers are drawn.
+
+"around zero": between -1 and 1. "positive": between 0.1 and 1, for roots and logarithms. "small":
+around zero, and smaller by the root of the longest axis, as weights are that training begins with:
+a recurrence of larger ones makes anything of a rounding error.
+"""
+
+DRAWS: tuple[Draw, ...] = get_args(Draw)
+
+
 def random_arguments(
-    kernel: tirx.PrimFunc, given: Arguments, seed: int, *, positive: bool
+    kernel: tirx.PrimFunc, given: Arguments, seed: int, draw: Draw = "around zero"
 ) -> list[np.ndarray | np.generic]:
     """One value for each parameter.
 
-    Floating-point numbers are between -1 and 1, or between 0.1 and 1: a kernel may take roots and
-    logarithms of them. Integers with which a kernel looks something up lie within the smallest axis
-    that it looks up in, and others reach ``_WIDEST``.
+    Integers with which a kernel looks something up lie within the smallest axis that it looks up
+    in, and others reach ``_WIDEST``.
 
     Parameters
     ----------
@@ -74,23 +84,34 @@ def random_arguments(
         The shape or number of each parameter.
     seed : int
         Of the draws.
-    positive : bool
-        Whether floating-point numbers are at least 0.1.
+    draw : str
+        Which floating-point numbers are drawn.
     """
     generator = np.random.default_rng(seed)
     limit = _lookup_limit(kernel, given)
-    least = 1 if positive or _divides(kernel) else None
+    least = 1 if draw == "positive" or _divides(kernel) else None
+    longest = max((size for one in given if isinstance(one, tuple) for size in one), default=1)
+    scale = 1 / math.sqrt(max(1, longest)) if draw == "small" else 1.0
     values: list[np.ndarray | np.generic] = []
     for param, one in zip(kernel.params, given, strict=True):
         if not is_buffer(param):
             values.append(np.dtype(str(param.ty)).type(one))
             continue
         shape = one if isinstance(one, tuple) else (one,)
-        values.append(_drawn(generator, shape, str(param.dtype), limit, least))
+        kind = str(param.dtype)
+        if "float" in kind:
+            low = scale * (-1.0 if least is None else 0.1)
+            values.append(generator.uniform(low, scale, shape).astype(_numpy_type(kind)))
+        else:
+            values.append(_drawn_integers(generator, shape, kind, limit, least))
     return values
 
 
-def _drawn(
+def _numpy_type(dtype: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+
+def _drawn_integers(
     generator: np.random.Generator,
     shape: tuple[int, ...],
     dtype: str,
@@ -99,10 +120,7 @@ def _drawn(
 ) -> np.ndarray:
     if dtype == "bool":
         return generator.integers(0, 2, shape).astype(np.bool_)
-    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    if "float" in dtype:
-        low = -1.0 if least is None else 0.1
-        return generator.uniform(low, 1.0, shape).astype(kind)
+    kind = _numpy_type(dtype)
     info = np.iinfo(kind)
     low, high = max(int(info.min), -_WIDEST), min(int(info.max), _WIDEST)
     if kind.itemsize == 1:

@@ -203,8 +203,8 @@ OLDEST_OPSET = 11
 _BATCHED_SCAN = 8
 
 
-def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in opset 11 when it is of an older one, else as it is.
+def convert_opset(model: onnx.ModelProto, oldest: int = OLDEST_OPSET) -> onnx.ModelProto:
+    """The model in the opset ``oldest`` when it is of an older one, else as it is.
 
     ONNX's own converter does it; a model that this converter cannot read stays as it is, and is
     judged node by node later on.
@@ -213,10 +213,10 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     too_large = model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF
     if opset == _BATCHED_SCAN:
         batched_scans_to_loops(model)
-    if not 0 < opset < OLDEST_OPSET or too_large or model.functions:
+    if not 0 < opset < oldest or too_large or model.functions:
         return model
     try:
-        converted = onnx.version_converter.convert_version(model, OLDEST_OPSET)
+        converted = onnx.version_converter.convert_version(model, oldest)
         onnx.checker.check_model(converted, full_check=True)
     except (
         RuntimeError,

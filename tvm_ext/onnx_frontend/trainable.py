@@ -5,7 +5,7 @@ into a convolution, no scale into a product. What is not trained stays a constan
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,7 +20,14 @@ from tvm_ext.errors import InputError, ModelError
 from tvm_ext.onnx_frontend import ImportedModel, import_prepared, model_name, prepare_model
 from tvm_ext.onnx_frontend.converters.random import ITERATIONS
 from tvm_ext.onnx_frontend.load import load_with_weights
-from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS, subgraphs_of
+from tvm_ext.onnx_frontend.onnx_graph import (
+    DEFAULT_DOMAINS,
+    names_read,
+    nodes_within,
+    opset_of,
+    subgraphs_of,
+)
+from tvm_ext.onnx_frontend.opset_conversion import convert_opset
 from tvm_ext.onnx_frontend.unroll_recurrent import unroll_recurrent
 
 _TRAINED_TYPES = (TensorProto.FLOAT, TensorProto.DOUBLE)
@@ -59,6 +66,8 @@ _NOT_LEARNED = {
 }
 # Where the running mean and variance are.
 _STATISTICS = (3, 4)
+# From this one on Dropout has an input that says whether it draws a mask.
+_DROPOUT_WITH_MODE = 12
 # What follows the name of a running statistic in the name of the output with its next value.
 _NEXT = "::next"
 
@@ -81,7 +90,7 @@ class TrainableModel:
     draws : bool
         Whether the program draws random numbers, as dropout does.
     is_recurrent : bool
-        Whether the steps of a recurrent layer are written out.
+        Whether the steps of a recurrent layer that is trained are written out.
     """
 
     imported: ImportedModel
@@ -111,6 +120,7 @@ def import_trainable(
     """
     model, stored, _ = load_with_weights(source)
     label = model_name(source, model)
+    model = _with_dropout_modes(model, label)
     if stored.tensors:
         raise ModelError(
             f"{label} has more than 2 GB of weights; expected a model to train in one file of less:"
@@ -126,7 +136,7 @@ def import_trainable(
     draws = _turn_dropout_on(model.graph)
     _, whole, prepared, ranges, kept, warnings = prepare_model(model, input_shapes)
     _train_normalizations(prepared.graph, statistics)
-    is_recurrent = unroll_recurrent(prepared.graph, label)
+    is_recurrent = unroll_recurrent(prepared.graph, label, _reached(prepared.graph, weights))
     if draws:
         prepared.graph.input.append(
             helper.make_tensor_value_info(ITERATIONS, TensorProto.INT64, [1])
@@ -242,12 +252,39 @@ def _train_normalizations(graph: onnx.GraphProto, statistics: Mapping[str, np.nd
         del node.output[1:]
         node.output.extend(f"{node.name}{_NEXT}{place}" for place in range(2))
         for name, output in zip(node.input[3:5], node.output[1:], strict=True):
-            if name in given:
+            if name in given or name not in statistics:
                 continue
             given.add(name)
             array = statistics[name]
             kind = helper.np_dtype_to_tensor_dtype(array.dtype)
             graph.output.append(helper.make_tensor_value_info(output, kind, array.shape))
+
+
+def _reached(graph: onnx.GraphProto, weights: Iterable[str]) -> set[str]:
+    """The values that are computed from one of these weights, and the weights."""
+    found = set(weights)
+    for node in graph.node:
+        if not found.isdisjoint(names_read(node)):
+            found.update(filter(None, node.output))
+    return found
+
+
+def _with_dropout_modes(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
+    """The model in an opset whose Dropout can be told to draw a mask, where it has any."""
+    has_dropout = any(
+        node.op_type == "Dropout" and node.domain in DEFAULT_DOMAINS
+        for node in nodes_within(model.graph)
+    )
+    if not has_dropout or opset_of(model, "") >= _DROPOUT_WITH_MODE:
+        return model
+    converted = convert_opset(model, _DROPOUT_WITH_MODE)
+    if opset_of(converted, "") < _DROPOUT_WITH_MODE:
+        raise ModelError(
+            f"{label} has Dropout of opset {opset_of(model, '')}, and ONNX cannot bring the model "
+            f"to opset {_DROPOUT_WITH_MODE}; expected that one or a later one for training: export "
+            "the model anew"
+        )
+    return converted
 
 
 def _turn_dropout_on(graph: onnx.GraphProto) -> bool:
@@ -263,13 +300,8 @@ def _turn_dropout_on(graph: onnx.GraphProto) -> bool:
 
 
 def _turn_on(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
-    # Below opset 12 the share is an attribute, which the converter of later versions reads not.
-    share = next((a.f for a in node.attribute if a.name == "ratio"), 0.5)
     given = [*node.input, "", ""][:3]
     name = re.sub(r"\W", "_", node.name or node.output[0])
-    if not given[1]:
-        given[1] = f"{name}::ratio"
-        graph.initializer.append(numpy_helper.from_array(np.array(share, np.float32), given[1]))
     given[2] = f"{name}::training"
     graph.initializer.append(numpy_helper.from_array(np.array(True), given[2]))
     del node.input[:]

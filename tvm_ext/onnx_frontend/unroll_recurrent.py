@@ -1,14 +1,15 @@
 """LSTM, GRU and RNN as the operators of each step, for training.
 
 Inference runs all steps in one kernel, which keeps no gates. Training needs the gates of every
-step, and their gradients: with the steps written out each gate is a value of the graph.
+step, and their gradients: with the steps written out each gate is a value of the graph. A layer
+that no trained weight reaches keeps the kernel.
 
     Before: ``Y, Y_h, Y_c = LSTM(X, W, R, B)``
     After:  ``P = X @ W' + B'`` for all steps, then for each step ``g = P[t] + h @ R'``, the gates
             as parts of ``g``, and ``Y`` as the states of all steps joined.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,11 @@ _ACTIVATIONS = {
 _KNOWN = ("Sigmoid", "Tanh", "Relu")
 
 
-def unroll_recurrent(graph: onnx.GraphProto, label: str) -> bool:
-    """Writes out every LSTM, GRU and RNN of a prepared graph, in place; whether there is any.
+def unroll_recurrent(graph: onnx.GraphProto, label: str, reached: Container[str]) -> bool:
+    """Writes out each LSTM, GRU and RNN of a prepared graph that is trained or lies behind weights.
+
+    The graph changes in place; the result is whether there is any. ``reached`` are the names of
+    trained weights and of what is computed from them.
 
     Raises
     ------
@@ -44,7 +48,8 @@ def unroll_recurrent(graph: onnx.GraphProto, label: str) -> bool:
     known |= {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        if node.op_type not in _GATES or node.domain not in DEFAULT_DOMAINS:
+        is_layer = node.op_type in _GATES and node.domain in DEFAULT_DOMAINS
+        if not is_layer or not any(name in reached for name in node.input):
             nodes.append(node)
             continue
         writer = _Writer(graph, node)
@@ -159,8 +164,9 @@ class _Weights:
 
     Attributes
     ----------
-    recurrent : str
-        [units, gates * units].
+    recurrent : tuple[str, ...]
+        [units, gates * units]; of a GRU that resets the state, those of the first two gates and
+        those of the last, each a product of its own in every step.
     bias : str
         Of the recurrent part, [gates * units], or empty.
     activations : tuple[str, ...]
@@ -171,7 +177,7 @@ class _Weights:
         Whether a GRU resets the product rather than the state.
     """
 
-    recurrent: str
+    recurrent: tuple[str, ...]
     bias: str
     activations: tuple[str, ...]
     units: int
@@ -244,8 +250,12 @@ def _projected(write: _Writer, layer: _Layer, place: int, gates: int) -> tuple[l
     made = write("Reshape", [made, shape])
     parts = write.numbers([1] * layer.steps)
     steps = write.several("Split", [made, parts], [""] * layer.steps, axis=0)
+    products: tuple[str, ...] = (recurrent,)
+    if is_gru and not resets_behind:
+        widths = write.numbers([2 * layer.units, layer.units])
+        products = tuple(write.several("Split", [recurrent, widths], ["", ""], axis=1))
     activations = layer.activations(place)
-    return steps, _Weights(recurrent, behind, activations, layer.units, resets_behind)
+    return steps, _Weights(products, behind, activations, layer.units, resets_behind)
 
 
 def _initial(write: _Writer, layer: _Layer, place: int, number: int) -> str:
@@ -264,7 +274,7 @@ def _split(write: _Writer, value: str, units: int, count: int) -> list[str]:
 def _lstm(write: _Writer, given: str, states: list[str], weights: _Weights) -> list[str]:
     """``c' = f c + i g``, ``h' = o act(c')``; ONNX has the gates as i, o, f, g."""
     gate, inner, outer = weights.activations
-    product = write("MatMul", [states[0], weights.recurrent])
+    product = write("MatMul", [states[0], weights.recurrent[0]])
     parts = _split(write, write("Add", [given, product]), weights.units, 4)
     i, o, f = (write(gate, [part]) for part in parts[:3])
     kept = write("Mul", [f, states[1]])
@@ -278,20 +288,17 @@ def _gru(write: _Writer, given: str, states: list[str], weights: _Weights) -> li
     units, (state,) = weights.units, states
     z_part, r_part, n_part = _split(write, given, units, 3)
     if weights.resets_behind:
-        product = write("MatMul", [state, weights.recurrent])
+        product = write("MatMul", [state, weights.recurrent[0]])
         if weights.bias:
             product = write("Add", [product, weights.bias])
         by_z, by_r, by_n = _split(write, product, units, 3)
     else:
-        gates, last = write.several(
-            "Split", [weights.recurrent, write.numbers([2 * units, units])], ["", ""], axis=1
-        )
-        by_z, by_r = _split(write, write("MatMul", [state, gates]), units, 2)
+        by_z, by_r = _split(write, write("MatMul", [state, weights.recurrent[0]]), units, 2)
     z, r = (write(gate, [write("Add", [a, b])]) for a, b in ((z_part, by_z), (r_part, by_r)))
     if weights.resets_behind:
         reset = write("Mul", [r, by_n])
     else:
-        reset = write("MatMul", [write("Mul", [r, state]), last])
+        reset = write("MatMul", [write("Mul", [r, state]), weights.recurrent[1]])
     new = write(inner, [write("Add", [n_part, reset])])
     # n + z (h - n) is (1 - z) n + z h.
     return [write("Add", [new, write("Mul", [z, write("Sub", [state, new])])])]
@@ -299,5 +306,5 @@ def _gru(write: _Writer, given: str, states: list[str], weights: _Weights) -> li
 
 def _rnn(write: _Writer, given: str, states: list[str], weights: _Weights) -> list[str]:
     """``h' = act(x' + h R')``."""
-    product = write("MatMul", [states[0], weights.recurrent])
+    product = write("MatMul", [states[0], weights.recurrent[0]])
     return [write(weights.activations[0], [write("Add", [given, product])])]

@@ -11,6 +11,7 @@ from tvm_ext.passes.check_bounds import CheckBounds
 from tvm_ext.passes.coalesce_accesses import CoalesceAccesses
 from tvm_ext.passes.direct_kernel_calls import DirectKernelCalls
 from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
+from tvm_ext.passes.donate_params import DonateParams
 from tvm_ext.passes.drop_result_checks import DropResultChecks
 from tvm_ext.passes.fuse_block_integer_matmul import FuseBlockIntegerMatmul
 from tvm_ext.passes.fuse_heads_into_attention import FuseHeadsIntoAttention
@@ -74,7 +75,7 @@ _OURS: dict[Level, tuple[Any, ...]] = {
     ),
     "tile": (CoalesceAccesses, VectorMath, ThreadsForLargeRuns, PropagateNan),
     "memory": (
-        *(LimitMemory, ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
+        *(LimitMemory, DonateParams, ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
         *(DirectKernelCalls, DropResultChecks),
     ),
     "target": (MlirCodeGeneration,),
@@ -108,7 +109,8 @@ _BEHIND: dict[str, tuple[str, ...]] = {
     "PlanWorkspaces": ("ScheduleKernels", "PackWeights"),
     "LimitMemory": ("ToNonDataflow", "RemovePurityChecking"),
     "CallTIRRewrite": ("ToNonDataflow", "RemovePurityChecking", "LimitMemory"),
-    "ShareStorage": ("CallTIRRewrite",),
+    "DonateParams": ("CallTIRRewrite",),
+    "ShareStorage": ("CallTIRRewrite", "DonateParams"),
     "CudaGraphs": ("ShareStorage",),
     "ResultsToOutParams": ("ShareStorage",),
     "DirectKernelCalls": ("ShareStorage", "ResultsToOutParams"),

@@ -20,7 +20,8 @@ class CoalesceAccesses:
 
     The first form reads a cache line for each element, and the second uses all of it. The analysis
     of accesses counts the lines that both ask for: the loops are changed where these become less
-    than half. CumSum along an axis that is not the last is such a kernel.
+    than half. CumSum along an axis that is not the last is such a kernel. Of tensors that L2 does
+    not hold, groups are longer, and a loop goes over their vectors: memory is read in rows then.
 
     Leaves alone: kernels that a template schedules, whose accesses it has arranged; loops whose
     iterations are not known to be independent; sizes along the axis that a run decides; targets

@@ -49,11 +49,13 @@ def in_place_results(
     mod: tvm.IRModule,
     lives: Mapping[tvm.ir.GlobalVar, BufferLifetimes],
     planned: Mapping[tvm.ir.GlobalVar, Collection[relax.Var]],
+    allowed: Mapping[relax.Var, relax.Var] | None = None,
 ) -> tuple[tvm.IRModule, dict[relax.Var, relax.Var]]:
     """The module with kernels that write in place, and the operand whose memory each result has.
 
     A kernel is changed where every call of it allows that: the operand is needed nowhere else
-    afterwards, and no other argument of the call is the same memory.
+    afterwards, and no other argument of the call is the same memory. ``allowed`` are the operands
+    that results may lie in, if not all.
     """
     calls: dict[tvm.ir.GlobalVar, list[_KernelCall]] = {}
     for variable, func in relax_functions(mod).items():
@@ -68,13 +70,17 @@ def in_place_results(
     within: dict[relax.Var, relax.Var] = {}
     for kernel, found in calls.items():
         func = mod[kernel]
-        for result, operand in _pairs(func, found):
+        for result, operand in _pairs(func, found, allowed):
             func = changed[kernel] = written_in_place(func, result, operand)
             within.update({one.argument(result): one.argument(operand) for one in found})
     return with_functions(mod, changed), within
 
 
-def _pairs(func: tirx.PrimFunc, calls: list[_KernelCall]) -> list[tuple[int, int]]:
+def _pairs(
+    func: tirx.PrimFunc,
+    calls: list[_KernelCall],
+    allowed: Mapping[relax.Var, relax.Var] | None,
+) -> list[tuple[int, int]]:
     """The results of a kernel, with the operands whose memory they take in every call."""
     places = range(len(func.params))
     if any(len(one.call.args) != len(places) for one in calls):
@@ -84,7 +90,18 @@ def _pairs(func: tirx.PrimFunc, calls: list[_KernelCall]) -> list[tuple[int, int
     pairs: list[tuple[int, int]] = []
     for result in results if ending else ():
         free = [place for place in ending if place not in {taken for _, taken in pairs}]
+        if allowed is not None:
+            free = [place for place in free if _are_allowed(calls, result, place, allowed)]
         operands = [place for place in in_place_operands(func, result) if place in free]
         if operands:
             pairs.append((result, operands[0]))
     return pairs
+
+
+def _are_allowed(
+    calls: list[_KernelCall],
+    result: int,
+    operand: int,
+    allowed: Mapping[relax.Var, relax.Var],
+) -> bool:
+    return all(allowed.get(one.argument(result)) == one.argument(operand) for one in calls)

@@ -41,7 +41,7 @@ class ResultsToOutParams:
             main = relax.utils.copy_with_new_vars(mod["main"])
         except tvm.error.InternalError:
             return mod
-        allocations = _allocations_of_results(main)
+        allocations = allocations_of_results(main)
         if not allocations:
             return mod
         made = list(allocations.values())
@@ -72,7 +72,7 @@ def has_functions_in_sizes(main: relax.Function) -> bool:
     return any(name.startswith(_OF_SIZES) for name in names)
 
 
-def _allocations_of_results(main: relax.Function) -> dict[int, relax.Var]:
+def allocations_of_results(main: relax.Function) -> dict[int, relax.Var]:
     """What allocates each result, by its place, where that may become a parameter."""
     values = {binding.var: binding.value for binding in bindings_of(main)}
     result = _resolved(main.body.body, values)
@@ -90,9 +90,15 @@ def _allocations_of_results(main: relax.Function) -> dict[int, relax.Var]:
 
 
 def _resolved(value: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
-    """The variable that ``value`` is another name of."""
-    while isinstance(value, relax.Var) and isinstance(values.get(value), relax.Var):
-        value = values[value]
+    """The variable that ``value`` is another name of, also as a field of a tuple."""
+    while isinstance(value, relax.Var):
+        known = values.get(value)
+        if isinstance(known, relax.TupleGetItem):
+            whole = values.get(_resolved(known.tuple_value, values))
+            known = whole.fields[known.index] if isinstance(whole, relax.Tuple) else None
+        if not isinstance(known, relax.Var):
+            break
+        value = known
     return value
 
 

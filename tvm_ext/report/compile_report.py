@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.configs.errors import TvmExtError
 from tvm_ext.configs.former_names import GRAPH_FIELDS, PASSES, current_schedule
+from tvm_ext.configs.sharding_record import ShardingRecord
 from tvm_ext.report.records import (
     CODE,
     FROM_CACHE,
@@ -131,7 +132,8 @@ class CompileReport(RenderedReport):
     programs for exact sizes; the phases of these programs are also listed here. If sizes are open
     until the run, ``nominal`` holds figures at usual sizes, and ``micro_batch`` says how a batch is
     cut into parts. ``precision`` is set if products were chosen for a ``max_error``, and ``state``
-    for the program of a session.
+    for the program of a session. ``sharding`` is set for a model for several devices, whose other
+    records are those of the first device.
     """
 
     model: str
@@ -154,6 +156,7 @@ class CompileReport(RenderedReport):
     micro_batch: MicroBatchRecord | None = None
     precision: PrecisionRecord | None = None
     state: StateRecord | None = None
+    sharding: ShardingRecord | None = None
 
     @property
     def model_name(self) -> str:
@@ -163,7 +166,9 @@ class CompileReport(RenderedReport):
     @property
     def for_runs(self) -> "CompileReport":
         """The little of it that runs look at, which takes no memory to speak of."""
-        return CompileReport(self.model, self.opt_level, memory=self.memory, state=self.state)
+        return CompileReport(
+            self.model, self.opt_level, memory=self.memory, state=self.state, sharding=self.sharding
+        )
 
     @property
     def total_seconds(self) -> float:
@@ -268,7 +273,8 @@ class CompileReport(RenderedReport):
         values = {"schema": SCHEMA, **asdict(self)}
         values["specialized"] = [one.to_dict() for one in self.specialized]
         # Reports without any of these are as those of versions that did not know them.
-        _leave_out(values, "device", "host", "nominal", "precision", "specialized", "state")
+        _leave_out(values, "device", "host", "nominal", "precision", "sharding", "specialized")
+        _leave_out(values, "state")
         _leave_out(values.get("nominal", {}), "work")
         _leave_out(values["memory"], "lower_bound_bytes", "planner", "weights_read_bytes", "limit")
         _leave_out(values["memory"], "kernel_bytes", "kernel_thread_bytes", "workspace_bytes")

@@ -3,6 +3,7 @@
 Names come from model files, so they enter as `Text`, never as rich markup.
 """
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -50,6 +51,7 @@ def renderable(report: "CompileReport", verbose: bool = False) -> RenderableType
         _precision(report, verbose),
         _kernels(report, verbose),
         _host_steps(report),
+        _collectives(report, verbose),
         _misses(report, verbose),
         counted_lines(report.warnings, "warning"),
     ]
@@ -84,6 +86,7 @@ def _key_figures(report: "CompileReport") -> Table:
             "Weights": format_bytes(report.memory.weights_bytes),
             "Micro-batches": plain(report.micro_batch_figure),
             "Precision": plain(report.precision.figure) if report.precision else "",
+            "Devices": _devices_figure(report),
             "Device code": device.code_figure if device is not None else "",
             "CUDA graphs": device.graph_figure if device is not None else "",
             "Work of a run": _work_figure(report, "flops"),
@@ -91,6 +94,32 @@ def _key_figures(report: "CompileReport") -> Table:
             "Estimated latency": _latency_figure(report),
         }
     )
+
+
+def _devices_figure(report: "CompileReport") -> str:
+    """How the model is split, and what a device sends in a run; empty for one device."""
+    sharding = report.sharding
+    if sharding is None:
+        return ""
+    kinds = Counter(one.kind for one in sharding.collectives)
+    calls = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing exchanged"
+    sent = ""
+    if kinds:
+        moved, seconds = int(sharding.moved_bytes), sharding.seconds
+        sent = f"; {format_bytes(moved)} in {format_seconds(seconds)}, modelled"
+    return f"{sharding.devices}, by {sharding.strategy}  ({calls}{sent})"
+
+
+def _collectives(report: "CompileReport", verbose: bool) -> Table | None:
+    """What the devices exchange, in the order of a run."""
+    if report.sharding is None or not verbose or not report.sharding.collectives:
+        return None
+    numbers = (">Tensor", ">Sent by each", ">Modelled")
+    table = FlexibleTable("Values exchanged in a run", "Collective", "~Node", *numbers)
+    for one in report.sharding.collectives:
+        sizes = [format_bytes(int(size)) for size in (one.nbytes, one.moved_bytes)]
+        table.add_row(one.kind, ShortName(one.where), *sizes, format_seconds(one.seconds))
+    return table
 
 
 def _compile_time(report: "CompileReport") -> str:

@@ -1,6 +1,7 @@
 """Checkpoints: all that a step takes from the one before, in one file of NumPy's."""
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,11 @@ from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.errors import InputError
 
 _STEPS = "tvm_ext::steps"
+# What NumPy and the archive raise for files that are no checkpoint, or were cut or changed.
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, EOFError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 _ADVICE = "save one with Trainer.save of a trainer of the same model, optimizer and train"
 
 
@@ -33,15 +39,19 @@ def read_checkpoint(
         The file is no checkpoint, or holds something else.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        # np.load would take a single array, too, and a member that is no array for bytes.
+        with (
+            Path(path).open("rb") as file,
+            np.lib.npyio.NpzFile(file, allow_pickle=False) as archive,
+        ):
+            found = {name: np.asarray(archive[name]) for name in archive.files}
+    except _UNREADABLE as error:
         raise InputError(
             f"{path} cannot be read as a checkpoint ({error}); expected a file that "
             f"Trainer.save wrote: {_ADVICE}"
         ) from error
     steps = found.pop(_STEPS, None)
-    if steps is None or steps.shape or set(found) != set(wanted):
+    if steps is None or steps.shape or steps.dtype != np.int64 or set(found) != set(wanted):
         other = sorted(set(found) ^ set(wanted))
         raise InputError(
             f"{path} is a checkpoint of something else ({', '.join(other[:3]) or 'no steps'}); "

@@ -13,8 +13,9 @@ import numpy as np
 from tvm import relax
 
 from tvm_ext.errors import InputError
-from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.expressions import operator_name, static_extents
 from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.training.function_gradients import emit_function
 
 # The name of the target of a loss that takes one.
 TARGET = "target"
@@ -52,9 +53,10 @@ class CrossEntropy:
         self, bb: relax.BlockBuilder, outputs: Sequence[relax.Expr], targets: Sequence[relax.Expr]
     ) -> relax.Expr:
         """The loss, as an expression of the outputs and the labels."""
-        logits, labels = _before_softmax(bb, outputs[0]), targets[0]
-        shape, dtype = logits.ty.shape.values, str(logits.ty.dtype)
+        shape = outputs[0].ty.shape.values
         axis = self.axis % len(shape)
+        logits, labels = _exact(bb, _before_softmax(bb, outputs[0], axis)), targets[0]
+        dtype = str(logits.ty.dtype)
         numbers = np.arange(int(shape[axis]), dtype="int64")
         numbers = numbers.reshape([-1 if n == axis else 1 for n in range(len(shape))])
         column = bb.emit(relax.op.expand_dims(labels, axis))
@@ -80,7 +82,8 @@ class MeanSquaredError:
         self, bb: relax.BlockBuilder, outputs: Sequence[relax.Expr], targets: Sequence[relax.Expr]
     ) -> relax.Expr:
         """The loss, as an expression of the output and the target."""
-        difference = bb.emit(relax.op.subtract(outputs[0], targets[0]))
+        output, target = (_exact(bb, value) for value in (outputs[0], targets[0]))
+        difference = bb.emit(relax.op.subtract(output, target))
         return bb.emit(relax.op.mean(bb.emit(relax.op.multiply(difference, difference))))
 
 
@@ -95,44 +98,41 @@ class FunctionLoss:
 
     def targets(self, outputs: Sequence[TensorSpec]) -> list[TensorSpec]:
         """The parameters behind those for the outputs."""
-        params = list(self.function.params)
-        self._require_outputs(outputs)
-        return [
-            TensorSpec(
-                str(param.name),
-                str(param.ty.dtype),
-                tuple(int(size) for size in param.ty.shape.values),
-            )
-            for param in params[len(outputs) :]
-        ]
-
-    def _require_outputs(self, outputs: Sequence[TensorSpec]) -> None:
-        params = list(self.function.params)
-        shapes = [
-            tuple(int(size) for size in param.ty.shape.values) for param in params[: len(outputs)]
-        ]
-        if shapes != [tuple(spec.shape) for spec in outputs]:
+        specs = [self._spec_of(param) for param in self.function.params]
+        given = [(spec.dtype, spec.shape) for spec in specs[: len(outputs)]]
+        if given != [(spec.dtype, tuple(spec.shape)) for spec in outputs]:
+            found = ", ".join(spec.describe() for spec in specs) or "none"
             wanted = ", ".join(spec.describe() for spec in outputs)
             raise InputError(
-                f"the loss is a function whose first parameters have the shapes {shapes}; expected "
-                f"one for each output of the model, {wanted}: write the loss for these"
+                f"the loss is a function of the parameters {found}; expected first one for each "
+                f"output of the model, {wanted}, then the targets: write the loss for these"
+            )
+        self._require_number()
+        return specs[len(outputs) :]
+
+    def _spec_of(self, param: relax.Var) -> TensorSpec:
+        sizes = static_extents(param.ty)
+        if sizes is None:
+            raise InputError(
+                f"the loss has the parameter '{param.name}' of {_described(param.ty)}; expected "
+                "tensors of known sizes: write the loss for those of a batch"
+            )
+        return TensorSpec(str(param.name), str(param.ty.dtype), tuple(sizes))
+
+    def _require_number(self) -> None:
+        ty = self.function.ret_ty
+        is_number = isinstance(ty, relax.TensorType) and ty.ndim == 0
+        if not is_number or str(ty.dtype) not in ("float32", "float64"):
+            raise InputError(
+                f"the loss is a function that returns {_described(ty)}; expected one number of "
+                "float32 or float64: return a sum or a mean"
             )
 
     def value(
         self, bb: relax.BlockBuilder, outputs: Sequence[relax.Expr], targets: Sequence[relax.Expr]
     ) -> relax.Expr:
         """The function's own bindings, with the outputs and the targets in its parameters."""
-        function = relax.utils.copy_with_new_vars(self.function)
-        given = dict(zip(function.params, [*outputs, *targets], strict=True))
-        body = (
-            relax.Function(function.params, function.body, function.ret_ty)
-            .bind_params({param: bb.emit(value) for param, value in given.items()})
-            .body
-        )
-        for block in body.blocks:
-            for binding in block.bindings:
-                bb.emit_normalized(binding)
-        return body.body
+        return emit_function(bb, self.function, [*outputs, *targets])
 
 
 Loss: TypeAlias = "CrossEntropy | MeanSquaredError | FunctionLoss"
@@ -161,13 +161,30 @@ def loss_of(given: "str | Loss | relax.Function") -> Loss:
     )
 
 
-def _before_softmax(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
-    """What the model's last Softmax reads, or the value itself where there is none."""
+def _described(ty: relax.Type) -> str:
+    """A type for a message."""
+    sizes = static_extents(ty)
+    if sizes is not None:
+        return f"{ty.dtype}{sizes}"
+    return "a tensor of unknown sizes" if isinstance(ty, relax.TensorType) else "no tensor"
+
+
+def _before_softmax(bb: relax.BlockBuilder, value: relax.Expr, axis: int) -> relax.Expr:
+    """What the model's last Softmax along ``axis`` reads, or the value where there is none."""
     found = value
     while isinstance(found, relax.Var):
         bound = bb.lookup_binding(found)
         if isinstance(bound, relax.Var):
             found = bound
             continue
-        return bound.args[0] if operator_name(bound) == "relax.nn.softmax" else value
+        if operator_name(bound) != "relax.nn.softmax":
+            return value
+        is_same = int(bound.attrs.axis) % len(value.ty.shape.values) == axis
+        return bound.args[0] if is_same else value
     return value
+
+
+def _exact(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
+    """The value in a type in which sums over a batch are exact enough."""
+    is_exact = str(value.ty.dtype) in ("float32", "float64")
+    return value if is_exact else bb.emit(relax.op.astype(value, "float32"))

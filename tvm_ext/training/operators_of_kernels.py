@@ -11,14 +11,18 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ext.onnx_frontend.converters.pad_and_split import PADDING
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.softmax_fusion import REDUCTION
+from tvm_ext.relay_passes.spans import relax_functions, with_functions
 
 
-def with_operators(mod: tvm.IRModule, function: relax.Function) -> relax.Function:
-    """The function with operators in place of calls of kernels that say what they compute.
+def with_operators(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with operators in place of calls of kernels that say what they compute.
 
     These are maxima and minima, and pads with a number.
     """
-    return _Operators(mod).visit_expr(function)
+    changed = {
+        var: _Operators(mod).visit_expr(function) for var, function in relax_functions(mod).items()
+    }
+    return with_functions(mod, changed)
 
 
 @mutator

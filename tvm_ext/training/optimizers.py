@@ -7,6 +7,7 @@ optimisers write it into the program as a number, so that a schedule would compi
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol, TypeAlias
 
 from tvm import relax
@@ -47,7 +48,7 @@ def rate_at(rate: Rate, step: int) -> float:
         A schedule gives something else than a number from 0 on.
     """
     value = rate(step) if callable(rate) else rate
-    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
         raise InputError(
             f"the learning rate of step {step} is {value!r}; expected a number from 0 on: give "
             "one, or a function from the number of the step to one"

@@ -5,16 +5,19 @@ main(inputs, targets, weights, statistics, state of the optimiser, numbers of th
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import tvm
 from tvm import relax
 
 from tvm_ext.errors import InputError
 from tvm_ext.onnx_frontend.trainable import TrainableModel
-from tvm_ext.relay_passes.spans import bindings_of
+from tvm_ext.passes.donate_params import DONATED
+from tvm_ext.relay_passes.spans import with_functions
 from tvm_ext.tensor_spec import TensorSpec
-from tvm_ext.training.differentiate import Differentiated, differentiate
+from tvm_ext.training.differentiate import Differentiated, Differentiation
+from tvm_ext.training.function_gradients import emit_function, results_of
 from tvm_ext.training.losses import Loss
 from tvm_ext.training.operators_of_kernels import with_operators
 from tvm_ext.training.optimizers import Optimizer
@@ -110,54 +113,57 @@ def step_programs(
     """
     require_known_sizes(model)
     targets = loss.targets(model.imported.outputs[: model.outputs])
+    _require_own_names(model, targets)
     parts = _forward(model, loss, targets)
-    differentiated = differentiate(parts.mod, parts.function, parts.weights, model.imported.name)
+    differentiation = Differentiation(parts.mod, model.imported.name)
+    differentiated = differentiation.of(parts.function, parts.weights)
+    parts = replace(parts, mod=differentiation.module())
     writer = _StepWriter(model, parts, targets, differentiated, optimizer, options)
     if options.batches == 1:
         return (writer.program(updates=True),)
     return writer.program(updates=False), writer.program(updates=True)
 
 
+def _require_own_names(model: TrainableModel, targets: Sequence[TensorSpec]) -> None:
+    inputs = {spec.name for spec in model.imported.inputs[: model.inputs]}
+    for spec in targets:
+        if spec.name in inputs:
+            raise InputError(
+                f"the loss has the target '{spec.name}', which is also an input of "
+                f"{model.imported.name}; expected another name: rename one of them"
+            )
+
+
 def _forward(model: TrainableModel, loss: Loss, specs: Sequence[TensorSpec]) -> _Parts:
     """The function from everything to the loss and the next statistics, as one dataflow block."""
-    main = model.imported.mod["main"]
     targets = [
         relax.Var(spec.name, relax.TensorType(list(spec.shape), spec.dtype)) for spec in specs
     ]
-    bb = relax.BlockBuilder(model.imported.mod)
-    main = with_operators(model.imported.mod, main)
-    with bb.function("forward", [*main.params, *targets]):
+    mod = with_operators(model.imported.mod)
+    main = mod["main"]
+    called = {var: one for var, one in mod.functions.items() if var.name_hint != "main"}
+    bb = relax.BlockBuilder(tvm.IRModule(called))
+    params = [relax.Var(str(param.name), param.ty) for param in main.params]
+    with bb.function("forward", [*params, *targets]):
         with bb.dataflow():
-            for binding in bindings_of(main):
-                bb.emit_normalized(binding)
-            results = _results_of(main, bb)
+            results = results_of(bb, emit_function(bb, main, params))
             value = loss.value(bb, results[: model.outputs], targets)
             returned = [bb.emit_output(one) for one in (value, *results[model.outputs :])]
         bb.emit_func_output(relax.Tuple(returned))
-    mod = bb.get()
     passes = [
-        relax.transform.DecomposeOpsForInference("forward"),
+        relax.transform.DecomposeOpsForInference(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(["forward"]),
     ]
-    mod = tvm.transform.Sequential(passes)(mod)
+    mod = tvm.transform.Sequential(passes)(bb.get())
     function = mod["forward"]
+    del mod["forward"]
     params, ends = list(function.params), [model.inputs]
     for count in (len(model.weights), len(model.statistics), int(model.draws), len(targets)):
         ends.append(ends[-1] + count)
     kinds = [params[low:high] for low, high in zip([0, *ends], ends, strict=False)]
     inputs, weights, statistics, step, wanted = kinds
     return _Parts(mod, function, inputs, wanted, weights, statistics, step)
-
-
-def _results_of(main: relax.Function, bb: relax.BlockBuilder) -> list[relax.Expr]:
-    result = main.body.body
-    if not isinstance(result.ty, relax.TupleType):
-        return [result]
-    bound = bb.lookup_binding(result) if isinstance(result, relax.Var) else result
-    if isinstance(bound, relax.Tuple):
-        return list(bound.fields)
-    return [bb.emit(relax.TupleGetItem(result, n)) for n in range(len(result.ty.fields))]
 
 
 class _StepWriter:
@@ -192,21 +198,21 @@ class _StepWriter:
         kept = [own[param] for param in (*parts.weights, *parts.statistics)] + self._sums
         kept += [state for slots in self._slots for state in slots.values()]
         names = list(self._optimizer.numbers(0))
-        dtype = str(parts.weights[0].ty.dtype)
+        dtype = _widest(parts.weights)
         numbers = {name: relax.Var(name, relax.TensorType([], dtype)) for name in names}
         given = [own[param] for param in (*parts.inputs, *parts.targets)]
         step = [own[param] for param in parts.step]
-        bb = relax.BlockBuilder(self._differentiated.kernels)
+        bb = relax.BlockBuilder(parts.mod)
         with bb.function("main", [*given, *kept, *numbers.values(), *step]):
             with bb.dataflow():
-                results, gradients = self._differentiated.call(bb, own)
+                results, gradients = self._differentiated.emit(bb, own)
                 made = dict(zip(parts.statistics, results[1:], strict=True))
                 made = {own[param]: value for param, value in made.items()}
                 made |= self._next(bb, gradients, numbers, updates)
                 returned = bb.emit_output(relax.Tuple([results[0], *made.values()]))
             bb.emit_func_output(returned)
         return StepProgram(
-            _inlined(bb.get()),
+            _simplified(_donating(bb.get(), [one.name for one in made])),
             self._given,
             tuple(str(var.name) for var in kept),
             tuple(str(var.name) for var in made),
@@ -237,7 +243,8 @@ class _StepWriter:
         made: dict[relax.Var, relax.Expr] = {}
         weights = [self._params[param] for param in self._parts.weights]
         for weight, gradient, slots in zip(weights, gradients, self._slots, strict=True):
-            moved, state = self._optimizer.update(bb, weight, gradient, slots, numbers)
+            own = {name: _as_type(bb, one, weight.ty.dtype) for name, one in numbers.items()}
+            moved, state = self._optimizer.update(bb, weight, gradient, slots, own)
             made[weight] = moved
             made |= {slots[slot]: value for slot, value in state.items()}
         return made
@@ -256,25 +263,42 @@ def _clipped(
     bb: relax.BlockBuilder, gradients: Sequence[relax.Expr], limit: float
 ) -> list[relax.Expr]:
     """The gradients, scaled down together where their norm is above the limit."""
-    dtype = str(gradients[0].ty.dtype)
-    squares = [bb.emit(relax.op.sum(bb.emit(relax.op.multiply(g, g)))) for g in gradients]
-    total = squares[0]
-    for square in squares[1:]:
+    dtype = _widest(gradients)
+    total: relax.Expr = relax.const(0.0, dtype)
+    for gradient in gradients:
+        own = _as_type(bb, gradient, dtype)
+        square = bb.emit(relax.op.sum(bb.emit(relax.op.multiply(own, own))))
         total = bb.emit(relax.op.add(total, square))
     norm = bb.emit(relax.op.sqrt(total))
     # As in PyTorch: gradients of zero are divided by something.
     below = bb.emit(relax.op.add(norm, relax.const(1e-6, dtype)))
     share = bb.emit(relax.op.divide(relax.const(limit, dtype), below))
     factor = bb.emit(relax.op.minimum(share, relax.const(1.0, dtype)))
-    return [bb.emit(relax.op.multiply(one, factor)) for one in gradients]
+    return [
+        bb.emit(relax.op.multiply(one, _as_type(bb, factor, one.ty.dtype))) for one in gradients
+    ]
 
 
-def _inlined(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with its private functions in place of their calls."""
+def _as_type(bb: relax.BlockBuilder, value: relax.Expr, dtype: Any) -> relax.Expr:
+    if str(value.ty.dtype) == str(dtype):
+        return value
+    return bb.emit(relax.op.astype(value, str(dtype)))
+
+
+def _widest(values: Iterable[relax.Expr]) -> str:
+    """The type of the most exact of the values, each of which is float32 or float64."""
+    return max(str(value.ty.dtype) for value in values)
+
+
+def _donating(mod: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
+    """The module, in which the results behind the loss may have these parameters' memory."""
+    places = {str(name): place + 1 for place, name in enumerate(names)}
+    return with_functions(mod, {mod.get_global_var("main"): mod["main"].with_attr(DONATED, places)})
+
+
+def _simplified(mod: tvm.IRModule) -> tvm.IRModule:
     passes = [
-        relax.transform.InlinePrivateFunctions(),
         relax.transform.Normalize(),
-        relax.transform.ConvertToDataflow(min_size=1),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(["main"]),
     ]

@@ -21,9 +21,9 @@ from tvm_ext.onnx_frontend.trainable import (
     with_weights,
     write_model,
 )
-from tvm_ext.program_call import memory_tensor
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.training.checkpoint import read_checkpoint, write_checkpoint
+from tvm_ext.training.kept_tensors import KeptTensors
 from tvm_ext.training.losses import Loss, loss_of
 from tvm_ext.training.optimizers import Optimizer, require_optimizer
 from tvm_ext.training.progress import progress_bar
@@ -148,13 +148,15 @@ class Trainer:
         stored |= {last.statistics[name]: array for name, array in model.statistics.items()}
         specs = {spec.name: spec for spec in self.program.inputs}
         # What a step takes from the one before, by parameter.
-        self._state: dict[str, np.ndarray] = {
-            name: stored[name].copy() if name in stored else _zeros(specs[name])
-            for name in last.kept
-            if name not in last.sums
-        }
-        # What the first pass of a step takes for the sums of gradients.
-        self._no_sums = {name: _zeros(specs[name]) for name in last.sums}
+        self._state = KeptTensors(
+            {
+                name: stored[name].copy() if name in stored else _zeros(specs[name])
+                for name in last.kept
+                if name not in last.sums
+            }
+        )
+        # What the first pass of a step takes as zeros.
+        self._sums = KeptTensors({name: _zeros(specs[name]) for name in last.sums})
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -170,7 +172,7 @@ class Trainer:
     def weights(self) -> dict[str, np.ndarray]:
         """Copies of the trained weights and of running statistics, by name in the ONNX file."""
         names = {**self._programs[-1].weights, **self._programs[-1].statistics}
-        return {name: self._state[param].copy() for name, param in names.items()}
+        return {name: self._state.arrays[param].copy() for name, param in names.items()}
 
     def step(self, batch: Batch) -> float:
         """Computes the loss of a batch and its gradients, and updates the weights.
@@ -190,16 +192,16 @@ class Trainer:
         InputError
             An array is missing or does not fit. The weights are then as they were.
         RunError
-            The program failed while it ran.
+            The program failed while it ran. Some of the weights may then be new ones: resume.
         """
         parts = self._parts_of(batch)
         numbers = self._optimizer.numbers(self.steps)
-        state, losses = {**self._state, **self._no_sums}, []
+        self._sums.fill_with_zeros()
+        losses = []
         for place, part in enumerate(parts):
             updates = place + 1 == len(parts)
             drawn = self.steps * len(parts) + place
-            losses.append(self._run(part, state, numbers, drawn, updates))
-        self._state = {name: state[name] for name in self._state}
+            losses.append(self._run(part, numbers, drawn, updates))
         self.steps += 1
         return float(np.mean(losses, dtype=np.float64))
 
@@ -255,7 +257,7 @@ class Trainer:
         OutputPathError
             The file cannot be written; an older file is then as it was.
         """
-        write_checkpoint(path, self._state, self.steps)
+        write_checkpoint(path, self._state.arrays, self.steps)
 
     def resume(self, path: str | Path) -> None:
         """Goes on from a checkpoint of the same model, optimiser and ``train``.
@@ -265,8 +267,9 @@ class Trainer:
         InputError
             The file is no checkpoint, or one of something else.
         """
-        wanted = {name: (array.shape, array.dtype) for name, array in self._state.items()}
-        self._state, self.steps = read_checkpoint(path, wanted)
+        wanted = {name: (one.shape, one.dtype) for name, one in self._state.arrays.items()}
+        arrays, self.steps = read_checkpoint(path, wanted)
+        self._state.replace(arrays)
 
     def _parts_of(self, batch: Batch) -> list[list[np.ndarray]]:
         """The arrays of each pass, which are parts of a batch that is added up."""
@@ -281,12 +284,11 @@ class Trainer:
     def _run(
         self,
         arrays: Sequence[np.ndarray],
-        state: dict[str, np.ndarray],
         numbers: Mapping[str, float],
         drawn: int,
         updates: bool,
     ) -> float:
-        """One pass, which changes ``state``; the last one of a step updates the weights."""
+        """One pass; the last one of a step updates the weights."""
         place = -1 if updates else 0
         program, compiled = self._programs[place], self._compiled[place]
         names = [spec.name for spec in compiled.inputs]
@@ -296,9 +298,12 @@ class Trainer:
             inputs[name] = np.array(numbers[name], specs[name].dtype)
         if program.draws:
             inputs[names[-1]] = np.array([drawn], np.int64)
-        kept = {name: memory_tensor(state[name]) for name in program.kept}
+        tensors = {**self._state.tensors, **self._sums.tensors}
+        kept = {name: tensors[name] for name in program.kept}
         loss, *made = compiled.run_in_place(inputs, kept).values()
-        state.update(zip(program.changed, made, strict=True))
+        changed = dict(zip(program.changed, made, strict=True))
+        self._sums.replace({name: changed.pop(name) for name in program.sums if name in changed})
+        self._state.replace(changed)
         return float(loss)
 
 

@@ -1,4 +1,4 @@
-"""Matmuls that widen weights of float16 and bfloat16, against NumPy; and what they are saved as."""
+"""Matmuls that widen weights of 8 and 16 bits, against NumPy; and what they are saved as."""
 
 import re
 
@@ -79,6 +79,19 @@ def test_products_are_those_of_rounded_weights(rows, depth, columns):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize(("depth", "columns"), [(65, 130), (33, 21)])
+@pytest.mark.parametrize("rows", ["rows", 1, 7])
+def test_products_of_whole_weights_are_exact(rows, depth, columns):
+    """Sums of whole numbers are, in any order."""
+    weights = RANDOM.integers(-128, 128, (depth, columns)).astype(np.float32)
+    compiled = tvm_ext.compile(model(weights, rows), MACHINE)
+    assert schedules(compiled) == ["dequantize matmul"]
+    for count in (1, 2, 7, 16, 33) if isinstance(rows, str) else (rows,):
+        x = RANDOM.integers(-255, 256, (count, depth)).astype(np.float32)
+        (found,) = compiled.run({"x": x}).values()
+        np.testing.assert_array_equal(found, np.maximum(x @ weights + bias(columns), 0))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("rows", [3, "rows"])
 def test_models_of_narrow_types_keep_their_weights(dtype, rows):
@@ -139,8 +152,10 @@ def code_of(target, dtype, rows=4):
     ("target", "dtype", "instruction"),
     [
         ("avx2", "float16", r"vcvtph2ps\s.*ymm"),
+        ("avx2", "int8", r"vpmovsxbd\s.*ymm"),
         ("avx512", "float16", r"vcvtph2ps\s.*zmm"),
         ("avx512", "bfloat16", r"vpmovzxwd\s.*zmm"),
+        ("avx512", "int8", r"vpmovsxbd\s.*zmm"),
         ("aarch64-neon", "float16", r"fcvtl2?\s+v\d+\.4s"),
         ("aarch64-neon", "bfloat16", r"u?shll2?\s+v\d+\.4s"),
     ],

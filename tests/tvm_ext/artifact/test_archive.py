@@ -68,10 +68,10 @@ def test_what_is_not_a_saved_model_is_refused(tmp_path, name, words):
 def test_newer_format_is_named_before_its_content_is_judged(tmp_path):
     path = tmp_path / "model.tvmx"
     save(path)
-    resave(path, lambda manifest: manifest.update(format_version=3, parts="new"), seal_format=3)
+    resave(path, lambda manifest: manifest.update(format_version=4, parts="new"), seal_format=4)
     path.write_bytes(path.read_bytes().replace(b"code", b"CODE"))
     with pytest.raises(
-        ArtifactError, match="written by format 3, this version reads 2: upgrade tvm-ext"
+        ArtifactError, match="written by format 4, this version reads 3: upgrade tvm-ext"
     ):
         read_artifact(path)
 

@@ -213,7 +213,7 @@ def test_two_writers_leave_one_valid_file(tmp_path):
 def test_manifest_schema_is_the_documented_one():
     assert set(Manifest.model_fields) == {
         "format", "format_version", "versions", "created", "model_name", "inputs", "outputs",
-        "target", "parts", "specialized",
+        "target", "parts", "specialized", "sharded",
     }  # fmt: skip
 
 

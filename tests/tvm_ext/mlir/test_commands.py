@@ -9,14 +9,16 @@ from pathlib import Path
 import onnx
 import pytest
 from commands import as_json, invoke, refused, succeed
-from small_models import mlp
+from matmul_kernels import product
+from small_models import mlp, rand
 from torch_mlir import ir
-from tvm import tirx
+from tvm import relax, tirx
 from tvm_ffi import structural_map
 
 from tvm_ext import mlir
 from tvm_ext.mlir import compare_kernels
 from tvm_ext.mlir.compare_kernels import check_against_mlir
+from tvm_ext.mlir.execution import CompiledKernel
 from tvm_ext.mlir.model_kernels import KernelsRequest
 
 CORPUS = sorted(Path(os.environ.get("TVM_EXT_MLIR_CORPUS") or os.devnull).glob("*.onnx"))
@@ -54,9 +56,41 @@ def test_every_kernel_of_a_model_agrees(path):
     assert "TVM's code agrees with MLIR's" in succeed("check", path, "--against", "mlir")
 
 
+def two_alike():
+    """Two products by kernels with the same loops, which become one with their packed weights."""
+    kernel = product(32, 64, 64, dtype="float32").without_attr("global_symbol")
+    builder, kind = relax.BlockBuilder(), relax.TensorType([32, 64], "float32")
+    first = builder.add_func(kernel, "first")
+    second = builder.add_func(kernel.with_attr("apart", 1), "second")
+    builder.update_func(second, kernel)
+    x = relax.Var("x", kind)
+    with builder.function("main", [x]):
+        y = builder.emit(relax.call_tir(first, [x, relax.const(rand(64, 64))], kind))
+        z = builder.emit(relax.call_tir(second, [y, relax.const(rand(64, 64, seed=1))], kind))
+        builder.emit_func_output(z)
+    return builder.get()
+
+
+def test_kernels_that_share_their_code_are_compared_once(monkeypatch):
+    compiled = []
+
+    class Compiled(CompiledKernel):
+        def __init__(self, converted):
+            compiled.append(converted)
+            super().__init__(converted)
+
+    monkeypatch.setattr(compare_kernels, "CompiledKernel", Compiled)
+    found = check_against_mlir(two_alike(), KernelsRequest())
+    assert [(one.name, one.outcome) for one in found.kernels] == [
+        ("first", "agrees"),
+        ("second", "agrees"),
+    ]
+    assert len(compiled) == 1
+
+
 def test_a_kernel_that_differs_is_named_with_what_is_at_fault(path, monkeypatch):
     def doubled_results(found):
-        changed = {one.name: _doubled(one.scheduled) for one in found.kernels}
+        changed = {one.code: _doubled(one.scheduled) for one in found.kernels}
         return compare_kernels.tvm_code(changed, found.machine)
 
     monkeypatch.setattr(compare_kernels, "_library", doubled_results)

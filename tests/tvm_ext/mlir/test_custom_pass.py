@@ -122,6 +122,17 @@ def test_a_function_that_raises_is_a_refusal(register):
     assert "no such loop" in record(compiled, "raising").decisions[0].reason
 
 
+def test_options_of_a_function(register):
+    seen = []
+
+    def noting(module=None, rows=1, **others):
+        seen.append((rows, others))
+
+    register(noting, options={"columns": 2})
+    tvm_ext.compile(mlp(), HOST, pass_config={"noting": {"rows": 3, "kernels": "second"}})
+    assert seen == [(3, {"columns": 2})]
+
+
 def test_what_the_check_compares_is_the_changed_kernel(register):
     register(SWAPPED, name="swap")
     found = check_against_mlir(mlp(4), KernelsRequest(HOST))
@@ -142,6 +153,11 @@ def test_a_saved_model_has_the_code(register, tmp_path):
         ({"what": "canonicalize", "name": "wrong", "stage": "tiled"}, "linalg, bufferized, llvm"),
         ({"what": "canonicalize"}, "pass name="),
         ({"what": 3, "name": "wrong"}, "expected text of a pipeline"),
+        ({"what": lambda: None, "name": "wrong"}, r"expected a function \(module, option=default"),
+        ({"what": lambda *, size: None, "name": "wrong"}, "correct its parameters"),
+        ({"what": lambda module, size: None, "name": "wrong"}, "correct its parameters"),
+        ({"what": maximum, "name": "wrong", "options": {"rows": 2}}, "'rows'"),
+        ({"what": dict.fromkeys, "name": "wrong"}, "correct its parameters"),
     ],
 )
 def test_what_is_no_pass_is_refused(register, arguments, message):

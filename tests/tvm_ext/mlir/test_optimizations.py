@@ -10,7 +10,7 @@ import tvm_ext
 from tvm_ext.hardware.cost_model import cost_model
 from tvm_ext.mlir.linalg_fusion import fuse_and_tile, linalg_operations, tile_sizes
 from tvm_ext.mlir.lowering import run_passes
-from tvm_ext.mlir.memory_optimization import memory_of, optimize_memory
+from tvm_ext.mlir.memory_optimization import MemoryOfModule, memory_of, optimize_memory
 
 FUSED = {"MlirLinalgFusion": {"enabled": True}}
 SMALLER = {"MlirMemoryOptimization": {"enabled": True}}
@@ -60,6 +60,20 @@ func.func @three(%a: memref<64xf32>, %o: memref<64xf32>) {
 }
 """
 
+# Two arrays, alive at once and too large for the stack.
+MANY = 64 * 2000
+BUFFERS_OF = """
+func.func private @keep(%a: KIND, %b: KIND)
+func.func @two(%i: index) {
+  %x = memref.alloc() : KIND
+  %y = memref.alloc() : KIND
+  func.call @keep(%x, %y) : (KIND, KIND) -> ()
+  memref.dealloc %x : KIND
+  memref.dealloc %y : KIND
+  return
+}
+"""
+
 
 @pytest.fixture
 def parsed():
@@ -104,6 +118,38 @@ def test_arrays_share_one(parsed):
     assert module.operation.verify()
     assert after.buffers <= 1
     assert after.bytes + after.stack_bytes <= before.bytes
+
+
+@pytest.mark.parametrize(
+    ("element", "nbytes"),
+    [
+        *(("i1", 1), ("i4", 1), ("i8", 1), ("i16", 2), ("i24", 4), ("index", 8)),
+        *(("f8E4M3FN", 1), ("f8E5M2", 1), ("f4E2M1FN", 1), ("bf16", 2), ("f64", 8)),
+        *(("vector<16xf32>", 64), ("vector<3xf32>", 16), ("vector<3x9xi1>", 6)),
+        ("complex<f32>", 8),
+    ],
+)
+def test_bytes_are_those_in_memory(parsed, element, nbytes):
+    """LLVM's own layout says how far elements are apart."""
+    module = parsed(BUFFERS_OF.replace("KIND", f"memref<{MANY}x{element}>"))
+    assert memory_of(module) == MemoryOfModule(2, 2 * MANY * nbytes, 0)
+    optimize_memory(module)
+    assert memory_of(module) == MemoryOfModule(1, 2 * MANY * nbytes, 0)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "memref<?xf32>",
+        f"memref<{MANY}xf32, strided<[2]>>",
+        f"memref<{MANY}xf32, 1>",
+        f"memref<{MANY}xf80>",
+    ],
+)
+def test_arrays_whose_bytes_are_not_known_stay_apart(parsed, kind):
+    sizes = "memref.alloc(%i)" if "?" in kind else "memref.alloc()"
+    module = parsed(BUFFERS_OF.replace("KIND", kind).replace("memref.alloc()", sizes))
+    assert optimize_memory(module) == "2 buffers of 0 bytes became 2 buffers of 0 bytes"
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,27 @@ def test_large_kernels_run_on_threads():
     assert all(loop.kind != tirx.ForKind.PARALLEL for loop in small)
 
 
+@pytest.mark.parametrize(
+    ("before", "length", "behind"), [(2, 33, 300), (1, 20, 1024), (3, 9, 213), (1, 7, 130)]
+)
+def test_tensors_beyond_l2_are_walked_in_rows_that_l1_holds(before, length, behind):
+    machine = MACHINE.model_copy(update={"l2_bytes": 4096})
+    func = scan(before, length, behind)
+    found = coalesced(func, machine).func
+    kept = [int(one.buffer.shape[1]) for one in nodes_of(found.body, tirx.AllocBuffer)]
+    assert max(kept) == behind // machine.cores // 64 * 64
+    in_registers = nodes_of(coalesced(func, MACHINE).func.body, tirx.AllocBuffer)
+    assert all(int(one.buffer.shape[1]) <= 64 for one in in_registers)
+    x = np.random.default_rng(0).normal(size=(before, length, behind)).astype("float32")
+    np.testing.assert_array_equal(run(found, x), run(func, x))
+
+
+def test_rows_are_no_longer_than_a_share_of_l1():
+    machine = MACHINE.model_copy(update={"l2_bytes": 4096, "l1d_bytes": 4096}).with_threads(1)
+    allocated = nodes_of(coalesced(scan(1, 5, 2048), machine).func.body, tirx.AllocBuffer)
+    assert [int(one.buffer.shape[1]) for one in allocated] == [256]
+
+
 REFUSED = {
     "rows are contiguous already": (
         """

@@ -77,6 +77,24 @@ def split() -> onnx.ModelProto:
     return g.finished(g.attention(*(g.heads(one, HEADS) for one in fields)))
 
 
+def slices() -> onnx.ModelProto:
+    """As GPT-2 by other exporters: the last of them ends with the columns, counted from behind."""
+    g = Block()
+    whole = g.product(3 * WIDTH)
+    ends = ((0, WIDTH), (WIDTH, 2 * WIDTH), (-WIDTH, 2**62))
+    cuts = [g.op("Slice", whole, g.ints(a), g.ints(b), g.ints(2), g.ints(1)) for a, b in ends]
+    return g.finished(g.attention(*(g.heads(one, HEADS) for one in cuts)))
+
+
+def read_twice() -> onnx.ModelProto:
+    """Of the columns of keys some are those of values."""
+    g = Block()
+    whole = g.product(2 * WIDTH)
+    ends = ((0, WIDTH), (DEPTH, DEPTH + WIDTH), (WIDTH, 2 * WIDTH))
+    cuts = [g.op("Slice", whole, g.ints(a), g.ints(b), g.ints(-1)) for a, b in ends]
+    return g.finished(g.attention(*(g.heads(one, HEADS) for one in cuts)))
+
+
 def five_axes() -> onnx.ModelProto:
     """As timm's vision transformers: an axis of query, key and value."""
     g = Block()
@@ -102,7 +120,7 @@ def run(model: onnx.ModelProto, **options: Any) -> tuple[CompiledModel, float]:
     return compiled, farthest
 
 
-@pytest.mark.parametrize("make", [three_products, masked, split, five_axes])
+@pytest.mark.parametrize("make", [three_products, masked, split, slices, read_twice, five_axes])
 def test_one_product_and_one_attention(make: Any) -> None:
     compiled, farthest = run(make())
     assert farthest < 1e-5
@@ -111,6 +129,16 @@ def test_one_product_and_one_attention(make: Any) -> None:
     plain, farthest = run(make(), disabled_passes=["FuseHeadsIntoAttention"])
     assert farthest < 1e-5
     assert len(plain.report.kernels) > 2
+
+
+def test_every_other_column_stays_a_copy() -> None:
+    g = Block()
+    whole = g.product(6 * WIDTH)
+    ends = [(2 * n * WIDTH, 2 * (n + 1) * WIDTH) for n in range(3)]
+    cuts = [g.op("Slice", whole, g.ints(a), g.ints(b), g.ints(2), g.ints(2)) for a, b in ends]
+    compiled, farthest = run(g.finished(g.attention(*(g.heads(one, HEADS) for one in cuts))))
+    assert farthest < 1e-5
+    assert len(compiled.report.kernels) > 2
 
 
 def test_heads_that_begin_within_another_stay_copies() -> None:

@@ -85,6 +85,8 @@ CASES: list[tuple[str, _Build, list[tuple[int, ...]], tuple[float, float]]] = [
      [(2, 3, 5, 6), (4, 3, 1, 1)], (-1, 1)),
     ("conv2d of stride", lambda x, w: op.nn.conv2d(x, w, strides=[2, 3], padding=[1, 0, 0, 1]),
      [(2, 3, 7, 8), (4, 3, 3, 2)], (-1, 1)),
+    ("conv2d of a stride above its window", lambda x, w: op.nn.conv2d(x, w, strides=3, padding=1),
+     [(1, 2, 7, 8), (3, 2, 2, 2)], (-1, 1)),
     ("conv2d of groups", lambda x, w: op.nn.conv2d(x, w, padding=1, groups=2),
      [(2, 4, 4, 5), (6, 2, 3, 3)], (-1, 1)),
     ("conv2d of depth", lambda x, w: op.nn.conv2d(x, w, padding=1, strides=2, groups=4),

@@ -27,6 +27,7 @@ def emit_loops(
     outputs: Sequence[tuple[Sequence[Any], str]],
     body: LoopBody,
     attrs: Mapping[str, str] | None = None,
+    primfunc_attrs: Mapping[str, str] | None = None,
 ) -> list[relax.Expr]:
     """One kernel that runs ``body`` once.
 
@@ -43,6 +44,8 @@ def emit_loops(
         may read symbolic sizes of the inputs.
     attrs : mapping of str to str, optional
         Annotations of the kernel's block, for templates.
+    primfunc_attrs : mapping of str to str, optional
+        Attributes of the kernel, for passes.
 
     Returns
     -------
@@ -68,7 +71,9 @@ def emit_loops(
             attrs=dict(attrs or {}),
         )
 
-    result = bb.emit_te(kernel, *inputs, primfunc_name_hint=name)
+    result = bb.emit_te(
+        kernel, *inputs, primfunc_name_hint=name, primfunc_attrs=dict(primfunc_attrs or {})
+    )
     if len(outputs) == 1:
         return [result]
     return [bb.emit(relax.TupleGetItem(result, place)) for place in range(len(outputs))]

@@ -115,13 +115,19 @@ def _nms_by_heaps(batches: Any, classes: Any, count: Any, centered: bool) -> Any
         keys: Any,
         places: Any,
     ) -> None:
-        def corners_of(batch: Any, box: Any) -> list[tirx.Expr]:
-            return corners([boxes[batch, box, place] for place in range(4)], centered)
-
         with on_threads(batches, classes) as (batch, label):
             heap = Heap.in_buffers(keys, places, lambda n: (batch, label, n), before)
-            state, best = local_array(3, "int64"), local_array(4, "float32")
-            number, left, earlier = range(3)
+            state = local_array(4, "int64")
+            best, other = local_array(4, "float32"), local_array(4, "float32")
+            number, left, earlier, chosen = range(4)
+
+            def read(box: Any, held: Any) -> list[tirx.Expr]:
+                """Corners of a box, whose numbers are read once: checks of open sizes are long."""
+                state[chosen] = tirx.Cast("int64", box)
+                for place in range(4):
+                    held[place] = boxes[batch, state[chosen], place]
+                return corners([held[place] for place in range(4)], centered)
+
             state[number] = T.int64(0)
             state[left] = T.int64(0)
             with T.serial(0, count) as box:
@@ -135,12 +141,10 @@ def _nms_by_heaps(batches: Any, classes: Any, count: Any, centered: bool) -> Any
                 state[left] = state[left] - 1
                 heap.move_root(state[left])
                 _, box = heap.entry(state[left])
-                for place, corner in enumerate(corners_of(batch, box)):
-                    best[place] = corner
+                first = read(box, best)
                 state[earlier] = T.int64(0)
                 with T.While(state[earlier] < state[number]):
-                    other = corners_of(batch, kept[batch, label, state[earlier]])
-                    ratio = overlap_of([best[place] for place in range(4)], other)
+                    ratio = overlap_of(first, read(kept[batch, label, state[earlier]], other))
                     next_one = state[earlier] + 1
                     state[earlier] = tirx.if_then_else(ratio > overlap[0], T.int64(_MANY), next_one)
                 with T.If(state[earlier] == state[number]), T.Then():

@@ -8,6 +8,7 @@ booleans. The maximum of an empty set, or of infinities below zero as in a row o
 -3.4e38 there. Everything else is left to them.
 """
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -352,7 +353,29 @@ def _inside(name: str) -> Any:
     return Inside
 
 
-ARG_EXTREMES: dict[str, Any] = {name: _inside(name) for name in ("ArgMax", "ArgMin")}
+class Hardmax(onnx_converter_map()["Hardmax"]):  # type: ignore[misc]
+    """One where an axis has its first largest element, else zero; TVM's takes known sizes only."""
+
+    @classmethod
+    def _hardmax_impl(cls, bb: relax.BlockBuilder, data: relax.Expr, axis: int) -> relax.Expr:
+        data = bb.normalize(data)
+        place, dtype = axis % len(sizes_of(data)), str(data.ty.dtype)
+
+        def kernel(data: te.Tensor, largest: te.Tensor) -> te.Tensor:
+            def is_largest(*index: tirx.Var) -> tirx.Expr:
+                here = largest(*index[:place], 0, *index[place + 1 :]) == index[place]
+                return tirx.Select(here, tirx.const(1, dtype), tirx.const(0, dtype))
+
+            return te.compute(data.shape, is_largest, name="hardmax")
+
+        largest = bb.emit(relax.op.argmax(data, axis=place, keepdims=True))
+        return bb.emit_te(kernel, data, largest, primfunc_name_hint="hardmax")
+
+
+ARG_EXTREMES: dict[str, Any] = {
+    **{name: _inside(name) for name in ("ArgMax", "ArgMin")},
+    "Hardmax": Hardmax,
+}
 
 
 # CumSum and CumProd along any axis, exclusive and reverse.
@@ -386,6 +409,10 @@ def _cumulated(
     return bb.emit_te(pick, chosen, *every, primfunc_name_hint="along_axis")
 
 
+# On a kernel of running sums: its form, as JSON.
+CUMULATED = "tvm_ext.cumulated_sum"
+
+
 def cumulated(
     bb: relax.BlockBuilder, data: relax.Expr, axis: int, attr: dict, product: bool
 ) -> relax.Expr:
@@ -411,7 +438,9 @@ def cumulated(
                     written[index] = total[0].astype(dtype)
 
     name = "cumulated_product" if product else "cumulated_sum"
-    return emit_loops(bb, name, [data], [(sizes, dtype)], body)[0]
+    form = {"axis": axis, "exclusive": exclusive, "reverse": reverse}
+    attributes = {} if product else {CUMULATED: json.dumps(form)}
+    return emit_loops(bb, name, [data], [(sizes, dtype)], body, primfunc_attrs=attributes)[0]
 
 
 class CumSum(OnnxOpConverter):

@@ -4,6 +4,7 @@ TVM's converter takes a constant k and sorted results only. On CPUs TVM sorts wh
 the other, with a function of its runtime; here a heap keeps the best k while a row is read.
 """
 
+import json
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ _WIDER = {
     **dict.fromkeys(("float16", "bfloat16"), "float32"),
     "uint32": "int64",
 }
+
+# On a kernel of the largest or smallest elements: its form, as JSON.
+TOP = "tvm_ext.top_k"
 
 # Elements that are compared at a time with the worst of those kept: mostly, none is better.
 _BLOCK = 64
@@ -110,7 +114,9 @@ def _by_heaps(
                 heap.move_root(kept - 1 - wide(step))
 
     shape = [*before, k, *behind]
-    return emit_loops(bb, "top_k", [data], [(shape, dtype), (shape, "int64")], body)
+    form = {TOP: json.dumps({"axis": axis})}
+    outputs = [(shape, dtype), (shape, "int64")]
+    return emit_loops(bb, "top_k", [data], outputs, body, primfunc_attrs=form)
 
 
 def _comparable(key: Any) -> Any:

@@ -172,6 +172,8 @@ def activated(b: Builder, x: ir.Value, parameters: list[float]) -> ir.Value:
     if name == "HardSigmoid":
         alpha, beta = parameters or (0.2, 0.5)
         return b.op(name, x, alpha=alpha, beta=beta)
+    if name == "HardSwish":
+        return b.op("Mul", x, b.op("HardSigmoid", x, alpha=1 / 6, beta=0.5))
     if name:
         raise NotApplicable(f"activation {name}")
     return x

@@ -53,6 +53,8 @@ def by_data(
         for axis in range(count):
             made = spread(bb, made, axis + 2, strides[axis], 0, wanted[axis])
         return made
+    if max(strides) > 1 and max(_numbers(attrs.dilation)) == 1:
+        return _by_phases(bb, given, turned, wanted, attrs)
     value: relax.Expr = given
     starts, before, behind = [], [], []
     for axis, (tap, apart) in enumerate(zip(taps, _numbers(attrs.dilation), strict=True)):
@@ -70,6 +72,74 @@ def by_data(
     axes = list(range(2, 2 + count))
     ends = [start + size for start, size in zip(starts, wanted, strict=True)]
     return bb.emit(op.strided_slice(made, axes, starts, ends))
+
+
+def _by_phases(
+    bb: relax.BlockBuilder,
+    given: relax.Expr,
+    turned: relax.Expr,
+    wanted: Sequence[int],
+    attrs: Any,
+) -> relax.Expr:
+    """The same without zeros between: elements a stride apart are read through the same taps.
+
+    So there is a convolution for each place within the strides (Shi et al. 2016, arXiv 1609.05158).
+    """
+    strides, count = _numbers(attrs.strides), len(wanted)
+    positions = [-(-size // stride) for size, stride in zip(wanted, strides, strict=True)]
+    parts = [
+        _phase(bb, given, turned, phase, positions, attrs)
+        for phase in itertools.product(*map(range, strides))
+    ]
+    batch, channels = sizes(given)[0], sizes(turned)[0]
+    whole = bb.emit(
+        op.reshape(
+            bb.emit(op.concat([bb.emit(op.expand_dims(one, 0)) for one in parts], 0)),
+            [*strides, batch, channels, *positions],
+        )
+    )
+    # Each phase goes behind its position.
+    places = [axis for n in range(count) for axis in (count + 2 + n, n)]
+    mixed = bb.emit(op.permute_dims(whole, [count, count + 1, *places]))
+    spans = [number * stride for number, stride in zip(positions, strides, strict=True)]
+    made: relax.Expr = bb.emit(op.reshape(mixed, [batch, channels, *spans]))
+    if spans == list(wanted):
+        return made
+    return bb.emit(op.strided_slice(made, list(range(2, 2 + count)), [0] * count, list(wanted)))
+
+
+def _phase(
+    bb: relax.BlockBuilder,
+    given: relax.Expr,
+    turned: relax.Expr,
+    phase: Sequence[int],
+    positions: Sequence[int],
+    attrs: Any,
+) -> relax.Expr:
+    """The gradient by the elements at one place within the strides."""
+    count, groups = len(phase), int(attrs.groups)
+    taps, strides = sizes(turned)[2:], _numbers(attrs.strides)
+    first, starts, ends, before, behind = [], [], [], [], []
+    for axis, place in enumerate(phase):
+        reached = place + _numbers(attrs.padding)[axis]
+        step, least = divmod(reached, strides[axis])
+        number = len(range(least, taps[axis], strides[axis]))
+        if not number:
+            shape = [sizes(given)[0], sizes(turned)[0], *positions]
+            return bb.emit(op.zeros(shape, dtype_of(given)))
+        first.append((taps[axis] - 1 - least) % strides[axis])
+        front, back = number - 1 - step, positions[axis] + step - sizes(given)[axis + 2]
+        starts.append(max(-front, 0))
+        ends.append(sizes(given)[axis + 2] - max(-back, 0))
+        before.append(max(front, 0))
+        behind.append(max(back, 0))
+    axes = list(range(2, 2 + count))
+    weight = bb.emit(op.strided_slice(turned, axes, first, taps, strides))
+    value: relax.Expr = given
+    if any(starts) or ends != sizes(given)[2:]:
+        value = bb.emit(op.strided_slice(given, axes, starts, ends))
+    padding = [*before, *behind]
+    return bb.emit(_CONVOLUTIONS[count](value, weight, padding=padding, groups=groups))
 
 
 def by_weight(

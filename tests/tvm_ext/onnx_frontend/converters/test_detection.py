@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tvm
 from combinations import pairwise
 from one_model import in_one_model, run_model
 from onnx import TensorProto
@@ -11,6 +12,8 @@ from small_models import model, node, rand, value
 import tvm_ext
 from tvm_ext.check.reference import run_reference
 from tvm_ext.errors import RunError
+from tvm_ext.onnx_frontend import import_model
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes as nodes_of
 
 BOXES = np.sort(np.random.default_rng(3).uniform(0, 1, (2, 12, 4)), axis=-1).astype(np.float32)
 SCORES = np.random.default_rng(4).uniform(0, 1, (2, 3, 12)).astype(np.float32)
@@ -19,6 +22,22 @@ LIMITS = {
     "overlap": np.array([0.3], np.float32),
     "threshold": np.array([0.2], np.float32),
 }
+
+
+def test_boxes_of_an_open_number_are_read_once_for_each_comparison() -> None:
+    """Each read of an open size is checked; formulas that repeat reads grow with each check."""
+    boxes, scores = value("boxes", [1, "n", 4]), value("scores", [1, 1, "n"])
+    nodes = [node("NonMaxSuppression", ["boxes", "scores", "limit", "overlap"], ["y"])]
+    weights = {"limit": np.array([9], np.int64), "overlap": LIMITS["overlap"]}
+    proto = model(nodes, [boxes, scores], [value("y", None, TensorProto.INT64)], **weights)
+    (kernel,) = [
+        func
+        for name, func in import_model(proto).mod.functions.items()
+        if str(name.name_hint).startswith("suppress_boxes")
+    ]
+    loads = nodes_of(kernel.body, tvm.ir.TensorLoad)
+    reads = [one for one in loads if one.source.same_as(kernel.params[0])]
+    assert len(reads) == 8
 
 
 @in_one_model

@@ -313,7 +313,8 @@ def test_convolutions_in_groups_of_images_of_any_size_that_are_quantised_in_the_
 
 def test_saved_weights_of_groups_take_a_byte_each(tmp_path):
     """Those of 288 KiB in float32, of both quantised forms that models have."""
-    weight = integers(256, 32, 3, 3, dtype="int8")
+    # Half of int8's range: without VNNI, ONNX Runtime's sums of two products saturate beyond it.
+    weight = integers(256, 32, 3, 3, dtype="int8") // 2
     scales = {"s": np.float32(0.02), "z": np.uint8(3), "ws": np.float32(0.01), "wz": np.int8(0)}
     dequantized = [
         node("DequantizeLinear", ["x", "s", "z"], ["d"]),
@@ -470,7 +471,9 @@ def test_quantised_convolutions_of_images_of_any_size(dtype):
     for width in (5, 16):
         fed = {"x": rand(1, 3, 9, width)}
         (wanted,) = ReferenceEvaluator(proto).run(None, fed)
-        np.testing.assert_array_equal(compiled.run(fed)["y"], wanted)
+        # Without dot products float32 computes it, and Winograd's transforms round.
+        allowed = 0 if HOST.has_dot_products else 4e-6 * np.abs(wanted).max()
+        np.testing.assert_allclose(compiled.run(fed)["y"], wanted, rtol=0, atol=allowed)
 
 
 def test_an_axis_that_is_none_is_refused():

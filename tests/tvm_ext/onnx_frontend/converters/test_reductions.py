@@ -121,3 +121,13 @@ def test_integers(op_type, dtype):
     wanted = by_runtime(proto, {"x": x})[0]
     assert found.dtype == wanted.dtype
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(("opset", "axis"), [(13, -1), (13, 1), (13, 0), (11, 1), (11, 2)])
+@pytest.mark.parametrize("sizes", [[2, 3, 4], ["a", "b", "c"]])
+def test_hardmax_of_known_and_open_sizes(sizes: list, opset: int, axis: int) -> None:
+    call = helper.make_node("Hardmax", ["x"], ["y"], axis=axis)
+    proto = model([call], [value("x", sizes)], [value("y", None)], opset)
+    x = np.round(X * 2) / 2
+    (wanted,) = by_runtime(proto, {"x": x})
+    np.testing.assert_array_equal(run(proto, x=x), wanted)

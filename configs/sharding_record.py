@@ -1,0 +1,77 @@
+"""How a program is split over devices: what each takes and gives, and what they exchange."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class CollectiveRecord:
+    """One exchange of values between the devices.
+
+    Attributes
+    ----------
+    kind : str
+        "all-reduce", "all-gather" or "reduce-scatter".
+    where : str
+        The nodes whose result is exchanged.
+    nbytes : float
+        Bytes of the whole tensor, at usual sizes where a run decides them.
+    moved_bytes : float
+        Bytes that each device sends at least, as in a ring of devices.
+    seconds : float
+        Modelled time.
+    is_exact : bool
+        Whether the bytes are those of every run.
+    """
+
+    kind: str
+    where: str
+    nbytes: float
+    moved_bytes: float
+    seconds: float
+    is_exact: bool = True
+
+
+@dataclass(frozen=True)
+class ShardingRecord:
+    """How a program is split over devices.
+
+    Attributes
+    ----------
+    devices : int
+        How many programs there are.
+    strategy : str
+        "data", "tensor", "patterns", or "none" where every device computes all.
+    inputs, outputs : list of int or None
+        By position: the axis along which a device takes or gives a slice; None for all of it.
+    collectives : list of CollectiveRecord
+        In the order of a run.
+    split_operators, operators : int
+        How many operators are computed in slices, and how many there are.
+    alike : bool
+        Whether all devices have the same program, and differ by their inputs alone.
+    open_batch : str
+        The name of the size that each run splits, where it is not known before; empty elsewhere.
+    problem : str
+        Why the program cannot be split as asked; empty where it can.
+    """
+
+    devices: int
+    strategy: str
+    inputs: list[int | None]
+    outputs: list[int | None]
+    collectives: list[CollectiveRecord] = field(default_factory=list)
+    split_operators: int = 0
+    operators: int = 0
+    alike: bool = True
+    open_batch: str = ""
+    problem: str = ""
+
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes that each device sends in a run."""
+        return sum(one.moved_bytes for one in self.collectives)
+
+    @property
+    def seconds(self) -> float:
+        """Modelled time of all collectives."""
+        return sum(one.seconds for one in self.collectives)

@@ -1,0 +1,95 @@
+"""Collectives over shared memory, by threads in the place of processes."""
+
+import threading
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tvm_ext.distributed.communicator import Communicator
+from tvm_ext.distributed.group_memory import GroupMemory
+from tvm_ext.distributed.shared_memory_communicator import SLOT_BYTES
+from tvm_ext.errors import RunError
+
+NUMBERS = np.random.default_rng(0)
+
+
+def together(devices: int, action: Callable[[Communicator], None]) -> list[Communicator]:
+    memory = GroupMemory(devices)
+    communicators = [memory.communicator(rank, lambda: None) for rank in range(devices)]
+    threads = [threading.Thread(target=action, args=(one,)) for one in communicators]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return list(communicators)
+
+
+# More than a slot, and no multiple of it.
+LARGE = SLOT_BYTES // 2 + 3
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("count", [0, 1, LARGE])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int64])
+def test_all_reduce(devices: int, count: int, dtype: type) -> None:
+    arrays = NUMBERS.integers(-9, 9, (devices, count)).astype(dtype)
+    found = np.empty_like(arrays)
+    exchanged = together(devices, lambda own: own.all_reduce(arrays[own.rank], found[own.rank], 0))
+    expected = arrays.astype(np.float64).sum(axis=0).astype(dtype)
+    assert all(np.array_equal(row, expected) for row in found)
+    assert exchanged[0].exchanged == {"all-reduce": arrays[0].nbytes}
+
+
+@pytest.mark.parametrize(("kind", "reduce"), [(2, np.minimum), (3, np.maximum), (1, np.multiply)])
+def test_other_reductions_in_place(kind: int, reduce: np.ufunc) -> None:
+    arrays = NUMBERS.standard_normal((2, 5, 7))
+    expected = reduce(*arrays)
+    together(2, lambda own: own.all_reduce(arrays[own.rank], arrays[own.rank], kind))
+    assert all(np.array_equal(one, expected) for one in arrays)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("count", [1, LARGE])
+def test_gather_scatter_and_broadcast(devices: int, count: int) -> None:
+    arrays = NUMBERS.standard_normal((devices, devices * count)).astype(np.float32)
+    gathered = np.empty((devices, *arrays.shape), np.float32)
+    scattered = np.empty((devices, count), np.float32)
+    sent = np.empty_like(arrays)
+
+    def all_of_them(own: Communicator) -> None:
+        own.all_gather(arrays[own.rank], gathered[own.rank])
+        own.reduce_scatter(arrays[own.rank], scattered[own.rank], 3)
+        own.broadcast(arrays[own.rank], sent[own.rank])
+
+    together(devices, all_of_them)
+    assert all(np.array_equal(one, arrays) for one in gathered)
+    np.testing.assert_array_equal(scattered.reshape(-1), arrays.max(axis=0))
+    assert all(np.array_equal(one, arrays[0]) for one in sent)
+
+
+def test_a_partner_that_does_not_come_is_not_waited_for() -> None:
+    memory = GroupMemory(2)
+
+    def look() -> None:
+        raise RunError("it has ended")
+
+    alone = memory.communicator(0, look)
+    with pytest.raises(RunError, match="it has ended"):
+        alone.all_reduce(np.zeros(3), np.zeros(3), 0)
+
+
+def test_answers_and_arrays_of_a_group() -> None:
+    memory = GroupMemory(2)
+    other = GroupMemory(2, memory.descriptors)
+    arrays = {"a": np.arange(6.0).reshape(2, 3), "b": np.zeros((0, 4), np.int8)}
+    arrays["c"] = np.ones(1 << 20, np.float32)
+    places = memory.inputs.write(arrays)
+    for name, array in other.inputs.arrays(places).items():
+        np.testing.assert_array_equal(array, arrays[name])
+    other.answer(1, 5, '{"a": [1, 2]}')
+    assert memory.has_answered(1, 5)
+    assert not memory.has_answered(1, 6)
+    assert memory.wait_for(1, 5, lambda: None) == {"a": [1, 2]}

@@ -1,0 +1,67 @@
+"""What the devices of a program exchange values with."""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+
+import numpy as np
+
+# TVM's numbers of reductions (``runtime.disco.ReduceKind``).
+REDUCTIONS: dict[int, np.ufunc] = {
+    0: np.add,
+    1: np.multiply,
+    2: np.minimum,
+    3: np.maximum,
+}
+
+
+class Communicator(ABC):
+    """Collectives of one process with the others. All call the same ones in the same order.
+
+    Attributes
+    ----------
+    rank, size : int
+        Which process this is, and how many there are.
+    exchanged : Counter
+        By collective, the bytes of the whole tensors that went through it.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.exchanged: Counter[str] = Counter()
+
+    def all_reduce(self, send: np.ndarray, receive: np.ndarray, kind: int) -> None:
+        """Writes the reduction of all processes' arrays to ``receive``, the same bits in each."""
+        self.exchanged["all-reduce"] += send.nbytes
+        self._all_reduce(_flat(send), _flat(receive), REDUCTIONS[kind])
+
+    def all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
+        """Writes the arrays of all processes one after the other."""
+        self.exchanged["all-gather"] += receive.nbytes
+        self._all_gather(_flat(send), _flat(receive).reshape(self.size, -1))
+
+    def reduce_scatter(self, send: np.ndarray, receive: np.ndarray, kind: int) -> None:
+        """As ``all_reduce``, of which each process gets a part: those come one after the other."""
+        self.exchanged["reduce-scatter"] += send.nbytes
+        self._reduce_scatter(_flat(send).reshape(self.size, -1), _flat(receive), REDUCTIONS[kind])
+
+    def broadcast(self, send: np.ndarray, receive: np.ndarray) -> None:
+        """Writes the array of the first process."""
+        self.exchanged["broadcast"] += receive.nbytes
+        self._broadcast(_flat(send), _flat(receive))
+
+    @abstractmethod
+    def _all_reduce(self, send: np.ndarray, receive: np.ndarray, reduce: np.ufunc) -> None: ...
+
+    @abstractmethod
+    def _all_gather(self, send: np.ndarray, receive: np.ndarray) -> None: ...
+
+    @abstractmethod
+    def _reduce_scatter(self, send: np.ndarray, receive: np.ndarray, reduce: np.ufunc) -> None: ...
+
+    @abstractmethod
+    def _broadcast(self, send: np.ndarray, receive: np.ndarray) -> None: ...
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    """The elements in their order; a view, as kernels' results have no gaps."""
+    return array.reshape(-1)

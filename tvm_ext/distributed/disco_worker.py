@@ -1,0 +1,156 @@
+"""What a process of a group does: the calls of TVM's Disco, on the program of its device.
+
+``python -m tvm_ext.distributed.disco_worker`` is the entry point that ``DiscoGroup`` starts.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from tvm_ext.artifact.library import load_runtime
+from tvm_ext.distributed.collective_functions import register_collectives, use_communicator
+from tvm_ext.distributed.device_program import DeviceProgram, plain_error
+from tvm_ext.distributed.group_memory import GroupMemory
+from tvm_ext.errors import RunError
+
+LOAD_FUNCTION, RUN_FUNCTION = "tvm_ext.distributed.load", "tvm_ext.distributed.run"
+
+
+class DeviceWorker:
+    """Answers the calls of a group, on one of its devices.
+
+    A call never raises: what Disco's worker raises ends the process. The answer is left in the
+    group's memory.
+
+    Parameters
+    ----------
+    memory : GroupMemory
+        What the processes of the group share.
+    rank : int
+        Which device this is.
+    is_there : callable
+        Whether the process that gives the calls is there.
+    """
+
+    def __init__(self, memory: GroupMemory, rank: int, is_there: Callable[[], bool]) -> None:
+        self._memory, self._rank, self._is_there = memory, rank, is_there
+        self._program: DeviceProgram | None = None
+        # The thread that answers, as the system counts it.
+        self.thread = 0
+        self._communicator = memory.communicator(rank, self._look)
+        # Shapes of the inputs of the last run, and of its outputs.
+        self._known: tuple[Any, list[tuple[str, str, tuple[int, ...]]]] | None = None
+
+    def _look(self) -> None:
+        if self._memory.is_given_up:
+            raise RunError("another device has ended; expected all of them: run the model again")
+        if not self._is_there():
+            os._exit(1)
+
+    def load(self, number: int, text: str) -> None:
+        """Reads the program of the device from a file."""
+
+        def answer() -> dict[str, Any]:
+            keep_thread_state()
+            self.thread = threading.get_native_id()
+            given = json.loads(text)
+            self._program = DeviceProgram.from_file(given["path"], self._rank, given["threads"])
+            return {}
+
+        self._answer(number, answer)
+
+    def end(self) -> None:
+        """Lets go of the program."""
+        self._program = None
+
+    def run(self, number: int, text: str) -> None:
+        """Runs the program on the inputs in the group's memory."""
+        self._answer(number, lambda: self._ran(json.loads(text)))
+
+    def _answer(self, number: int, action: Callable[[], dict[str, Any]]) -> None:
+        try:
+            answer = action()
+        except BaseException as error:  # noqa: BLE001
+            answer = {"error": plain_error(error)}
+            self._memory.give_up()
+        self._memory.answer(self._rank, number, json.dumps(answer))
+
+    def _ran(self, inputs: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        if self._program is None:
+            raise RunError("the device has no program; expected one: load the model again")
+        use_communicator(self._communicator)
+        self._communicator.exchanged.clear()
+        begun = time.thread_time()
+        arrays = self._memory.inputs.arrays(inputs)
+        shapes = [array.shape for array in arrays.values()]
+        results = self._memory.results[self._rank]
+        if self._known is not None and self._known[0] == shapes:
+            places = results.places(self._known[1])
+            views = results.arrays(places)
+            self._program.run(arrays, views)
+        else:
+            found = self._program.run(arrays)
+            kinds = [(name, str(array.dtype), array.shape) for name, array in found.items()]
+            places = results.places(kinds)
+            for name, view in results.arrays(places).items():
+                view[...] = found[name]
+            self._known = shapes, kinds
+        return {
+            "outputs": places,
+            "exchanged": dict(self._communicator.exchanged),
+            "processor_seconds": time.thread_time() - begun,
+        }
+
+
+def keep_thread_state() -> None:
+    """Has Python keep what the calling thread has of its own, such as its virtual machine.
+
+    The first device is run by a thread of Disco, which Python otherwise takes for a new one at each
+    call, and forgets behind it.
+    """
+    ctypes.pythonapi.PyGILState_Ensure()
+
+
+def function_of(worker: Mapping[str, Callable[[int, str], None]], name: str) -> None:
+    """Registers what a call of a group runs."""
+    tvm_ffi.register_global_func(name, worker[name], override=True)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serves one device until its group ends.
+
+    ``arguments`` are what Disco hands to an entry point (the number of the worker and of all, the
+    number of groups, the descriptors to read from and to write to), the process that starts it, and
+    the descriptors of the group's memory.
+    """
+    rank, devices, groups, reader, writer, parent, *descriptors = map(int, arguments)
+    # A key that interrupts the caller is the caller's to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    np.seterr(all="ignore")
+    load_runtime()
+    memory = GroupMemory(devices, descriptors)
+    worker = DeviceWorker(memory, rank, lambda: os.getppid() == parent)
+    register_collectives(is_disco=True)
+    functions = {LOAD_FUNCTION: worker.load, RUN_FUNCTION: worker.run}
+    for name in functions:
+        function_of(functions, name)
+    try:
+        tvm_ffi.get_global_func("runtime.disco.WorkerProcess")(
+            rank, devices, groups, reader, writer
+        )
+    except RuntimeError:
+        # The caller has ended, and its end of the pipe with it.
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,79 @@
+"""The processes of a model that ``mpiexec`` started, each of which runs one device."""
+
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+
+from tvm_ext.artifact import LoadedArtifact
+from tvm_ext.artifact.library import load_runtime
+from tvm_ext.configs.sharding_record import ShardingRecord
+from tvm_ext.distributed.collective_functions import register_collectives, use_communicator
+from tvm_ext.distributed.device_program import DeviceProgram, assembled
+from tvm_ext.distributed.mpi_communicator import MpiCommunicator
+from tvm_ext.distributed.mpi_environment import mpi_size
+from tvm_ext.errors import TargetError, TvmExtError
+
+
+class MpiGroup:
+    """One process of a group, as ``DiscoGroup`` is all of one.
+
+    An error of one process in a run ends all: the others wait for it in a collective.
+
+    Parameters
+    ----------
+    artifact : LoadedArtifact
+        The saved model.
+    record : ShardingRecord
+        What each device takes and gives.
+    threads : int, optional
+        Of each device.
+
+    Raises
+    ------
+    TargetError
+        MPI is missing, or there are more or fewer processes than devices.
+    """
+
+    is_open = True
+
+    def __init__(
+        self, artifact: LoadedArtifact, record: ShardingRecord, threads: int | None = None
+    ) -> None:
+        if mpi_size() != record.devices:
+            raise TargetError(
+                f"{artifact.path.name} is for {record.devices} devices, and mpiexec started "
+                f"{mpi_size()} processes; expected one for each device: use "
+                f"mpiexec -n {record.devices}, or compile the model again"
+            )
+        self._communicator = MpiCommunicator()
+        self._record = record
+        load_runtime()
+        register_collectives(is_disco=False)
+        self._program = DeviceProgram(artifact, self._communicator.rank, threads)
+        self.exchanged: dict[str, int] = {}
+        self.processor_seconds: list[float] = []
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs of the whole model, in each process."""
+        use_communicator(self._communicator)
+        self._communicator.exchanged.clear()
+        try:
+            found = self._program.run(inputs)
+        except TvmExtError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            self._communicator.world.Abort(1)
+            raise
+        self.exchanged = dict(self._communicator.exchanged)
+        axes = zip(found.items(), self._record.outputs, strict=True)
+        return {name: self._whole(array, axis) for (name, array), axis in axes}
+
+    def _whole(self, array: np.ndarray, axis: int | None) -> np.ndarray:
+        if axis is None:
+            return array
+        parts = np.empty((self._communicator.size, *array.shape), array.dtype)
+        self._communicator.all_gather(np.ascontiguousarray(array), parts)
+        return assembled(list(parts), axis)
+
+    def close(self) -> None:
+        """Does nothing: mpiexec ends the processes."""

@@ -1,0 +1,80 @@
+"""Results that a program writes into the memory of parameters that its caller gives away."""
+
+from collections.abc import Mapping
+
+import tvm
+from tvm import relax
+
+from tvm_ext.hardware.cpu.description import current_cpu
+from tvm_ext.passes.in_place_results import in_place_results
+from tvm_ext.passes.results_to_out_params import allocations_of_results
+from tvm_ext.relay_passes.dataflow.buffer_lifetimes import buffer_lifetimes
+from tvm_ext.relay_passes.expressions import replaced
+from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
+from tvm_ext.relay_passes.spans import with_functions
+
+# On ``main``: the places of results by the names of the parameters whose memory they may have.
+DONATED = "tvm_ext.donated_params"
+
+
+@graph_pass
+class DonateParams:
+    """Writes a result into the memory of a parameter that is given away, as an update of weights.
+
+    Before: ``main(w, g): y = alloc_tensor(shape, ...); update(w, g, y); return y``
+    After:  ``main(w, g): update(w, g, w); return w``
+
+    Which result may have which parameter's memory an attribute of ``main`` says. The kernel has to
+    be the last to read the parameter, and to read of it only the element that it writes.
+
+    Leaves alone: programs for GPUs, kernels that read more, and parameters that are results too.
+
+    Run after: CallTIRRewrite. Run before: ShareStorage.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns ``mod`` itself where nothing is given away."""
+        variable, main = mod.get_global_var("main"), mod["main"]
+        places = dict((main.attrs or {}).get(DONATED, {}).items())
+        if not places or current_cpu() is None:
+            return mod
+        pairs = _pairs(main, places)
+        lives = buffer_lifetimes(mod, {variable: list(pairs.values())})
+        # What is needed when the function has ended, as a result, keeps its values.
+        params = [one for one in pairs.values() if one not in lives[variable].escaped]
+        planned = {one: [*pairs, *params] if one == variable else [] for one in lives}
+        mod, within = in_place_results(mod, lives, planned, pairs)
+        for result, param in pairs.items():
+            if result not in within:
+                record_refusal(
+                    "DonateParams", str(param.name), "its kernel reads more than it writes"
+                )
+        if not within:
+            return mod
+        names = ", ".join(str(param.name) for param in within.values())
+        record_applied("DonateParams", names, f"{len(within)} results written in place")
+        return with_functions(mod, {variable: _without_allocations(mod["main"], within)})
+
+
+def _pairs(main: relax.Function, places: Mapping[str, int]) -> dict[relax.Var, relax.Var]:
+    """Parameters by the allocations of results that may have their memory."""
+    allocations = allocations_of_results(main)
+    return {
+        allocations[int(places[param.name])]: param
+        for param in main.params
+        if param.name in places and int(places[param.name]) in allocations
+    }
+
+
+def _without_allocations(
+    main: relax.Function, within: Mapping[relax.Var, relax.Var]
+) -> relax.Function:
+    """The function with parameters in place of allocations."""
+    blocks = [
+        relax.BindingBlock([one for one in block.bindings if one.var not in within])
+        for block in main.body.blocks
+    ]
+    body = replaced(relax.SeqExpr(blocks, main.body.body), within)
+    return relax.Function(main.params, body, main.ret_ty, main.is_pure).with_attrs(
+        dict(main.attrs.items())
+    )
