@@ -15,6 +15,7 @@ from lowering import f32, kernel_of
 from machines import MACHINE, NARROW, _cpu
 from symbolic_extents import call
 from tvm import relax, tirx
+from unoptimised import HOST
 
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
@@ -82,7 +83,7 @@ def kernel(one: AttentionCase, machine: CpuDescription = MACHINE) -> tirx.PrimFu
 
 def built(one: AttentionCase, machine: CpuDescription = MACHINE) -> Any:
     final = with_vector_math(kernel(one, machine)).func
-    return compile_kernels(final.with_attr("global_symbol", "main"), machine.tvm_target())["main"]
+    return compile_kernels(final.with_attr("global_symbol", "main"), HOST.tvm_target())["main"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -138,7 +139,7 @@ def test_symbolic_numbers(name: str) -> None:
     # Parts of keys that the sizes below have several of.
     made = scheduled(TEMPLATE, func, MACHINE.with_cores(2), FixedDecisions({"keys": 128}))
     final = with_vector_math(made).func.with_attr("global_symbol", "main")
-    function = compile_kernels(final, MACHINE.tvm_target())["main"]
+    function = compile_kernels(final, HOST.tvm_target())["main"]
     for sizes in RUNS:
         one = at_sizes(name, *sizes)
         if not one.keys and one.masks:
@@ -161,7 +162,7 @@ def test_keys_in_buffers_with_room_for_more(name: str) -> None:
     func = replace(whole.compute, held=True).function(shapes, ["float32"] * 3 + types)
     made = scheduled(TEMPLATE, func, MACHINE.with_cores(2), FixedDecisions({"keys": 128}))
     final = with_vector_math(made).func.with_attr("global_symbol", "main")
-    function = compile_kernels(final, MACHINE.tvm_target())["main"]
+    function = compile_kernels(final, HOST.tvm_target())["main"]
     for sizes in [run for run in RUNS if all(run)]:
         one = at_sizes(name, *sizes)
         query, key, value, *masks = one.arrays()
@@ -233,7 +234,7 @@ def test_defaults() -> None:
 
 def test_random_decisions() -> None:
     check_random_numbers(
-        TEMPLATE, {"odd": CASES["odd sizes"].function()}, machine=MACHINE.with_cores(2)
+        TEMPLATE, {"odd": CASES["odd sizes"].function()}, machine=HOST.with_cores(2)
     )
 
 

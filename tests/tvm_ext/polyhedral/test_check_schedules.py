@@ -10,6 +10,7 @@ from decision_checks import checked_decisions
 from kernel_cases import CASES
 from loop_kernels import gathered, matmul, wave
 from lowering import kernel_of, kernels_of
+from machines import MACHINE
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 from tvm.script import tirx as T
@@ -99,7 +100,7 @@ STAGED = {"lanes": 4, "rows": 2, "staged_rows": 4, "threads": 1}
     ],
 )
 def test_a_tile_that_is_moved_back_is_no_race(case, template, values):
-    machine = host_description().with_cores(2)
+    machine = MACHINE.with_cores(2)
     (kernel,) = kernels_of(CASES[case].expression, *CASES[case].inputs).values()
     chosen = next(one for one in scheduling_of(machine).templates if one.name == template)
     scheduled = apply_template(chosen, kernel, machine, FixedDecisions(values))
