@@ -178,7 +178,7 @@ def test_most_blocks_of_the_pages_run() -> None:
         for reason in re.findall(r"<!-- skip: next(.*?)-->", (ROOT / page).read_text())
     ]
     assert all(re.fullmatch(r' ".{10,}" ', reason) for _, reason in skips), skips
-    assert len(skips) <= 12, skips
+    assert len(skips) <= 13, skips
 
 
 @pytest.mark.parametrize(

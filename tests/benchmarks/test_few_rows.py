@@ -28,6 +28,8 @@ def by_runtime(model: ProductModel, inputs: dict[str, np.ndarray]) -> list[np.nd
 
 @pytest.mark.parametrize("name", STORAGES)
 def test_open_rows(name: str) -> None:
+    if name == "int8" and not HOST.has_dot_products:
+        pytest.skip("without VNNI ONNX Runtime's sums of two products of bytes saturate")
     model = ProductModel(STORAGES[name], DEPTH, COLUMNS, "rows", 1)
     onnx.checker.check_model(model.proto)
     compiled = tvm_ext.compile(model.proto, HOST.with_cores(1))

@@ -24,8 +24,11 @@ SMALL = {
 # Activations that are rounded to 8 bits differ by a step where a sum is between two.
 LARGEST = {"int8": 0.05}
 
+# Without VNNI ONNX Runtime's sums of two products of bytes saturate.
+COMPARED = [one for one in STORAGES if one != "int8" or HOST.has_dot_products]
 
-@pytest.mark.parametrize("storage", STORAGES)
+
+@pytest.mark.parametrize("storage", COMPARED)
 def test_numbers_at_open_sizes(storage: Storage) -> None:
     form = LlamaForm(storage=storage, **SMALL)
     proto = llama_model(form)
@@ -44,7 +47,7 @@ def test_numbers_at_open_sizes(storage: Storage) -> None:
             assert difference < LARGEST.get(storage, 1e-5), (name, batch, length, past)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", COMPARED)
 def test_a_session_of_the_last_position(storage: Storage) -> None:
     """No pass fails on the program of a session: a warning of that would be an error here."""
     form = LlamaForm(storage=storage, **SMALL)

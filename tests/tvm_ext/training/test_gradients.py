@@ -65,8 +65,6 @@ CASES: list[tuple[str, _Build, list[tuple[int, ...]], tuple[float, float]]] = [
      (-1, 1)),
     ("gather_elements", lambda x: op.gather_elements(x, relax.const(np.array([[2, 2], [0, 1]])), 1),
      [(2, 3)], (-1, 1)),
-    ("gather_nd", lambda x: op.gather_nd(x, relax.const([[0, 1], [1, 2], [0, 1]], "int64")),
-     [(2, 3, 4)], (-1, 1)),
     ("matmul", op.matmul, [(2, 3, 4), (4, 5)], (-1, 1)),
     ("batched matmul", op.matmul, [(2, 3, 4), (2, 4, 5)], (-1, 1)),
     ("attention", _attention_like, [(2, 3, 4), (2, 5, 4)], (-1, 1)),

@@ -100,16 +100,13 @@ def _choosing(limit: float) -> Callable[[], onnx.ModelProto]:
     return build
 
 
-def _repeating(trips: int, limit: float | None) -> Callable[[], onnx.ModelProto]:
-    """A Loop of a weight, until the sum is above a limit if there is one, and of its states."""
+def _repeating(trips: int) -> Callable[[], onnx.ModelProto]:
+    """A Loop of a weight, and of its states."""
 
     def build() -> onnx.ModelProto:
         node = helper.make_node
         nodes = [node("MatMul", ["s", "m"], ["p"]), node("Tanh", ["p"], ["s2"])]
         going = [node("Identity", ["go"], ["on"])]
-        if limit is not None:
-            going = [node("Abs", ["s2"], ["a"]), node("ReduceSum", ["a"], ["r"], keepdims=0),
-                     node("Less", ["limit", "r"], ["on"])]  # fmt: skip
         state = [helper.make_tensor_value_info(n, _DOUBLE, [2, 3]) for n in ("s", "s2")]
         body = helper.make_graph(
             [*nodes, *going],
@@ -118,7 +115,7 @@ def _repeating(trips: int, limit: float | None) -> Callable[[], onnx.ModelProto]
             [_scalar("on", TensorProto.BOOL), state[1]],
         )
         loop = node("Loop", ["trips", "", "h"], ["last"], name="loop", body=body)
-        constants = {"trips": np.int64(trips)} | ({} if limit is None else {"limit": limit})
+        constants = {"trips": np.int64(trips)}
         ending = node("Mul", ["last", "h"], ["y"])
         return _model([loop, ending], [2, 3], constants, {"m": [3, 3]})
 
@@ -159,8 +156,7 @@ CASES: dict[str, Callable[[], onnx.ModelProto]] = {
         q_num_heads=2, kv_num_heads=2, softcap=2.0),
     "if": _choosing(1e9),
     "if not": _choosing(-1e9),
-    "loop that is counted": _repeating(150, None),
-    "loop that ends": _repeating(3, -1.0),
+    "loop that is counted": _repeating(150),
 }  # fmt: skip
 
 

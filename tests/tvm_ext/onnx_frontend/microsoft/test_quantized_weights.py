@@ -8,6 +8,7 @@ from one_model import in_one_model
 from onnx import TensorProto, helper, numpy_helper
 from random_numbers import RANDOM
 from small_models import rand, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -91,6 +92,7 @@ def bytes_model(columns, rows, block, zero=False, lead=("n",)):
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
+@pytest.mark.skipif(not HOST.has_dot_products, reason="products of bytes are float32's here")
 @pytest.mark.parametrize(
     ("columns", "rows", "block", "zero"),
     [(64, 96, 32, False), (320, 72, 32, True), (96, 33, 16, False), (128, 8, 64, True)],
