@@ -29,8 +29,8 @@ _SAMPLE = 4096
 class CompressWeights:
     """Keeps weights of matmuls in 8 or 16 bits, in memory and in saved models.
 
-    Before: ``y = matmul(x, W)``               of float32
-    After:  ``y = compressed_matmul(x, W16)``  which sums ``x * astype(W16, float32)`` in float32
+    Before: ``y = matmul(x, W)``             of float32
+    After:  ``y = compressed_matmul(x, N)``  which sums ``x * astype(N, float32)`` in float32
 
     Weights that all are numbers of int8, float16 or bfloat16 are stored so, which changes no
     result. Those of models of these types are, and integers that a CPU without an instruction for

@@ -64,16 +64,15 @@ class _Padder(BindingRewriter):
         now, padded = lane_use(columns, lanes)
         if padded < LEAST_GAIN * now:
             return None
-        extra = whole_vectors(columns, lanes) - columns
-        padded = columns / (columns + extra)
+        computed = whole_vectors(columns, lanes)
         replacement = self.builder.call_te(
-            lambda x, w: cropped(_wider(call, x, w, extra), columns),
+            lambda x, w: cropped(_wider(call, x, w, computed - columns), columns),
             *call.args,
             primfunc_name_hint=f"{str(call.op.name).rsplit('.', 1)[-1]}_padded",
         )
         what = (
-            f"{columns} output columns computed as {columns + extra}: "
-            f"{100 * padded:.0f} % of the vector lanes useful instead of {100 * now:.0f} %"
+            f"{columns} output columns computed as {computed}: {100 * columns / computed:.0f} % of "
+            f"the vector lanes useful instead of {100 * now:.0f} %"
         )
         return Replacement(replacement, (), what)
 

@@ -384,8 +384,8 @@ static void call_threads(int guests, double nanoseconds) {
 }
 
 /* Waits for the guests: a while with pauses, then asleep. A guest that shares this core, or lost
- * its own to another program, gets this one. What a guest has left is less than the caller did. */
-static void wait_for_guests(Loop *loop, int64_t worked) {
+ * its own to another program, gets this one. Returns how long it was. */
+static int64_t wait_for_guests(Loop *loop, int64_t worked) {
   int64_t begin = now(), time = begin;
   int64_t pauses = SHORTEST_PAUSE + (worked / 2 < LONGEST_WAIT ? worked / 2 : LONGEST_WAIT);
   unsigned guests;
@@ -401,7 +401,7 @@ static void wait_for_guests(Loop *loop, int64_t worked) {
     atomic_store(&loop->caller_sleeps, 0);
     time = now();
   }
-  if (time - begin > worked + LOST_CORE) lost_core(time, time - begin);
+  return time - begin;
 }
 
 static int close_loop(Loop *loop) {
@@ -493,9 +493,13 @@ static int launch(FTVMParallelLambda body, void *data, int num_task) {
   int64_t worked = now() - begin;
   /* No guest enters any more. */
   atomic_store(&loop->state, CLAIMED);
-  wait_for_guests(loop, worked);
-  worked += atomic_load(&loop->worked);
-  remember(site, (double)worked);
+  int64_t waited = wait_for_guests(loop, worked);
+  int64_t total = worked + atomic_load(&loop->worked);
+  /* What a guest has left is less than the caller did, unless chunks differ: then the loop takes no
+   * longer in all than it did before. */
+  if (waited > worked + LOST_CORE && before != 0 && total > before + LOST_CORE)
+    lost_core(now(), waited);
+  remember(site, (double)total);
   return close_loop(loop);
 }
 
@@ -507,6 +511,7 @@ static void forget_threads(void) {
   atomic_store(&pool.sleeping, 0);
   atomic_store(&pool.pausing, 0);
   atomic_store(&pool.quiet_until, 0);
+  atomic_store(&pool.quiet_for, 0);
   for (int i = 0; i < MAX_LOOPS; ++i) {
     atomic_store(&pool.loop[i].guests, 0);
     atomic_store(&pool.loop[i].state, FREE);

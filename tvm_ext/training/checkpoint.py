@@ -51,7 +51,13 @@ def read_checkpoint(
             f"Trainer.save wrote: {_ADVICE}"
         ) from error
     steps = found.pop(_STEPS, None)
-    if steps is None or steps.shape or steps.dtype != np.int64 or set(found) != set(wanted):
+    if (
+        steps is None
+        or steps.shape
+        or steps.dtype != np.int64
+        or steps < 0
+        or set(found) != set(wanted)
+    ):
         other = sorted(set(found) ^ set(wanted))
         raise InputError(
             f"{path} is a checkpoint of something else ({', '.join(other[:3]) or 'no steps'}); "

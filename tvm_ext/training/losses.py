@@ -66,7 +66,9 @@ class CrossEntropy:
         # Where no label counts the loss is 0 rather than 0 / 0.
         counted = bb.emit(relax.op.maximum(counted, relax.const(1, dtype)))
         logs = bb.emit(relax.op.nn.log_softmax(logits, axis))
-        total = bb.emit(relax.op.sum(bb.emit(relax.op.multiply(logs, chosen))))
+        # Not a product: classes that are masked have logits of minus infinity.
+        own = bb.emit(relax.op.where(is_label, logs, relax.const(0, dtype)))
+        total = bb.emit(relax.op.sum(own))
         return bb.emit(relax.op.negative(bb.emit(relax.op.divide(total, counted))))
 
 

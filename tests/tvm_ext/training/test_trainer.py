@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from training_models import Graph, batch_for, mlp
 from tvm import relax
 
@@ -327,3 +327,29 @@ def test_training_that_was_killed_goes_on_to_the_same_weights(tmp_path):
             trainer.step(batch_for(mlp(), trainer.steps))
     for name, array in whole.weights.items():
         np.testing.assert_array_equal(resumed.weights[name], array)
+
+
+def test_classes_that_are_masked_leave_the_loss_a_number():
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Where", ["kept", "a", "masked"], ["logits"]),
+    ]
+    stored = {
+        "w": np.eye(3, dtype=np.float32),
+        "kept": np.array([True, True, False]),
+        "masked": np.float32(-np.inf),
+    }
+    graph = helper.make_graph(
+        nodes,
+        "masked",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [2, 3])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in stored.items()],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    trainer = compile_training(proto, "cross_entropy", SGD(lr=0.1))
+    x = np.array([[1, 2, 5], [0, 1, 2]], np.float32)
+    batch = {"x": x, "target": np.array([0, 1])}
+    wanted = np.mean(np.log(1 + np.exp(np.array([1.0, -1.0]))))
+    np.testing.assert_allclose(trainer.step(batch), wanted, rtol=1e-5)
+    assert np.isfinite(trainer.step(batch))

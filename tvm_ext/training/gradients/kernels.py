@@ -128,10 +128,15 @@ class DifferentiableKernel:
 
     def _tells_apart(self, axis: tirx.IterVar) -> bool:
         """Whether no two numbers of an axis add to the same element."""
-        return all(
-            any(isinstance(index, tirx.Var) and index.same_as(axis.var) for index in part.indices)
-            for part in self.parts
-        )
+        positions: dict[int, set[int]] = {}
+        for part in self.parts:
+            found = {
+                position
+                for position, index in enumerate(part.indices)
+                if isinstance(index, tirx.Var) and index.same_as(axis.var)
+            }
+            positions[part.place] = positions.get(part.place, found) & found
+        return all(positions.values())
 
 
 def _add(part: Part, gradient: Any, given: Any, own: Callable[[Any], Any]) -> None:
