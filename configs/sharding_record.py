@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+# TVM's numbers of reductions (``runtime.disco.ReduceKind``), by name.
+REDUCE_KINDS = {"sum": 0, "prod": 1, "min": 2, "max": 3}
+
 
 @dataclass(frozen=True)
 class CollectiveRecord:

@@ -14,6 +14,7 @@ from tvm import relax
 
 from tvm_ext.relay_passes.expressions import read_only
 from tvm_ext.relay_passes.spans import all_bindings_of, relax_functions
+from tvm_ext.relay_passes.spmd_partition import sharding_of
 
 # Of a constant only this many elements are looked at, from either end.
 _ELEMENTS = 8
@@ -23,11 +24,16 @@ def eliminate_common_subexpr(call_only: bool = False) -> tvm.transform.Pass:
     """Computes what several operators compute alike once.
 
     ``call_only`` leaves everything but calls as it is, such as tuples.
+
+    Leaves alone: the program of one of several devices. Slices of weights that are equal on one
+    device differ on another, and both have to exchange the same values.
     """
     by_tvm = relax.transform.EliminateCommonSubexpr(call_only)
 
     @tvm.transform.module_pass(opt_level=1, name="EliminateCommonSubexpr")
     def eliminate(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        if sharding_of(mod) is not None:
+            return mod
         return by_tvm(mod) if any(map(_may_repeat, relax_functions(mod).values())) else mod
 
     return eliminate

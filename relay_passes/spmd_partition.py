@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.configs.sharding_record import CollectiveRecord, ShardingRecord
+from tvm_ext.configs.sharding_record import REDUCE_KINDS, CollectiveRecord, ShardingRecord
 from tvm_ext.hardware.targets import current_description
 from tvm_ext.relay_passes.expressions import is_symbolic, read_only, static_shape, tensor_bytes
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied
@@ -238,15 +238,24 @@ class _Partitioner(PyExprMutator):
             pairs = zip(value.fields[:], shardings, strict=True)
             own = [self._version(field, sharding, var) for field, sharding in pairs]
             self._bind(var, relax.Tuple(own), shardings)
-        elif isinstance(value, relax.TupleGetItem) and hash(value.tuple_value) in self._plan.tuples:
+        elif isinstance(value, relax.TupleGetItem) and hash(value.tuple_value) in self._plan.values:
             item = relax.TupleGetItem(self.visit_expr(value.tuple_value), int(value.index))
             self._bind(var, item, self._plan.values[hash(var)])
         else:
-            for one in relax.analysis.free_vars(value):
-                if isinstance(one.ty, relax.TensorType):
-                    self.set_var_remap(one, self._version(one, REPLICATED, var))
+            self._make_whole(binding)
             super().visit_var_binding_(binding)
             self._versions[hash(var), REPLICATED] = self.visit_expr(var)
+
+    def visit_match_cast_(self, binding: relax.MatchCast) -> None:
+        self._make_whole(binding)
+        super().visit_match_cast_(binding)
+        self._versions[hash(binding.var), REPLICATED] = self.visit_expr(binding.var)
+
+    def _make_whole(self, binding: relax.Binding) -> None:
+        """What a value that is not split reads is that of the whole program."""
+        for one in relax.analysis.free_vars(binding.value):
+            if isinstance(one.ty, relax.TensorType):
+                self.set_var_remap(one, self._version(one, REPLICATED, binding.var))
 
     def _bind(self, var: relax.Var, value: relax.Expr, shardings: tuple[Sharding, ...]) -> None:
         """The variable, as one device has it; what leaves a block is no part of a reduction."""
@@ -369,9 +378,8 @@ class _Partitioner(PyExprMutator):
             apart = self._emit(relax.op.reshape(source, parted), what)
             order = [axis, *range(axis), *range(axis + 1, len(parted))]
             source = self._emit(relax.op.permute_dims(apart, order), what)
-        kinds = {"sum": 0, "max": 3, "min": 2}
         return relax.op.call_dps_packed(
             REDUCE_SCATTER_FUNCTION,
-            [source, relax.ShapeExpr([kinds[have.reduction]])],
+            [source, relax.ShapeExpr([REDUCE_KINDS[have.reduction]])],
             out_ty=relax.TensorType(own, what.ty.dtype),
         )

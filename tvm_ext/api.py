@@ -239,7 +239,8 @@ def compile(
             f"'{AUTOMATIC_PRECISION}': leave them out, or use that precision"
         )
     begun = time.perf_counter() - tvm_ext.import_seconds.pop("compile", 0.0)
-    if threads is None and devices > 1:
+    sharding = ShardingRequest(devices, shard)
+    if threads is None and devices != 1:
         threads = threads_of_device(program_target(target), devices)
     machine = _machine(target, precision, threads, tf32)
     passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
@@ -255,7 +256,10 @@ def compile(
         () if isinstance(specialize, str) else tuple(specialize),
     )
     if devices != 1:
-        return _compiled_sharded(model, request, input_shapes, ShardingRequest(devices, shard))
+        _require_no(specialize, "specialize", devices)
+        sharded = _compiled_sharded(model, request, input_shapes, sharding)
+        sharded.report.phases = [set_up, *sharded.report.phases]
+        return sharded
     compiled = _from_cache(model, request, input_shapes)
     compiled.report.phases = [set_up, *compiled.report.phases]
     if isinstance(specialize, str) and compiled.report.symbolic_sizes:
@@ -282,7 +286,6 @@ def _compiled_sharded(
 ) -> CompiledModel:
     """The model for several devices."""
     sharding.check(request.machine)
-    _require_no(request.specialize, "specialize", sharding.devices)
     return compile_sharded(
         sharding,
         request.machine,

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -233,3 +233,16 @@ def example_size(size: int | str, axis: int, rank: int) -> int:
     if axis == 0:
         return _BATCH
     return _PIXELS if rank >= 4 and axis >= 2 else _LENGTH
+
+
+def resized(
+    specs: Sequence[TensorSpec], axes: Sequence[int | None], change: Callable[[int], int]
+) -> tuple[TensorSpec, ...]:
+    """The tensors with another size along these axes, of those that have one; sizes are known."""
+    made = []
+    for spec, axis in zip(specs, axes, strict=True):
+        shape = list(spec.shape)
+        if axis is not None:
+            shape[axis] = change(int(shape[axis]))
+        made.append(replace(spec, shape=tuple(shape)))
+    return tuple(made)

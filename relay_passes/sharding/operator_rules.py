@@ -130,7 +130,7 @@ class Operation:
         """The call on what one device holds; ``arguments`` stand for the operands."""
         given = iter(arguments)
         args = [_replaced(argument, given) for argument in self.call.args[:]]
-        if self.name in ("relax.reshape", "relax.broadcast_to", "relax.flatten"):
+        if self.name == "relax.broadcast_to" or self.name in RESHAPES:
             shape = local_shape(self.result_shapes[0] or [], placement.results[0], self.devices)
             make = relax.op.broadcast_to if self.name.endswith("_to") else relax.op.reshape
             return make(args[0], relax.ShapeExpr(shape))
@@ -157,7 +157,7 @@ def placements(operation: Operation) -> list[Placement]:
     Empty for an operator that is computed from whole tensors alone.
     """
     rule = _RULES.get(operation.name)
-    shapes = [*operation.shapes, *operation.result_shapes]
+    shapes = [*map(shape_of, operation.operands), *operation.result_shapes]
     if rule is None or any(shape is None for shape in shapes):
         return []
     return list(rule(operation))
@@ -187,8 +187,14 @@ def _elementwise(operation: Operation) -> Placements:
             yield Placement(sums * 2, sums)
     elif operation.name == "relax.negative":
         yield Placement(sums, sums)
-    elif operation.name in ("relax.multiply", "relax.divide") and _is_number(operation.shapes[1]):
+    elif _is_linear(operation) and _is_number(operation.shapes[1]):
         yield Placement((PARTIAL_SUM, REPLICATED), sums)
+
+
+def _is_linear(operation: Operation) -> bool:
+    """Whether a sum of results is the result of a sum, which a division of integers rounds."""
+    is_float = "float" in str(operation.call.ty.dtype)
+    return operation.name == "relax.multiply" or (operation.name == "relax.divide" and is_float)
 
 
 def _axes(operation: Operation) -> range:
@@ -319,7 +325,8 @@ def _pad(operation: Operation) -> Placements:
 
 
 def _feature_map(operation: Operation) -> Placements:
-    yield from _keeping(operation, {0, 1})
+    if str(operation.call.attrs.layout).startswith("NC"):
+        yield from _keeping(operation, {0, 1})
 
 
 def _keeping(operation: Operation, axes: set[int]) -> Placements:
@@ -337,9 +344,9 @@ def _broadcast_to(operation: Operation) -> Placements:
 
 
 def _take(operation: Operation) -> Placements:
-    data, indices = operation.shapes
-    if operation.call.attrs.axis is None:
+    if operation.call.attrs.axis is None or len(operation.shapes) != 2:
         return
+    data, indices = operation.shapes
     axis = _normalized(operation.call.attrs.axis, len(data))
     for own, extent in enumerate(indices):
         if operation.splits(extent):

@@ -22,9 +22,9 @@ from tvm_ext.relay_passes.sharding.sharding import (
     shape_of,
 )
 
-# How a weight's operator is computed where its other operand is whole: by position of the weight's
-# axis. None: on every device.
-WeightAxis = Callable[[relax.Var, Operation], "int | None"]
+# The axis along which the weights of an operator are to be split, given whether all that it reads
+# is whole; None for none.
+WeightAxis = Callable[[relax.Var, Operation, bool], "int | None"]
 
 
 @dataclass
@@ -50,18 +50,16 @@ class ShardingPlan:
     seconds: float = 0.0
 
     @property
-    def tuples(self) -> set[int]:
-        """By hash, the tuples that split operators give."""
-        return {key for key, shardings in self.values.items() if len(shardings) > 1}
-
-    @property
     def split_operators(self) -> int:
         """How many operators are computed in slices."""
         return sum(map(is_divided, self.placements.values()))
 
     def results_of(self, func: relax.Function) -> tuple[Sharding, ...]:
         """How the results of a function are split."""
-        return self.values.get(hash(func.body.body), (REPLICATED,) * _fields(func.ret_ty))
+        result = func.body.body
+        if isinstance(result, relax.Tuple):
+            return tuple(map(self.of, result.fields[:]))
+        return self.values.get(hash(result), (REPLICATED,) * _fields(func.ret_ty))
 
     def of(self, expr: relax.Expr) -> Sharding:
         """How a tensor is split; a constant can be anything, and is whole here."""
@@ -80,8 +78,9 @@ def is_divided(placement: Placement) -> bool:
 class ShardingPropagation:
     """Follows the splits of the inputs, and of the weights of products, through a function.
 
-    An operator all of whose operands are whole is computed on every device, unless ``weight_axis``
-    splits its weights. Otherwise the placement is taken that exchanges the fewest bytes.
+    An operator whose weights ``weight_axis`` splits is computed so. Of others, those all of whose
+    operands are whole are computed on every device, and for the rest the placement is taken that
+    exchanges the fewest bytes.
 
     Parameters
     ----------
@@ -92,7 +91,7 @@ class ShardingPropagation:
     inputs : mapping of int to Sharding
         By position of a parameter of the function: how it is split.
     weight_axis : callable
-        For an operator with weights and a whole operand: the axis of the weights to split.
+        For an operator with weights: the axis of these to split.
     """
 
     def __init__(
@@ -120,8 +119,10 @@ class ShardingPropagation:
     def _visit(self, binding: relax.Binding) -> None:
         var, value = binding.var, getattr(binding, "value", None)
         plan = self._plan
-        if isinstance(value, relax.Var):
-            plan.values[hash(var)] = plan.values.get(hash(value), (REPLICATED,))
+        if isinstance(binding, relax.MatchCast):
+            self._gather_all(value)
+        elif isinstance(value, relax.Var):
+            self._leave(var, plan.values.get(hash(value), (REPLICATED,)))
         elif isinstance(value, relax.Tuple):
             shardings = [_whole_or_slice(plan.of(one)) for one in value.fields[:]]
             for one, sharding in zip(value.fields[:], shardings, strict=True):
@@ -130,50 +131,53 @@ class ShardingPropagation:
         elif isinstance(value, relax.TupleGetItem):
             fields = plan.values.get(hash(value.tuple_value), ())
             place = int(value.index)
-            plan.values[hash(var)] = (fields[place] if place < len(fields) else REPLICATED,)
-        elif operator_name(value) and not isinstance(binding, relax.MatchCast):
+            self._leave(var, (fields[place] if place < len(fields) else REPLICATED,))
+        elif operator_name(value):
             self._visit_call(var, Operation.of(value, self._devices))
         else:
             self._gather_all(value)
 
     def _visit_call(self, var: relax.Var, operation: Operation) -> None:
         have = [self._plan.of(operand) for operand in operation.operands]
-        placement = self._seeded(var, operation, have) or self._cheapest(operation, have)
+        self._plan.operations[hash(var)] = operation
+        placement = self._seeded(var, operation, have) or self._following(operation, have)
         if placement is None:
-            self._plan.operations[hash(var)] = operation
             self._gather_all(operation.call)
             return
         for operand, needed in zip(operation.operands, placement.operands, strict=True):
             self._plan.seconds += self._exchange(operand, needed)
-        is_inner = isinstance(var, relax.DataflowVar)
-        results = placement.results if is_inner else tuple(map(_whole_or_slice, placement.results))
-        self._plan.values[hash(var)] = results
+        self._leave(var, placement.results)
         self._plan.placements[hash(var)] = placement
-        self._plan.operations[hash(var)] = operation
+
+    def _leave(self, var: relax.Var, results: tuple[Sharding, ...]) -> None:
+        """Notes how a value is split; outside of its block it is no part of a reduction."""
+        is_inner = isinstance(var, relax.DataflowVar)
+        self._plan.values[hash(var)] = results if is_inner else tuple(map(_whole_or_slice, results))
 
     def _seeded(
         self, var: relax.Var, operation: Operation, have: Sequence[Sharding]
     ) -> Placement | None:
-        """The placement that splits the weights; None where an operand is split already."""
+        """The placement that splits the weights as was asked; None where nothing was."""
         weight = operation.weight
-        if weight is None or any(one != REPLICATED for one in have):
+        if weight is None:
             return None
-        axis = self._weight_axis(var, operation)
+        axis = self._weight_axis(var, operation, all(one == REPLICATED for one in have))
         if axis is None:
             return None
         wanted = Sharding(axis)
         fitting = [one for one in placements(operation) if one.operands[weight] == wanted]
-        return fitting[0] if fitting else None
+        return self._cheapest(operation, [one for one in fitting if _is_possible(one, have)])
 
-    def _cheapest(self, operation: Operation, have: Sequence[Sharding]) -> Placement | None:
+    def _following(self, operation: Operation, have: Sequence[Sharding]) -> Placement | None:
         """What exchanges least of what an operand is split like already."""
         if all(one == REPLICATED for one in have):
             return None
-        fitting = [one for one in placements(operation) if _follows(one, have)]
-        seconds = [self._seconds(operation, one) for one in fitting]
-        if not fitting:
-            return None
-        return fitting[seconds.index(min(seconds))]
+        return self._cheapest(
+            operation, [one for one in placements(operation) if _follows(one, have)]
+        )
+
+    def _cheapest(self, operation: Operation, offered: Sequence[Placement]) -> Placement | None:
+        return min(offered, key=lambda one: self._seconds(operation, one), default=None)
 
     def _seconds(self, operation: Operation, placement: Placement) -> float:
         return sum(
@@ -194,9 +198,8 @@ class ShardingPropagation:
 
     def _gather_all(self, value: Any) -> None:
         """What is not known takes whole values, those that it takes from outside among them."""
-        for var in _used(value):
-            for one in [var] if is_tensor(var) else []:
-                self._plan.seconds += self._exchange(one, REPLICATED)
+        for var in filter(is_tensor, _used(value)):
+            self._plan.seconds += self._exchange(var, REPLICATED)
 
 
 def _whole_or_slice(sharding: Sharding) -> Sharding:
@@ -211,10 +214,14 @@ def _used(value: Any) -> list[relax.Var]:
 
 
 def _follows(placement: Placement, have: Sequence[Sharding]) -> bool:
-    """Whether an operand is split in the way that it is there, and others can be made so.
+    """Whether an operand is split in the way that it is there, and others can be made so."""
+    pairs = zip(placement.operands, have, strict=True)
+    return _is_possible(placement, have) and any(
+        needed == one != REPLICATED for needed, one in pairs
+    )
 
-    What is no part of a reduction does not become one.
-    """
-    pairs = list(zip(placement.operands, have, strict=True))
-    is_possible = all(needed == one for needed, one in pairs if needed.reduction)
-    return is_possible and any(needed == one != REPLICATED for needed, one in pairs)
+
+def _is_possible(placement: Placement, have: Sequence[Sharding]) -> bool:
+    """What is no part of a reduction does not become one."""
+    pairs = zip(placement.operands, have, strict=True)
+    return all(needed == one for needed, one in pairs if needed.reduction)

@@ -1,5 +1,6 @@
 """What a user asks for as splits of inputs and of weights: by data, by tensors, or by names."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -46,14 +47,17 @@ class Seeds:
     problems: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
 
-    def weight_axis(self, var: relax.Var, operation: Operation) -> int | None:
-        """The axis along which the weights of an operator are split; None for none."""
+    def weight_axis(self, var: relax.Var, operation: Operation, is_whole: bool) -> int | None:
+        """The axis along which the weights of an operator are split; None for none.
+
+        Where no name asks for it, weights are split whose operator reads whole values.
+        """
         shape = operation.shapes[operation.weight or 0]
         for pattern, axis in self.patterns:
             if any(fnmatchcase(origin, pattern) for origin in origins_of(var)):
                 self.used.add(pattern)
                 return self._divided(shape, axis, f"the weights of '{origins_of(var)[0]}'")
-        if not self.is_all:
+        if not (self.is_all and is_whole):
             return None
         axis = 0 if operation.name in CONVOLUTIONS else len(shape) - 1
         return axis if is_divisible(shape[axis], self.devices) else None
@@ -130,12 +134,5 @@ def modelled_seconds(plan: ShardingPlan, machine: MachineDescription) -> float:
 def _flops(operation: Operation) -> float:
     result = nominal_shape(operation.call.ty) or []
     weight = nominal_shape(operation.operands[1].ty) or []
-    depth = weight[-2] if operation.name == "relax.matmul" else _product(weight[1:])
-    return 2.0 * _product(result) * depth
-
-
-def _product(sizes: Sequence[int]) -> float:
-    product = 1.0
-    for size in sizes:
-        product *= size
-    return product
+    depth = weight[-2] if operation.name == "relax.matmul" else math.prod(weight[1:])
+    return 2.0 * math.prod(result) * depth

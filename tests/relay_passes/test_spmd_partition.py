@@ -14,6 +14,7 @@ from tvm_ext.configs.sharding_record import ShardingRecord
 from tvm_ext.distributed.collective_functions import register_collectives, use_communicator
 from tvm_ext.distributed.group_memory import GroupMemory
 from tvm_ext.hardware.targets import compiling_for
+from tvm_ext.relay_passes.common_subexpressions import eliminate_common_subexpr
 from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.spans import bindings_of, write_origins
 from tvm_ext.relay_passes.spmd_partition import SpmdPartition, sharding_of
@@ -201,6 +202,23 @@ def last_product(emit: Any, x: relax.Expr) -> relax.Expr:
     return op.matmul(emit(op.exp(emit(op.matmul(x, weights(8, 16))))), weights(16, 8))
 
 
+def pooled(emit: Any, x: relax.Expr) -> relax.Expr:
+    """Channels last: the second axis is one of the image."""
+    return emit(op.nn.max_pool2d(emit(op.nn.relu(x)), [3, 3], padding=[1, 1, 1, 1], layout="NHWC"))
+
+
+def squeezed(emit: Any, x: relax.Expr) -> relax.Expr:
+    """Each device has one row of the axis that is split, and another axis of one."""
+    return emit(op.squeeze(x))
+
+
+def rounded(emit: Any, x: relax.Expr) -> relax.Expr:
+    """Integers whose sum is divided."""
+    total = emit(op.sum(emit(op.astype(emit(op.multiply(x, relax.const(9.0))), "int64")), axis=[0]))
+    halves = emit(op.divide(total, relax.const(2, "int64")))
+    return emit(op.astype(halves, "float32"))
+
+
 def test_rows_follow_columns() -> None:
     program = check(mlp, (4, 8))
     assert kinds(program) == ["all-reduce"]
@@ -222,6 +240,64 @@ def test_rows_follow_columns() -> None:
 )
 def test_splits_are_followed(body: Body, shape: tuple[int, ...], expected: list[str]) -> None:
     assert kinds(check(body, shape)) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "shape", "expected"),
+    [
+        (pooled, (1, 4, 4, 2), ["all-gather"]),
+        (squeezed, (2, 1, 8), []),
+        (rounded, (2, 8), ["all-reduce"]),
+    ],
+)
+def test_splits_of_inputs_are_followed(body: Body, shape: tuple[int, ...], expected: list) -> None:
+    axis = 1 if body is pooled else 0
+    assert kinds(check(body, shape, patterns=(("x", axis),))) == expected
+
+
+def test_a_cast_to_a_shape_reads_the_whole() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 8), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            product = builder.emit(op.matmul(x, weights(8, 8)))
+            cast = builder.match_cast(product, product.ty)
+            result = builder.emit_output(op.nn.relu(cast))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    programs = partitioned(mod, shard="tensor")
+    assert kinds(programs[0]) == ["all-gather"]
+    array = NUMBERS.standard_normal((4, 8), dtype=np.float32)
+    (found,), (whole,) = run_together(programs, array), outputs_of(compiled(mod), array)
+    np.testing.assert_allclose(found, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_fields_of_a_result_are_put_together() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 8), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            both = [builder.emit_output(made) for made in (op.exp(x), op.negative(x))]
+        builder.emit_func_output(relax.Tuple(both))
+    programs = partitioned(builder.get(), shard="data")
+    assert record_of(programs[0]).outputs == [0, 0]
+    array = NUMBERS.standard_normal((4, 8), dtype=np.float32)
+    found = run_together(programs, array)
+    np.testing.assert_allclose(found, [np.exp(array), -array], rtol=1e-5)
+
+
+def test_equal_slices_of_one_device_are_not_merged() -> None:
+    first = NUMBERS.standard_normal((8, 8), dtype=np.float32)
+    second = np.concatenate([first[:4] + 1, first[4:]])
+
+    def alike(emit: Any, x: relax.Expr) -> relax.Expr:
+        hidden = emit(op.matmul(x, weights(8, 8)))
+        one, other = (emit(op.matmul(hidden, relax.const(w))) for w in (first, second))
+        return emit(op.multiply(emit(op.exp(one)), emit(op.tanh(other))))
+
+    programs = partitioned(module(alike, 4, 8), shard="tensor")
+    assert kinds(programs[1]) == ["all-reduce", "all-reduce"]
+    assert eliminate_common_subexpr()(programs[1]).same_as(programs[1])
 
 
 def test_four_devices() -> None:
@@ -252,6 +328,12 @@ def test_patterns_name_nodes_and_inputs() -> None:
     assert kinds(named) == ["all-reduce"]
     (rows, _) = partitioned(mod, patterns=(("*/fc1/*", 0),))
     assert kinds(rows) == ["all-reduce"]
+    mod = write_origins(mod, {products[0]: ["/fc1/MatMul"], products[3]: ["/fc2/MatMul"]})
+    (pair, _) = partitioned(mod, patterns=(("*/fc1/*", 1), ("*/fc2/*", 0)))
+    assert kinds(pair) == ["all-reduce"]
+    (both, _) = partitioned(mod, patterns=(("*/fc1/*", 1), ("x", 0)))
+    assert not record_of(both).problem
+    assert kinds(both)[0] == "all-gather"
     assert kinds(check(mlp, (4, 8), patterns=(("x", 0),))) == []
 
 

@@ -36,7 +36,7 @@ from tvm_ext.relay_passes.last_position_only import last_positions
 from tvm_ext.relay_passes.spmd_partition import sharding_of
 from tvm_ext.report.records import PhaseRecord, StateRecord, TensorRecord
 from tvm_ext.session.decoder_model import session_places
-from tvm_ext.tensor_spec import InputShapes, TensorSpec, shapes_of
+from tvm_ext.tensor_spec import InputShapes, TensorSpec, resized, shapes_of
 from tvm_ext.tir_schedules.backend import scheduling_of
 
 
@@ -164,34 +164,27 @@ def _of_one_device(
     imported: ImportedModel, sharding: ShardingRecord, lowered: LoweredModule
 ) -> ImportedModel:
     """The model with the inputs and outputs of a device; raises InputError for no such program."""
-    problem = sharding.problem
-    if sharding.open_batch and independent_items(lowered.kernels) != sharding.open_batch:
-        problem = f"items of the batch '{sharding.open_batch}' are not computed one by one"
+    problem, batch = sharding.problem, sharding.open_batch
+    if batch and independent_items(lowered.kernels) != batch:
+        problem = f"items of the batch '{batch}' are not computed one by one"
+    elif batch and (allowed := imported.ranges.get(batch)) is not None and allowed.low > 1:
+        problem = f"the batch '{batch}' is at least {allowed.low}, and a device takes a part of it"
     if problem:
         raise InputError(
             f"{imported.name}: {problem}; expected a model whose values "
             f"{sharding.devices} devices can share: choose another shard, or other input shapes"
         )
-    if sharding.open_batch:
+    if batch:
         return imported
+
+    def part(size: int) -> int:
+        return size // sharding.devices
+
     return replace(
         imported,
-        inputs=_slices(imported.inputs, sharding.inputs, sharding.devices),
-        outputs=_slices(imported.outputs, sharding.outputs, sharding.devices),
+        inputs=resized(imported.inputs, sharding.inputs, part),
+        outputs=resized(imported.outputs, sharding.outputs, part),
     )
-
-
-def _slices(
-    specs: Sequence[TensorSpec], axes: Sequence[int | None], devices: int
-) -> tuple[TensorSpec, ...]:
-    """What a device has of tensors that are split along these axes."""
-    own = []
-    for spec, axis in zip(specs, axes, strict=True):
-        shape = list(spec.shape)
-        if axis is not None:
-            shape[axis] = int(shape[axis]) // devices
-        own.append(replace(spec, shape=tuple(shape)))
-    return tuple(own)
 
 
 def _state_record(

@@ -5,12 +5,14 @@ from collections import Counter
 
 import numpy as np
 
-# TVM's numbers of reductions (``runtime.disco.ReduceKind``).
+from tvm_ext.configs.sharding_record import REDUCE_KINDS
+
+# By TVM's numbers.
 REDUCTIONS: dict[int, np.ufunc] = {
-    0: np.add,
-    1: np.multiply,
-    2: np.minimum,
-    3: np.maximum,
+    REDUCE_KINDS["sum"]: np.add,
+    REDUCE_KINDS["prod"]: np.multiply,
+    REDUCE_KINDS["min"]: np.minimum,
+    REDUCE_KINDS["max"]: np.maximum,
 }
 
 
@@ -30,9 +32,13 @@ class Communicator(ABC):
         self.exchanged: Counter[str] = Counter()
 
     def all_reduce(self, send: np.ndarray, receive: np.ndarray, kind: int) -> None:
-        """Writes the reduction of all processes' arrays to ``receive``, the same bits in each."""
+        """Writes the reduction of all processes' arrays to ``receive``.
+
+        In shared memory all get the same bits; of MPI's own reductions that is not promised.
+        """
         self.exchanged["all-reduce"] += send.nbytes
-        self._all_reduce(_flat(send), _flat(receive), REDUCTIONS[kind])
+        with np.errstate(all="ignore"):
+            self._all_reduce(_flat(send), _flat(receive), REDUCTIONS[kind])
 
     def all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
         """Writes the arrays of all processes one after the other."""
@@ -42,7 +48,9 @@ class Communicator(ABC):
     def reduce_scatter(self, send: np.ndarray, receive: np.ndarray, kind: int) -> None:
         """As ``all_reduce``, of which each process gets a part: those come one after the other."""
         self.exchanged["reduce-scatter"] += send.nbytes
-        self._reduce_scatter(_flat(send).reshape(self.size, -1), _flat(receive), REDUCTIONS[kind])
+        parts = _flat(send).reshape(self.size, -1)
+        with np.errstate(all="ignore"):
+            self._reduce_scatter(parts, _flat(receive), REDUCTIONS[kind])
 
     def broadcast(self, send: np.ndarray, receive: np.ndarray) -> None:
         """Writes the array of the first process."""

@@ -16,7 +16,7 @@ from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.passes.pipeline import Pipeline, with_options
 from tvm_ext.relay_passes.sharding.strategy import AUTOMATIC, STRATEGIES
 from tvm_ext.report.records import PhaseRecord
-from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.tensor_spec import resized
 
 ShardSource: TypeAlias = "str | Mapping[str, int]"
 
@@ -36,20 +36,20 @@ class ShardingRequest:
         How many processes run it.
     shard : str or mapping of pattern to axis
         As for ``tvm_ext.compile``.
+
+    Raises
+    ------
+    InputError
+        There is no such split.
     """
 
     devices: int
     shard: ShardSource = AUTOMATIC
 
-    def check(self, machine: MachineDescription) -> None:
-        """Raises InputError for what is no such request, or a machine without processes for it."""
-        if not 1 <= self.devices <= _MOST_DEVICES:
+    def __post_init__(self) -> None:
+        if type(self.devices) is not int or not 1 <= self.devices <= _MOST_DEVICES:
             raise InputError(
-                f"{self.devices} devices were asked for; expected 1 to {_MOST_DEVICES}"
-            )
-        if programs_of(machine).device != "cpu":
-            raise InputError(
-                f"devices: target '{machine.name}' is not a CPU; expected a CPU: leave devices out"
+                f"{self.devices!r} devices were asked for; expected 1 to {_MOST_DEVICES}"
             )
         if isinstance(self.shard, str):
             if self.shard not in STRATEGIES:
@@ -59,6 +59,13 @@ class ShardingRequest:
             raise InputError(
                 f"shard is {self.shard!r}; expected 'data', 'tensor', 'auto', or axes by pattern: "
                 "write {'*.q_proj*': 1}"
+            )
+
+    def check(self, machine: MachineDescription) -> None:
+        """Raises InputError for a machine without processes for it."""
+        if programs_of(machine).device != "cpu":
+            raise InputError(
+                f"devices: target '{machine.name}' is not a CPU; expected a CPU: leave devices out"
             )
 
     def _are_patterns(self) -> bool:
@@ -137,8 +144,10 @@ def _joined(
     parts: list[CompiledModel], devices: int, sharding: ShardingRecord, machine: MachineDescription
 ) -> ShardedModel:
     first = parts[0]
-    inputs = _whole(first.inputs, sharding.inputs, sharding)
-    outputs = _whole(first.outputs, sharding.outputs, sharding)
+    inputs, outputs = first.inputs, first.outputs
+    if not sharding.open_batch:
+        inputs = resized(inputs, sharding.inputs, lambda size: size * devices)
+        outputs = resized(outputs, sharding.outputs, lambda size: size * devices)
     report = replace(
         first.report,
         inputs=[spec.describe() for spec in inputs],
@@ -169,19 +178,6 @@ def _joined(
         return ShardedModel(read_artifact(file), is_temporary=True)
     finally:
         file.unlink(missing_ok=True)
-
-
-def _whole(
-    specs: tuple[TensorSpec, ...], axes: list[int | None], sharding: ShardingRecord
-) -> tuple[TensorSpec, ...]:
-    """The tensors of which a device has slices along these axes."""
-    whole = []
-    for spec, axis in zip(specs, axes, strict=True):
-        shape = list(spec.shape)
-        if axis is not None and not sharding.open_batch:
-            shape[axis] = int(shape[axis]) * sharding.devices
-        whole.append(replace(spec, shape=tuple(shape)))
-    return tuple(whole)
 
 
 def _all_phases(parts: list[CompiledModel]) -> list[PhaseRecord]:

@@ -10,6 +10,9 @@ from tvm_ext.artifact import LoadedArtifact, read_artifact
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.sharding_record import ShardingRecord
 
+# Of an error, in characters: an answer has to have room for it.
+_LONGEST_TEXT = 4096
+
 # What a device may answer with in the place of results.
 _ANSWERED = (errors.ArtifactError, errors.InputError, errors.RunError, errors.TargetError)
 
@@ -76,7 +79,7 @@ def assembled(parts: Sequence[np.ndarray], axis: int | None) -> np.ndarray:
 
 def plain_error(error: BaseException) -> tuple[str, str]:
     """The class and the text of an error, to be raised in another process."""
-    return type(error).__name__, " ".join(str(error).split())
+    return type(error).__name__, " ".join(str(error).split())[:_LONGEST_TEXT]
 
 
 def raised(kind: str, text: str) -> errors.TvmExtError:

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,31 +51,54 @@ class _WorkerProcesses:
     def __init__(self, memory: GroupMemory) -> None:
         self._memory = memory
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        # By worker, the ends that Disco reads from and writes to, until it has them.
+        self._pipes: dict[int, tuple[int, int]] = {}
         self._kept: list[int] = []
 
-    def create(self, devices: int, groups: int, entry_point: str) -> Any:
+    def start(self, devices: int) -> None:
+        """Starts all workers, which is before Disco, whose threads nothing ends; or none of them.
+
+        Raises
+        ------
+        RunError
+            A process cannot be started.
+        """
+        try:
+            for worker in range(1, devices):
+                self._start(worker, devices)
+        except OSError as error:
+            self.end(is_failed=True)
+            raise RunError(
+                f"the processes of {devices} devices cannot be started ({error.strerror}); "
+                "expected room for them: end other programs, or use fewer devices"
+            ) from error
+
+    def create(self, _devices: int, _groups: int, _entry_point: str) -> Any:
         """What Disco calls to make a pool: returns a function from a worker to its pipe."""
 
         def pipe_of(worker: int) -> Any:
-            return None if worker == 0 else self._started(worker, devices, groups, entry_point)
+            return tvm_ffi.Shape(self._pipes.pop(worker)) if worker else None
 
         return tvm_ffi.convert(pipe_of)
 
-    def _started(self, worker: int, devices: int, groups: int, entry_point: str) -> tvm_ffi.Shape:
+    def _start(self, worker: int, devices: int) -> None:
         from_worker, writer = os.pipe()
         reader, to_worker = os.pipe()
+        self._kept.append(reader)
+        self._pipes[worker] = from_worker, to_worker
+        groups = 1
         numbers = (worker, devices, groups, reader, writer, os.getpid(), *self._memory.descriptors)
         source = str(Path(tvm_ext.__file__).parents[1])
         paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._processes[worker] = subprocess.Popen(
-            [sys.executable, "-m", entry_point, *map(str, numbers)],
-            pass_fds=(reader, writer, *self._memory.descriptors),
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-        os.close(writer)
-        self._kept.append(reader)
-        return tvm_ffi.Shape([from_worker, to_worker])
+        try:
+            self._processes[worker] = subprocess.Popen(
+                [sys.executable, "-m", _ENTRY_POINT, *map(str, numbers)],
+                pass_fds=(reader, writer, *self._memory.descriptors),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        finally:
+            os.close(writer)
 
     def ended(self) -> dict[int, int]:
         """By worker, the exit status of those that have ended."""
@@ -96,9 +120,10 @@ class _WorkerProcesses:
             except subprocess.TimeoutExpired:
                 one.kill()
                 one.wait()
-        for descriptor in self._kept:
+        for descriptor in (*self._kept, *chain(*self._pipes.values())):
             os.close(descriptor)
         self._kept.clear()
+        self._pipes.clear()
 
 
 class DiscoGroup:
@@ -124,15 +149,22 @@ class DiscoGroup:
     def __init__(self, path: Path, record: ShardingRecord, threads: int | None = None) -> None:
         load_runtime()
         self._record, self._number = record, 0
-        self._lock = threading.Lock()
+        self._lock, self._closing = threading.Lock(), threading.Lock()
         self._memory = GroupMemory(record.devices)
         self._processes = _WorkerProcesses(self._memory)
+        try:
+            self._processes.start(record.devices)
+        except RunError:
+            self._memory.close()
+            raise
         self._worker = DeviceWorker(self._memory, 0, lambda: True)
         register_collectives(is_disco=True)
         self.exchanged: dict[str, int] = {}
         # Of each device's thread in the last run.
         self.processor_seconds: list[float] = []
         self._is_open = True
+        # A child of fork has the descriptors, but no part in the group.
+        self._owner = os.getpid()
         own = {LOAD_FUNCTION: self._worker.load, RUN_FUNCTION: self._worker.run}
         with _of_process:
             tvm_ffi.register_global_func(_POOL_FUNCTION, self._processes.create, override=True)
@@ -208,9 +240,10 @@ class DiscoGroup:
 
     def close(self, is_failed: bool = False) -> None:
         """Ends the processes; a later run starts others."""
-        if not self._is_open:
-            return
-        self._is_open = False
+        with self._closing:
+            if not self._is_open or os.getpid() != self._owner:
+                return
+            self._is_open = False
         _open_groups.discard(self)
         self._memory.give_up()
         is_idle = self._first_is_idle()
@@ -223,7 +256,9 @@ class DiscoGroup:
             # Taking a session apart waits for its threads, and writes to workers that are gone.
             _kept_for_good(self._session, *self._functions.values())
         self._processes.end(is_failed or not is_idle)
-        self._memory.close()
+        if is_idle:
+            # A thread that is not may still ask for more of the memory by its descriptors.
+            self._memory.close()
 
     def _first_has_ended(self) -> bool:
         """Tells all workers to end, and waits for the thread of the first.

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tvm_ffi
 
 from tvm_ext.artifact.library import load_runtime
@@ -135,7 +134,6 @@ def main(arguments: Sequence[str]) -> None:
     rank, devices, groups, reader, writer, parent, *descriptors = map(int, arguments)
     # A key that interrupts the caller is the caller's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    np.seterr(all="ignore")
     load_runtime()
     memory = GroupMemory(devices, descriptors)
     worker = DeviceWorker(memory, rank, lambda: os.getppid() == parent)

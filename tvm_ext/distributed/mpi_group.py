@@ -9,10 +9,10 @@ from tvm_ext.artifact import LoadedArtifact
 from tvm_ext.artifact.library import load_runtime
 from tvm_ext.configs.sharding_record import ShardingRecord
 from tvm_ext.distributed.collective_functions import register_collectives, use_communicator
-from tvm_ext.distributed.device_program import DeviceProgram, assembled
+from tvm_ext.distributed.device_program import DeviceProgram, assembled, plain_error, raised
 from tvm_ext.distributed.mpi_communicator import MpiCommunicator
 from tvm_ext.distributed.mpi_environment import mpi_size
-from tvm_ext.errors import TargetError, TvmExtError
+from tvm_ext.errors import TargetError
 
 
 class MpiGroup:
@@ -56,14 +56,17 @@ class MpiGroup:
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs of the whole model, in each process."""
-        use_communicator(self._communicator)
-        self._communicator.exchanged.clear()
         try:
-            found = self._program.run(inputs)
-        except TvmExtError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            return self._ran(inputs)
+        except BaseException as error:
+            print(f"error: {raised(*plain_error(error))}", file=sys.stderr, flush=True)
             self._communicator.world.Abort(1)
             raise
+
+    def _ran(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        use_communicator(self._communicator)
+        self._communicator.exchanged.clear()
+        found = self._program.run(inputs)
         self.exchanged = dict(self._communicator.exchanged)
         axes = zip(found.items(), self._record.outputs, strict=True)
         return {name: self._whole(array, axis) for (name, array), axis in axes}

@@ -51,6 +51,7 @@ class SharedSegment:
     def close(self) -> None:
         """Closes the descriptor; arrays that look at the memory keep it."""
         os.close(self.descriptor)
+        self.descriptor = -1
 
 
 class _Timespec(ctypes.Structure):

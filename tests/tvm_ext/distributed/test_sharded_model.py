@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
 from tvm_ext.distributed import compile_sharded as module
+from tvm_ext.distributed import disco_group
 from tvm_ext.distributed.sharded_model import ShardedModel
 from tvm_ext.errors import ArtifactError, BuildError, InputError, RunError, TargetError
 
@@ -124,6 +125,8 @@ def test_an_open_batch_is_shared_and_has_to_divide(whole: np.ndarray) -> None:
         ({"devices": 2, "shard": {"fc9": 1}}, "is called 'fc9'"),
         ({"devices": 2, "shard": "columns"}, "shard is 'columns', which does not exist"),
         ({"devices": 0}, "0 devices were asked for; expected 1 to"),
+        ({"devices": "2"}, "'2' devices were asked for; expected 1 to"),
+        ({"devices": 2, "specialize": "auto"}, "specialize was given with 2 devices"),
         ({"devices": 2, "shard": {"fc1": "rows"}}, "or axes by pattern"),
         ({"devices": 2, "target": "nvidia-h100"}, "is not a CPU"),
     ],
@@ -132,6 +135,33 @@ def test_what_cannot_be_split_is_refused(options: dict, line: str) -> None:
     with pytest.raises(InputError, match=line) as refused:
         tvm_ext.compile(MODEL, **options)
     assert "\n" not in str(refused.value)
+
+
+def test_a_batch_with_a_lower_bound_is_refused() -> None:
+    with pytest.raises(InputError, match="the batch 'batch' is at least 2, and a device takes"):
+        tvm_ext.compile(OPEN, input_shapes={"x": ("batch:2:8", 8)}, devices=2, shard="data")
+
+
+def test_a_process_that_cannot_be_started_is_one_line(
+    file: Path, monkeypatch: pytest.MonkeyPatch, whole: np.ndarray
+) -> None:
+    def refuse(*_given: object, **_options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    model, others = tvm_ext.load(file), workers()
+    with monkeypatch.context() as patched:
+        patched.setattr(disco_group.subprocess, "Popen", refuse)
+        with pytest.raises(RunError, match="cannot be started"):
+            model.run({"x": X})
+    assert workers() == others
+    np.testing.assert_allclose(model.run({"x": X})["y"], whole, rtol=1e-5, atol=1e-5)
+    model.close()
+
+
+def test_patterns_of_a_pair_of_products(whole: np.ndarray) -> None:
+    model = tvm_ext.compile(MODEL, devices=2, shard={"fc1": 1, "fc2": 0})
+    np.testing.assert_allclose(model.run({"x": X})["y"], whole, rtol=1e-5, atol=1e-5)
+    model.close()
 
 
 def test_a_rank_that_fails_to_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
