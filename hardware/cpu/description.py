@@ -172,10 +172,9 @@ class CpuDescription(MachineDescription):
         return self.model_copy(update={"stored_weights": _NARROW_WEIGHTS})
 
     def widens(self, dtype: str) -> bool:
-        """Whether vectors of ``dtype``, int8, float16 or bfloat16, become float32 in a few
-        instructions.
+        """Whether vectors of a narrow ``dtype`` become float32 in a few instructions.
 
-        Of bfloat16 it takes a shift.
+        It is int8, float16 or bfloat16; of the last it takes a shift.
         """
         needs = {"int8": "avx2", _NARROW_WEIGHTS: "f16c"}
         found = dtype not in needs or needs[dtype] in self.features

@@ -46,9 +46,8 @@ class DonateParams:
         mod, within = in_place_results(mod, lives, planned, pairs)
         for result, param in pairs.items():
             if result not in within:
-                record_refusal(
-                    "DonateParams", str(param.name), "its kernel reads more than it writes"
-                )
+                reason = "it is a result itself, or read later or elsewhere than it is written"
+                record_refusal("DonateParams", str(param.name), reason)
         if not within:
             return mod
         names = ", ".join(str(param.name) for param in within.values())

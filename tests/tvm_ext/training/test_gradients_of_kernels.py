@@ -1,11 +1,13 @@
 """The loops of gradients that are derived from a kernel's expression."""
 
 import numpy as np
+import pytest
 import tvm
 from tvm import relax, te, tirx
+from tvm.script import tirx as T
 
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes
-from tvm_ext.training.gradients.kernels import DifferentiableKernel
+from tvm_ext.tir_schedules.analysis.buffer_access import is_load, nodes
+from tvm_ext.training.gradients.kernels import DifferentiableKernel, NoGradient
 
 
 def test_threads_do_not_add_to_the_same_element() -> None:
@@ -21,15 +23,29 @@ def test_threads_do_not_add_to_the_same_element() -> None:
             out = bb.emit_output(made.emit(bb, [value], given)[0])
         bb.emit_func_output(out)
     mod = bb.get()
-    loops = [
-        loop
+    added_on_threads = [
+        store
         for func in mod.functions.values()
         if isinstance(func, tirx.PrimFunc)
         for loop in nodes(func.body, tirx.For)
         if loop.kind == tirx.ForKind.PARALLEL
+        for store in nodes(loop.body, tirx.BufferStore)
+        if any(is_load(load, store.buffer) for load in nodes(store.value, tvm.ir.TensorLoad))
     ]
-    assert not loops
+    assert not added_on_threads
     machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
     a, b = (np.random.default_rng(n).random((4, 4), "float32") for n in (0, 1))
     found = machine["main"](tvm.runtime.tensor(a), tvm.runtime.tensor(b)).numpy()
     np.testing.assert_allclose(found, a.T * (b + b.T), rtol=1e-6)
+
+
+def test_a_kernel_that_reads_what_it_writes_has_no_gradient() -> None:
+    @T.prim_func(private=True, s_tir=True)
+    def running(x: T.Buffer((4,), "float32"), y: T.Buffer((4,), "float32")):
+        for n in range(4):
+            with T.sblock("y"):
+                i = T.axis.spatial(4, n)
+                y[i] = x[i] + y[i]
+
+    with pytest.raises(NoGradient):
+        DifferentiableKernel.of(running, [0])

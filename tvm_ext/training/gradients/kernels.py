@@ -100,7 +100,7 @@ class DifferentiableKernel:
             read, factor = buffers[: len(operands)], buffers[len(operands)]
             gradients = buffers[len(operands) + 1 :]
             for (shape, dtype), gradient in zip(outputs, gradients, strict=True):
-                with nested(*shape) as index:
+                with on_threads(*shape) as index:
                     gradient[tuple(index)] = tirx.const(0, dtype)
             self._add_up(read, factor, dict(zip(places, gradients, strict=True)))
 
@@ -166,7 +166,12 @@ def _element(func: tirx.PrimFunc) -> tuple[s_tir.SBlock, tirx.Expr]:
         if block.init is not None or not _is_in_order(block):
             raise NoGradient
         values.append((block, _inlined(block.body.value, values)))
-    return last, _inlined(_added(last), values)
+    value = _inlined(_added(last), values)
+    # What reads what it writes depends on the order of its loops.
+    loads = nodes(value, tvm.ir.TensorLoad)
+    if any(is_load(load, store.buffer) for load in loads for store in plain):
+        raise NoGradient
+    return last, value
 
 
 def _added(block: s_tir.SBlock) -> tirx.Expr:
