@@ -259,7 +259,7 @@ def _gradients_of_kernel(
 
 def is_hidden(call: relax.Call) -> bool:
     """Whether a call of a packed function stands for one of a function with a gradient."""
-    return operator_name(call) == f"relax.{_HIDDEN}" and _MARK in str(call.args[0].global_symbol)
+    return is_packed(call) and _MARK in str(call.args[0].global_symbol)
 
 
 def is_packed(call: relax.Call) -> bool:
