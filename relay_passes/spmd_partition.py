@@ -47,7 +47,8 @@ REDUCE_SCATTER_FUNCTION = "runtime.disco.reduce_scatter"
 
 def sharding_of(mod: tvm.IRModule) -> ShardingRecord | None:
     """What the pass left at a module; None where it did nothing."""
-    attrs = mod["main"].attrs
+    main = next((func for var, func in mod.functions.items() if var.name_hint == "main"), None)
+    attrs = None if main is None else main.attrs
     if attrs is None or SHARDING_ATTRIBUTE not in attrs:
         return None
     found = json.loads(str(attrs[SHARDING_ATTRIBUTE]))
