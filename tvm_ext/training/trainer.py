@@ -51,6 +51,7 @@ def compile_training(
     opt_level: int | str = "O3",
     disabled_passes: Iterable[str] = (),
     threads: int | None = None,
+    memory_limit: int | str | None = None,
 ) -> "Trainer":
     """Compiles one step of training: loss, gradients and new weights, from a batch.
 
@@ -77,6 +78,10 @@ def compile_training(
         as many rows.
     target, opt_level, disabled_passes, threads
         As for ``compile``.
+    memory_limit : int or str, optional
+        As for ``compile``: what the values of a step may take, without the weights and the state
+        of the optimiser. Values of the way forward that do not fit are computed again on the way
+        back.
 
     Returns
     -------
@@ -101,6 +106,7 @@ def compile_training(
             opt_level=opt_level,
             disabled_passes=disabled_passes,
             threads=threads,
+            memory_limit=memory_limit,
         )
         for program in programs
     ]
