@@ -97,7 +97,7 @@ def limited_bytes(block: str, threads: int) -> dict[str, int]:
             print(f"  {error}")
             break
         memory = trainer.program.report.memory
-        found[name] = int(memory.planned_peak_bytes)
+        found[name] = memory.planned_peak_bytes or 0
         limit = found[name] // 2
     return found
 

@@ -374,5 +374,5 @@ def test_what_does_not_fit_is_computed_again_with_the_same_numbers():
     assert small.program.report.memory.limit.calls_again > 0
     batch = batch_for(model)
     assert [small.step(batch) for _ in range(3)] == [free.step(batch) for _ in range(3)]
-    with pytest.raises(BuildError, match="expected at most 4.00 KiB"):
+    with pytest.raises(BuildError, match=r"expected at most 4\.00 KiB"):
         compile_training(model, "cross_entropy", SGD(lr=0.1), memory_limit=4096, **options)
