@@ -334,14 +334,15 @@ def schedule_of(func: tirx.PrimFunc) -> s_tir.Schedule:
     """A schedule of ``func`` in which nothing is done yet.
 
     Template after template is asked for a kernel, and begins with one: TVM looks at all of the
-    kernel to make it, and at nothing to copy it.
+    kernel to make it, and at nothing to copy it. A step that it refuses says no more than that:
+    with its reason TVM prints the whole kernel, for each template that tries the step.
     """
     return _untouched(func).copy()
 
 
 @lru_cache(maxsize=3)
 def _untouched(func: tirx.PrimFunc) -> s_tir.Schedule:
-    return s_tir.Schedule(func)
+    return s_tir.Schedule(func, error_render_level="none")
 
 
 def kernel_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
