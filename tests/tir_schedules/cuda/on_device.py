@@ -22,9 +22,8 @@ def assert_on_device(plain: tirx.PrimFunc, func: tirx.PrimFunc, machine: CudaDes
     params = [p for p in plain.params if isinstance(p.ty, tirx.BufferType)]
     arrays = [_filled(param, generator) for param in params]
     host, device = ([tvm.runtime.tensor(array) for array in arrays] for _ in range(2))
-    linked(tirx.build(plain.with_attr("global_symbol", "kernel"), target=SERIAL_TARGET))["kernel"](
-        *host
-    )
+    library = tirx.build(plain.with_attr("global_symbol", "kernel"), target=SERIAL_TARGET)
+    linked(library)["kernel"](*host)
     built(func, machine)(*device)
     assert_same([one.numpy() for one in host], [one.numpy() for one in device], "kernel")
 
