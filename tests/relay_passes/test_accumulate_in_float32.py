@@ -154,7 +154,7 @@ def assert_same_integers(new: tvm.IRModule, mod: tvm.IRModule) -> None:
 @pytest.mark.parametrize(
     ("mod", "target"),
     [
-        (lambda: integer_matmul(64), "avx2"),
+        (lambda: integer_matmul(64), "x86-64"),
         (lambda: module_of(depthwise, "uint8", 1, 8, 5, 6), "avx2"),
         (lambda: module_of(depthwise, "uint8", 1, 8, 5, 6), "avx512-amx"),
         (lambda: module_of(scores_of_integers, "uint8", 6, 200), "avx512-amx"),
@@ -173,11 +173,19 @@ def test_integers_are_summed_exactly(mod, target):
     [
         (lambda: integer_matmul(64), "avx512-amx"),
         (lambda: integer_matmul(64), "nvidia-h100"),
+        (lambda: integer_matmul(64), "avx2"),
         (lambda: integer_matmul(20_000), "avx2"),
         (lambda: integer_matmul(64, largest=30_000), "avx2"),
         (lambda: module_of(scores_of_integers, "uint8", 6, 300), "avx2"),
     ],
-    ids=["dot products", "a GPU", "a long sum", "numbers of 16 bits", "a long sum of the run"],
+    ids=[
+        "dot products",
+        "a GPU",
+        "pairs of int16",
+        "a long sum",
+        "numbers of 16 bits",
+        "a long sum of the run",
+    ],
 )
 def test_sums_of_integers_that_stay(mod, target):
     before = mod()
