@@ -36,6 +36,9 @@ _NARROW_WEIGHTS = "float16"
 # Products of bytes that an instruction adds to one lane.
 _STEPS = 4
 
+# Of a vector.
+_BITS_OF_AVX2 = 256
+
 
 class CpuDescription(MachineDescription):
     """A CPU. Caches L1 and L2 are per core, L3 and memory are shared by all cores.
@@ -233,6 +236,14 @@ class CpuDescription(MachineDescription):
     def has_dot_products(self) -> bool:
         """Whether an instruction adds four products of 8-bit integers to a lane at once."""
         return bool(self.dot_product_types)
+
+    @property
+    def multiplies_pairs_of_int16(self) -> bool:
+        """Whether an instruction adds two products of int16 in each lane of the longest vectors,
+        where none adds four of bytes.
+        """
+        pairs = self.instruction("int16").k == _STEPS // 2 and self.vector_bits == _BITS_OF_AVX2
+        return pairs and not self.has_dot_products
 
     @property
     def multiplies_bfloat16(self) -> bool:

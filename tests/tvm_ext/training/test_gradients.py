@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from unoptimised import machine_of
 
 from tvm_ext.training.gradients import register_gradients
 
@@ -191,7 +192,7 @@ def _program(mod: tvm.IRModule, name: str) -> Callable[..., Any]:
         if isinstance(function, relax.Function):
             mod[variable] = _Spelled(mod).visit_expr(function)
     mod = relax.transform.LegalizeOps()(mod)
-    machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    machine = machine_of(mod)
 
     def run(*arrays: np.ndarray) -> Any:
         return machine[name](*(tvm.runtime.tensor(array) for array in arrays))

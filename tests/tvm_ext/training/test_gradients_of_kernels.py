@@ -7,6 +7,7 @@ import pytest
 import tvm
 from tvm import relax, te, tirx
 from tvm.script import tirx as T
+from unoptimised import machine_of
 
 from tvm_ext.tir_schedules.analysis.buffer_access import is_load, nodes
 from tvm_ext.training.gradients.kernels import DifferentiableKernel, NoGradient
@@ -25,8 +26,7 @@ def _gradient_of(func: tirx.PrimFunc, shape: tuple[int, ...]) -> tvm.IRModule:
 
 
 def _run(mod: tvm.IRModule, *arrays: np.ndarray) -> np.ndarray:
-    machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
-    return machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
+    return machine_of(mod)["main"](*map(tvm.runtime.tensor, arrays)).numpy()
 
 
 def test_threads_do_not_add_to_the_same_element() -> None:

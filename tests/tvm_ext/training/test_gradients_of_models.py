@@ -13,6 +13,7 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
+from unoptimised import machine_of
 
 from tvm_ext.onnx_frontend.trainable import import_trainable
 from tvm_ext.training import SGD, MeanSquaredError
@@ -199,7 +200,7 @@ def test_gradient_is_the_limit_of_differences(case: str, monkeypatch: pytest.Mon
     trainable = import_trainable(CASES[case](), None, None)
     (program,) = step_programs(trainable, MeanSquaredError(), SGD(lr=1.0), StepOptions())
     mod = relax.transform.LegalizeOps()(program.mod)
-    machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    machine = machine_of(mod)
     rng = np.random.default_rng(2)
     given = [rng.uniform(-1, 1, [int(n) for n in spec.shape]) for spec in program.given]
 
