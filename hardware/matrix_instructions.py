@@ -53,6 +53,8 @@ class MatrixInstruction:
     rate : str
         The type for which a GPU's description states the rate. On CPUs one instruction starts in a
         cycle in each unit for multiply-adds.
+    adds : bool
+        Whether it adds to sums itself; code adds what others give.
     """
 
     name: str
@@ -68,6 +70,7 @@ class MatrixInstruction:
     across: bool
     needs: str
     rate: str
+    adds: bool = True
 
     def runs_on(self, arch: str) -> bool:
         """Whether a GPU of architecture ``arch`` has it."""
@@ -85,7 +88,7 @@ def _capability(arch: str) -> int:
     return int("".join(filter(str.isdigit, arch)))
 
 
-_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1, "uint8": 1}
+_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1, "uint8": 1, "int16": 2}
 
 
 def _vector(dtype: str, needs: str = "") -> MatrixInstruction:
@@ -97,13 +100,16 @@ def _vector(dtype: str, needs: str = "") -> MatrixInstruction:
 
 
 def _dot_product(
-    types: tuple[str, str, str], name: str, intrinsic: str, needs: str
+    types: tuple[str, str, str], name: str, intrinsic: str, needs: str, adds: bool = True
 ) -> MatrixInstruction:
-    """Products of the first two types, as many as fill 32 bits, added to a lane of the third."""
+    """Products of the first two types, as many as fill 32 bits, added to a lane of the third.
+
+    Operands of a narrower second type are widened to the first.
+    """
     a, b, accumulator = types
     k = 4 // _BYTES[a]
     return MatrixInstruction(
-        *(name, intrinsic, 1, LANES, k, a, b, accumulator, "lanes", k, False, needs, a)
+        *(name, intrinsic, 1, LANES, k, a, b, accumulator, "lanes", k, False, needs, a, adds)
     )
 
 
@@ -127,6 +133,7 @@ def _tile(a: str, b: str, accumulator: str, name: str, needs: str) -> MatrixInst
 
 _INTEGER_SUMS = ("uint8", "int8", "int32")
 _SIGNED_SUMS = ("int8", "int8", "int32")
+_WIDENED_SUMS = ("int16", "int8", "int32")
 _BFLOAT16_SUMS = ("bfloat16", "bfloat16", "float32")
 
 CPU_INSTRUCTIONS = (
@@ -145,6 +152,8 @@ CPU_INSTRUCTIONS = (
     _dot_product(_INTEGER_SUMS, "vpdpbusd", "llvm.x86.avx512.vpdpbusd.{bits}", "avxvnni"),
     _dot_product(_INTEGER_SUMS, "usdot", "llvm.aarch64.neon.usdot.v4i32.v16i8", "i8mm"),
     _dot_product(_SIGNED_SUMS, "sdot", "llvm.aarch64.neon.sdot.v4i32.v16i8", "dotprod"),
+    # The last of 256 bits; what has longer vectors multiplies as many float32 at once.
+    _dot_product(_WIDENED_SUMS, "vpmaddwd", "llvm.x86.avx2.pmadd.wd", "avx2", adds=False),
     _dot_product(_BFLOAT16_SUMS, "vdpbf16ps", "llvm.x86.avx512bf16.dpbf16ps.{bits}", "avx512bf16"),
     _dot_product(_BFLOAT16_SUMS, "bfdot", "llvm.aarch64.neon.bfdot.v4f32.v8bf16", "bf16"),
 )

@@ -9,6 +9,7 @@ from tvm import relax, tirx
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.hardware.cuda.description import current_gpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.compress_weights import multiplies_bytes
 from tvm_ext.relay_passes.dataflow.framework import Solution
 from tvm_ext.relay_passes.dataflow.interval import ValueRange, element_type
 from tvm_ext.relay_passes.dataflow.value_ranges import value_ranges
@@ -50,7 +51,8 @@ class AccumulateInFloat32:
 
     Leaves alone: operands of two types; constants that would be rounded; GPUs without a rate for
     the type of the operands among their tensor cores' ("tensor_tflops"). Sums of integers that may
-    be larger, or that ``ZeroPointCompensation`` gives to an instruction for bytes.
+    be larger, or that ``ZeroPointCompensation`` gives to an instruction for bytes, or
+    ``CompressWeights`` to one for pairs of int16.
 
     Run after: CanonicalizeBindings, FoldConstantCalls. Run before: ConvBnReluFold, GemmFusion,
     LayoutPlanning.
@@ -130,6 +132,8 @@ class _IntegerSums(BindingRewriter):
             return None
         # Ranges take longest to find out.
         if self.cpu.has_dot_products and self._is_for_dot_products(call):
+            return None
+        if self.cpu.multiplies_pairs_of_int16 and multiplies_bytes(self.view, call) is not None:
             return None
         largest = self._largest_sum(call)
         if largest is None:

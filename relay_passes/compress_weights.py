@@ -1,4 +1,4 @@
-"""CompressWeights: matmuls of float32 that widen weights of 8 or 16 bits as they read them."""
+"""CompressWeights: matmuls that widen weights of 8 or 16 bits as they read them."""
 
 import math
 
@@ -8,7 +8,13 @@ from tvm import relax, te, tirx
 
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import constant_value, numpy_dtype, tensor_bytes
+from tvm_ext.relay_passes.expressions import (
+    GraphView,
+    constant_value,
+    numpy_dtype,
+    operator_name,
+    tensor_bytes,
+)
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.spans import relax_functions
 
@@ -38,6 +44,9 @@ class CompressWeights:
     rounded to float16, to the nearest; products and sums stay those of float32. A matmul of few
     rows takes the time of reading its weights. See OpenVINO's "weight compression".
 
+    So are weights of int16 that are numbers of int8, in matmuls of int16 summed in int32, on CPUs
+    with an instruction for pairs of these.
+
     Leaves alone: weights that are computed in the run, or batches of matrices; programs whose
     weights all stay in the cores' own caches, where widening takes as long as reading; so many
     rows that products take longer than reading the weights; fewer columns than a vector holds;
@@ -64,6 +73,10 @@ class _WeightCompressor(BindingRewriter):
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.matmul")
+        if call is not None and self._machine.multiplies_pairs_of_int16:
+            integers = multiplies_bytes(self.view, call)
+            if integers is not None:
+                return self._compressed(call, integers, "int8", "as they were")
         if call is None or any(str(one.ty.dtype) != _WIDE for one in (*call.args, var)):
             return None
         weights = constant_value(self.view, call.args[1])
@@ -79,7 +92,11 @@ class _WeightCompressor(BindingRewriter):
             self.refuse(reason, var)
             return None
         what = "as they were" if dtype is not None else "rounded"
-        dtype = dtype or _NARROW
+        return self._compressed(call, weights, dtype or _NARROW, what)
+
+    def _compressed(
+        self, call: relax.Call, weights: np.ndarray, dtype: str, what: str
+    ) -> Replacement:
         stored = self._narrowed(call.args[1], weights, dtype)
         attrs = {"op_pattern": OUT_ELEMENTWISE_FUSABLE}
         made = self.builder.call_te(compressed_matmul, call.args[0], stored, primfunc_attrs=attrs)
@@ -158,13 +175,30 @@ def _are_exact(weights: np.ndarray, dtype: str) -> bool:
     return np.array_equal(narrow.astype(weights.dtype), weights, equal_nan=True)
 
 
+def multiplies_bytes(view: GraphView, call: relax.Call) -> np.ndarray | None:
+    """The weights of a matmul of int16 that is summed in int32 by pairs of steps, numbers of int8;
+    None for other calls.
+    """
+    types = [str(one.ty.dtype) for one in (*call.args, call)]
+    if operator_name(call) != "relax.matmul" or types != ["int16", "int16", "int32"]:
+        return None
+    weights = constant_value(view, call.args[1])
+    if weights is None or weights.ndim != 2 or not weights.size or weights.shape[0] % 2:
+        return None
+    return weights if _are_exact(weights, "int8") else None
+
+
 def compressed_matmul(x: te.Tensor, weights: te.Tensor) -> te.Tensor:
-    """The product of ``x[..., depth]`` of float32 and narrow ``weights[depth, columns]``."""
+    """The product of ``x[..., depth]`` of float32, or of int16, and narrow
+    ``weights[depth, columns]``.
+    """
     depth = te.reduce_axis((0, weights.shape[0]), "depth")
+    wide = "int32" if x.dtype == "int16" else _WIDE
 
     def each(*indices: tirx.Var) -> tvm.ir.Expr:
         *rows, column = indices
-        weight = tirx.Cast(_WIDE, weights(depth, column))
-        return te.sum(x(*rows, depth) * weight, axis=depth)
+        element = x(*rows, depth)
+        element = element if x.dtype == wide else tirx.Cast(wide, element)
+        return te.sum(element * tirx.Cast(wide, weights(depth, column)), axis=depth)
 
     return te.compute((*x.shape[:-1], weights.shape[1]), each, "compressed_matmul")

@@ -40,6 +40,9 @@ _FMA = {
 def in_assembly(row: MatrixInstruction, architecture: str) -> str:
     if row.name == "fma":
         return _FMA[architecture][row.a]
+    if not row.adds:
+        # LLVM joins it with the addition behind it where the CPU has both in one.
+        return f"{row.name}|vpdpwssd"
     return row.name if architecture == "x86_64" else rf"\b{row.name}\s+v.*\.4s"
 
 

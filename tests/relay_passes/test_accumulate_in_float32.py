@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, tirx
-from unoptimised import LLVM
+from unoptimised import machine_of
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.accumulate_in_float32 import AccumulateInFloat32
@@ -83,7 +83,7 @@ def test_numbers_are_the_same():
     x = np.linspace(-2, 2, 64).astype("float16").reshape(4, 16)
     results = []
     for mod in (module_of(product), narrowed(module_of(product))):
-        program = relax.VirtualMachine(tvm.compile(mod, target=LLVM), tvm.cpu())
+        program = machine_of(mod)
         results.append(program["main"](tvm.runtime.tensor(x)).numpy())
     np.testing.assert_array_equal(*results)
 
@@ -145,7 +145,7 @@ def assert_same_integers(new: tvm.IRModule, mod: tvm.IRModule) -> None:
     x = RANDOM.integers(0, 256, shape).astype("uint8")
     results = []
     for each in (new, mod):
-        machine = relax.VirtualMachine(tvm.compile(each, LLVM), tvm.cpu())
+        machine = machine_of(each)
         results.append(machine["main"](tvm.runtime.tensor(x)).numpy())
     assert results[0].dtype == np.int32
     np.testing.assert_array_equal(*results)
@@ -154,7 +154,7 @@ def assert_same_integers(new: tvm.IRModule, mod: tvm.IRModule) -> None:
 @pytest.mark.parametrize(
     ("mod", "target"),
     [
-        (lambda: integer_matmul(64), "avx2"),
+        (lambda: integer_matmul(64), "x86-64"),
         (lambda: module_of(depthwise, "uint8", 1, 8, 5, 6), "avx2"),
         (lambda: module_of(depthwise, "uint8", 1, 8, 5, 6), "avx512-amx"),
         (lambda: module_of(scores_of_integers, "uint8", 6, 200), "avx512-amx"),
@@ -173,11 +173,19 @@ def test_integers_are_summed_exactly(mod, target):
     [
         (lambda: integer_matmul(64), "avx512-amx"),
         (lambda: integer_matmul(64), "nvidia-h100"),
+        (lambda: integer_matmul(64), "avx2"),
         (lambda: integer_matmul(20_000), "avx2"),
         (lambda: integer_matmul(64, largest=30_000), "avx2"),
         (lambda: module_of(scores_of_integers, "uint8", 6, 300), "avx2"),
     ],
-    ids=["dot products", "a GPU", "a long sum", "numbers of 16 bits", "a long sum of the run"],
+    ids=[
+        "dot products",
+        "a GPU",
+        "pairs of int16",
+        "a long sum",
+        "numbers of 16 bits",
+        "a long sum of the run",
+    ],
 )
 def test_sums_of_integers_that_stay(mod, target):
     before = mod()

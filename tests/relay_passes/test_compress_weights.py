@@ -175,6 +175,35 @@ def test_other_machines_refuse_it_and_keep_all_as_it_is(target):
     assert rewrite(mod, machine).same_as(mod)
 
 
+def integers(largest, steps=64):
+    weights = RANDOM.integers(-largest, largest + 1, (steps, 40)).astype("int16")
+    weights[0, 0] = largest
+
+    def body(emit, x):
+        x = emit(op.astype(op.astype(x, "uint8"), "int16"))
+        return [emit(op.matmul(x, relax.const(weights), out_dtype="int32"))]
+
+    return module((2, 3, steps), body), weights
+
+
+def test_integers_for_pairs_of_int16_take_a_byte_each():
+    mod, weights = integers(127)
+    after = rewrite(mod, small_cache("avx2", "model"))
+    assert stored(after).dtype == np.int8
+    np.testing.assert_array_equal(stored(after), weights)
+    x = RANDOM.integers(0, 256, (2, 3, 64)).astype("float32")
+    np.testing.assert_array_equal(run(after, x), run(mod, x))
+
+
+@pytest.mark.parametrize(
+    ("largest", "steps", "target"), [(128, 64, "avx2"), (127, 63, "avx2"), (127, 64, "avx512-amx")]
+)
+def test_integers_that_no_instruction_takes_by_pairs(largest, steps, target):
+    """Larger than a byte, an odd number of steps, and beside an instruction for bytes."""
+    mod, _ = integers(largest, steps)
+    assert stored(rewrite(mod, small_cache(target, "model"))).dtype == np.int16
+
+
 def test_a_cpu_that_does_not_widen_float16():
     with pytest.raises(TargetError, match=r"no instruction that converts it.*f16c"):
         resolve_target("x86-64").with_precision("float16")

@@ -19,7 +19,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis
 # Of a sum.
 _LANE_BITS = 32
 
-_NEON_BITS = 128
+_NEON_BITS, _AVX2_BITS = 128, 256
 
 # Where the sums of a row are in two vectors of pairs of rows and columns.
 _PLACES_OF_ROWS = ((0, 1, 4, 5), (2, 3, 6, 7))
@@ -70,13 +70,15 @@ class DotProductCode:
         """The type in which code holds a vector of either operand."""
         if self._is_foreign:
             return f"int{_LANE_BITS}x{self.lanes}"
-        return f"{self.instruction.b}x{self._elements}"
+        return f"{self._element}x{self._elements}"
 
     def of_columns(self, source: Any, places: list[Any]) -> tvm.ir.Expr:
         """The vector of packed weights that starts at ``places`` of ``source``."""
         *outer, first = places
         loaded = tirx.BufferLoad(source, [*outer, _neighbours(first, self._elements)])
-        return tirx.reinterpret(self.operand, loaded) if self._is_foreign else loaded
+        if self._is_foreign:
+            return tirx.reinterpret(self.operand, loaded)
+        return tirx.Cast(self.operand, loaded) if self._is_widened else loaded
 
     def of_rows(self, source: Any, rows: Sequence[list[Any]]) -> tvm.ir.Expr:
         """The vector of neighbouring steps that start at these places of ``source``, of ``rows``
@@ -100,7 +102,9 @@ class DotProductCode:
         kind = f"{self.instruction.accumulator}x{self.lanes}"
         if self._is_foreign:
             return tirx.call_pure_extern(kind, self._function, total, data, weights)
-        return tirx.call_llvm_pure_intrin(kind, self._intrinsic, total, data, weights)
+        if self.instruction.adds:
+            return tirx.call_llvm_pure_intrin(kind, self._intrinsic, total, data, weights)
+        return total + tirx.call_llvm_pure_intrin(kind, self._intrinsic, data, weights)
 
     def put_into_rows(self, sums: Any, rows: Sequence[Any]) -> list[tirx.Stmt]:
         """Copies the sums of two rows, or of the first alone, to an array for each of ``rows``."""
@@ -127,6 +131,16 @@ class DotProductCode:
     def _elements(self) -> int:
         """Of a vector of weights."""
         return self.columns * self.instruction.k
+
+    @property
+    def _is_widened(self) -> bool:
+        """Whether weights are stored in fewer bits than those of the data."""
+        return tvm.DataType(self.instruction.b).bits < tvm.DataType(self.instruction.a).bits
+
+    @property
+    def _element(self) -> str:
+        """The type of the elements of either operand, where code holds them."""
+        return self.instruction.a if self._is_widened else self.instruction.b
 
     @property
     def _is_foreign(self) -> bool:
@@ -185,7 +199,9 @@ class DotProduct(DotProductCode):
 
 def vector_bits(instruction: MatrixInstruction, machine: CpuDescription) -> int:
     """Of a vector of the instruction: those of the machine where it is there for several."""
-    return machine.vector_bits if "{bits}" in instruction.intrinsic else _NEON_BITS
+    if "{bits}" in instruction.intrinsic:
+        return machine.vector_bits
+    return _AVX2_BITS if ".avx2." in instruction.intrinsic else _NEON_BITS
 
 
 def _neighbours(first: Any, count: int) -> tvm.ir.Expr:

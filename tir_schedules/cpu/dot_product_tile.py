@@ -1,6 +1,7 @@
 """Matmuls and convolutions by instructions that add several products to each lane of a vector.
 
-They are of 8-bit integers, four products at a time, or of bfloat16, two; twice as many where Arm's
+They are of 8-bit integers, four products at a time, or two where they are widened to 16 bits, or of
+bfloat16, two; twice as many where Arm's
 instructions multiply two rows by two columns. Weights are packed so that these steps of the sum,
 for as many columns as a vector of sums serves, are one vector; as many elements of the other
 operand go to all lanes, or those of two rows into one vector. How the loops around a tile go is as
@@ -26,6 +27,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 from tvm_ext.tir_schedules.cpu.blockwise import schedule_others
 from tvm_ext.tir_schedules.cpu.dot_product import DotProduct, vector_bits
 from tvm_ext.tir_schedules.cpu.implicit_padding import implicit_padding
+from tvm_ext.tir_schedules.cpu.register_blocking import row_limit
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     SymbolicContraction,
     require_parameter_of,
@@ -45,13 +47,13 @@ from tvm_ext.tir_schedules.packing import PaddedOperand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Vectors of sums next to each other in a tile (of three LLVM keeps the sums in memory): the fewest
-# sums that no column wants decide, then the most, which read the other operand least often.
+# sums that no column wants decide, then the fewest vectors that are read for as many products.
 _VECTORS = (4, 2, 1)
 
 
 class DotProductTile:
-    """Sums of products of uint8 or int8 and constant int8, or of bfloat16 and constant bfloat16, on
-    CPUs with an instruction for several.
+    """Sums of products of uint8, int8 or int16 and constant int8, or of bfloat16 and constant
+    bfloat16, on CPUs with an instruction for several.
     """
 
     name = "dot product tile"
@@ -69,7 +71,7 @@ class DotProductTile:
         operands = _operands(found, sch.mod["main"], machine)
         bits = vector_bits(operands.instruction, machine)
         lanes = bits // tvm.DataType(operands.instruction.accumulator).bits
-        vectors = decisions.pick("vectors", set(_VECTORS), _vectors(operands, lanes))
+        vectors = decisions.pick("vectors", set(_VECTORS), _vectors(operands, lanes, machine))
         tile = with_rows(found, operands.columns, (vectors * lanes,), machine)
         found, tile = with_joined_rows(found, replace(tile, padded=True), sch.mod["main"])
         found, tile = with_flattened_rows(found, tile)
@@ -180,10 +182,15 @@ def _is_one_of(axis: LoopAxis, axes: Sequence[LoopAxis]) -> bool:
     return any(axis is one for one in axes)
 
 
-def _vectors(operands: _Operands, lanes: int) -> int:
+def _vectors(operands: _Operands, lanes: int, machine: CpuDescription) -> int:
     length = operands.columns.length or 1
     fitting = [n for n in _VECTORS if (n - 1) * lanes < length] or [1]
-    return min(fitting, key=lambda n: -(-length // (n * lanes)) * n)
+
+    def cost(vectors: int) -> tuple[int, float]:
+        rows = row_limit(machine, vectors * lanes, lanes, 1)
+        return -(-length // (vectors * lanes)) * vectors, 1 / vectors + 1 / rows
+
+    return min(fitting, key=cost)
 
 
 def _packed(

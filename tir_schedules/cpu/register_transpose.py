@@ -34,13 +34,39 @@ def transposed(rows: Sequence[tvm.ir.Expr], size: int, name: Name) -> list[tvm.i
     distance = size // 2
     while distance:
         for i in (i for i in range(size) if not i & distance):
-            pair = (vectors[i], vectors[i + distance])
-            low = [k if not k & distance else size + k - distance for k in range(size)]
-            high = [k + distance if not k & distance else size + k for k in range(size)]
-            vectors[i] = name(_shuffle(pair, low))
-            vectors[i + distance] = name(_shuffle(pair, high))
+            pair = _exchanged(vectors[i], vectors[i + distance], distance, size)
+            vectors[i], vectors[i + distance] = map(name, pair)
         distance //= 2
     return vectors
+
+
+def lane_sums(rows: Sequence[Any], size: int, name: Name) -> Any:
+    """A vector of the sums of the lanes of each of the ``rows``, vectors of ``size`` lanes.
+
+    As ``transposed``, with the sums of pairs in their place. There are as many rows as lanes, or a
+    smaller power of two.
+    """
+    vectors = list(rows)
+    distance = len(vectors) // 2
+    while distance:
+        pairs = zip(vectors[:distance], vectors[distance:], strict=True)
+        exchanged = [_exchanged(a, b, distance, size) for a, b in pairs]
+        vectors = [name(low + high) for low, high in exchanged]
+        distance //= 2
+    total, lanes = vectors[0], size
+    while lanes > len(rows):
+        lanes //= 2
+        halves = ([*range(lanes)], [*range(lanes, 2 * lanes)])
+        low, high = (_shuffle([total], half) for half in halves)
+        total = name(low + high)
+    return total
+
+
+def _exchanged(first: Any, second: Any, distance: int, size: int) -> tuple[Any, Any]:
+    """Two vectors after lanes of the first have changed places with some of the second."""
+    low = [k if not k & distance else size + k - distance for k in range(size)]
+    high = [k + distance if not k & distance else size + k for k in range(size)]
+    return _shuffle((first, second), low), _shuffle((first, second), high)
 
 
 def interleaved(rows: Sequence[tvm.ir.Expr], size: int, name: Name) -> list[tvm.ir.Expr]:

@@ -25,6 +25,7 @@ from tvm_ext.compiler.compile_context import current_compilation
 from tvm_ext.compiler.program_cache import ProgramCache, code_versions, program_cache
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, BuildError
+from tvm_ext.hardware.cpu.description import code_target
 from tvm_ext.hardware.cpu.system import usable_cores
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.device_code import making_device_code
@@ -116,6 +117,7 @@ def _executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecuta
     attrs = dict(mod.attrs.items()) if mod.attrs else {}
     libraries = [*attrs.get("external_mods", ()), *objects]
     constants = dict(attrs.get("const_name_to_constant", {}))
+    target = code_target(target)
     return vm_build._vmlink(builder, target, rest, lowering_pipeline(target), libraries, constants)
 
 
@@ -204,6 +206,7 @@ def _side_by_side(modules: Sequence[tvm.IRModule], target: tvm.target.Target) ->
 
 def _object(kernels: tvm.IRModule, target: tvm.target.Target) -> bytes:
     """An object file with ``kernels``; for a thread, which has no context of the others."""
+    target = code_target(target)
     with (
         tvm.transform.PassContext(opt_level=3, config=pass_options(target)),
         _file_in_memory() as path,

@@ -30,6 +30,7 @@ from tvm_ext.tir_schedules.template import FixedDecisions
 TEMPLATE = CpuAttention()
 ADD = Mask("add", "bhqk")
 PARTS_OF_KEYS = {"keys": 32}
+PARTS_ON_THREADS = {"keys": 32, "threads": 1}
 
 
 def case(*sizes: int, **others: Any) -> AttentionCase:
@@ -72,6 +73,15 @@ CASES = {
     "three queries of shared heads": case(
         2, 4, 3, 37, 20, 36, group=2, masks=[(ADD, normal(2, 1, 3, 37))]
     ),
+    "one query of seven heads": case(2, 7, 1, 45, 20, group=7),
+    "two queries, causal, odd depth": case(1, 3, 2, 90, 15, 17, group=3, causal=88),
+    "parts of the keys of one query": case(1, 3, 1, 150, 16, group=3, decided=PARTS_ON_THREADS),
+    "no key seen by one query": case(
+        *(1, 2, 1, 150, 16),
+        masks=[(KEEP, seen(1, 2, 1, 150, blind=True))],
+        zero_rows=True,
+        decided=PARTS_ON_THREADS,
+    ),
     "one query of float16": AttentionCase(1, 2, 1, 30, 24, 12),
     "one row": case(1, 1, 9, 20, 16, decided={"rows": 1, "columns": 16}),
 }
@@ -108,6 +118,7 @@ def test_what_is_not_a_number_stays_in_its_row() -> None:
 SYMBOLIC: dict[str, tuple[AttentionCase, list[tuple[Mask, str]]]] = {
     "plain": (case(1, 2, 1, 1, 16), []),
     "shared heads, positions first": (case(1, 4, 1, 1, 20, 12, group=2, axes="bshd"), []),
+    "one shared head": (case(1, 6, 1, 1, 16, group=6), [(KEEP, "b11k")]),
     "causal": (case(1, 1, 1, 1, 16, causal=2), []),
     "added to all rows": (case(1, 2, 1, 1, 16), [(ADD, "b11k")]),
     "zeros": (case(1, 1, 1, 1, 8, zero_rows=True), [(KEEP, "11qk")]),
@@ -196,6 +207,21 @@ def test_threads_share_the_rows_of_few_heads() -> None:
     assert decided(case(1, 8, 512, 512, 64), machine).parts == 1
     assert decided(case(1, 1, 512, 512, 64), machine).parts == 4
     assert not decided(case(1, 1, 8, 8, 8), machine).threads
+
+
+def test_threads_share_the_keys_of_few_rows() -> None:
+    """Where heads are too few for the cores, and each part of the keys is long enough."""
+    machine = MACHINE.with_cores(4)
+
+    def few(heads: int, keys: int = 4096, group: int = 1) -> Any:
+        return decided(case(1, heads, 1, keys, 64, group=group), machine).few
+
+    assert [few(heads).parts for heads in (1, 2, 3, 4, 8)] == [4, 2, 4, 1, 1]
+    assert few(8, group=4).parts == 2
+    assert few(1, keys=few(1).keys).parts == 1
+    # The heads that share keys pass together, as many as there are registers for.
+    assert [few(12, group=group).rows for group in (1, 3, 4, 6, 12)] == [1, 3, 4, 3, 4]
+    assert decided(case(1, 8, 4, 128, 64), machine).few is None
 
 
 def test_the_whole_matrix_of_scores_is_nowhere() -> None:

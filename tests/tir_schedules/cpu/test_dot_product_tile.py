@@ -22,7 +22,14 @@ from tvm_ext.tir_schedules.cpu.dot_product_tile import DotProductTile
 op = relax.op
 HOST = host_description()
 pytestmark = pytest.mark.skipif(
-    HOST.instruction("uint8").k == 1, reason="this CPU has no instruction"
+    not any(HOST.instruction(dtype).k > 1 for dtype in ("uint8", "int16")),
+    reason="this CPU has no instruction",
+)
+needs_bytes = pytest.mark.skipif(
+    HOST.instruction("uint8").k == 1, reason="this CPU has no instruction for bytes"
+)
+needs_pairs = pytest.mark.skipif(
+    HOST.instruction("int16").k == 1, reason="this CPU has no instruction for int16"
 )
 needs_bfloat16 = pytest.mark.skipif(
     HOST.instruction("bfloat16").k == 1, reason="this CPU has no instruction for bfloat16"
@@ -66,34 +73,47 @@ def results(
     return made[0]
 
 
-def matmul(rows: int | tirx.Var, steps: int, columns: int) -> tirx.PrimFunc:
+def matmul(rows: int | tirx.Var, steps: int, columns: int, dtype: str = "uint8") -> tirx.PrimFunc:
     """With a zero point's part taken off, as ``ZeroPointCompensation`` writes it."""
-    return kernel_of(
-        lambda x, w, z: op.subtract(op.matmul(x, w, out_dtype="int32"), z),
-        ((2, rows, steps), "uint8"),
-        ((steps, columns), "int8"),
-        ((columns,), "int32"),
-    )
+
+    def product(x: relax.Expr, w: relax.Expr, z: relax.Expr) -> relax.Expr:
+        return op.subtract(op.matmul(x, w, out_dtype="int32"), z)
+
+    x = ((2, rows, steps), dtype)
+    return kernel_of(product, x, ((steps, columns), "int8"), ((columns,), "int32"))
 
 
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("uint8", marks=needs_bytes), pytest.param("int16", marks=needs_pairs)]
+)
 @pytest.mark.parametrize("columns", [16, 64, 72, 100])
 @pytest.mark.parametrize("rows", [1, 3, 7, 23])
-def test_matmuls_of_known_and_of_symbolic_rows(rows: int, columns: int) -> None:
-    x, weights = unsigned(2, rows, 36), signed(36, columns)
+def test_matmuls_of_known_and_of_symbolic_rows(rows: int, columns: int, dtype: str) -> None:
+    x, weights = unsigned(2, rows, 36).astype(dtype), signed(36, columns)
+    if dtype == "int16":
+        x -= 131
     taken = np.arange(columns, dtype=np.int32)
     wanted = x.astype(np.int32) @ weights.astype(np.int32) - taken
     for extent in (rows, size("rows")):
-        found = scheduled(matmul(extent, 36, columns))
+        found = scheduled(matmul(extent, 36, columns, dtype))
         np.testing.assert_array_equal(results(found, x, weights, wanted.shape, taken), wanted)
 
 
-def test_the_largest_products_do_not_saturate() -> None:
-    x, weights = np.full((2, 5, 64), 255, "uint8"), np.full((64, 32), -128, "int8")
-    wanted, nothing = np.full((2, 5, 32), -255 * 128 * 64, "int32"), np.zeros(32, "int32")
-    found = scheduled(matmul(5, 64, 32))
+@pytest.mark.parametrize(
+    ("dtype", "largest"),
+    [
+        pytest.param("uint8", 255, marks=needs_bytes),
+        pytest.param("int16", -32768, marks=needs_pairs),
+    ],
+)
+def test_the_largest_products_do_not_saturate(dtype: str, largest: int) -> None:
+    x, weights = np.full((2, 5, 64), largest, dtype), np.full((64, 32), -128, "int8")
+    wanted, nothing = np.full((2, 5, 32), -largest * 128 * 64, "int32"), np.zeros(32, "int32")
+    found = scheduled(matmul(5, 64, 32, dtype))
     np.testing.assert_array_equal(results(found, x, weights, wanted.shape, nothing), wanted)
 
 
+@needs_bytes
 @pytest.mark.parametrize("is_symbolic", [False, True])
 @pytest.mark.parametrize(("side", "stride"), [(1, 1), (3, 1), (3, 2)])
 def test_convolutions(side: int, stride: int, is_symbolic: bool) -> None:
@@ -142,6 +162,7 @@ def test_padded_convolutions_of_bfloat16(
     np.testing.assert_allclose(made, wanted, atol=1e-3, rtol=1e-5)
 
 
+@needs_bytes
 @pytest.mark.parametrize(
     ("types", "steps", "constants", "reason"),
     [

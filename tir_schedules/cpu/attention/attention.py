@@ -9,6 +9,7 @@ calculation for softmax", arXiv:1805.02867; Dao et al., "FlashAttention", arXiv:
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -20,10 +21,11 @@ from tvm_ext.tir_schedules.cpu.attention.attention_tiles import (
     FLOAT,
     AttentionTiles,
     count_of,
+    even_parts,
     extent_of,
     is_none,
 )
-from tvm_ext.tir_schedules.cpu.attention.few_rows import FewRows
+from tvm_ext.tir_schedules.cpu.attention.few_rows import FEW_ROWS, FewRows, few_row_tiles
 from tvm_ext.tir_schedules.cpu.attention.keys_and_values import KeysAndValues
 from tvm_ext.tir_schedules.cpu.attention.row_tiles import RowBlock
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import pick_threads, worth_threads
@@ -109,10 +111,12 @@ def decide_attention(
     is_long = worth_threads(machine, operations, lanes) or is_symbolic(problem)
     threads = pick_threads(decisions, machine, lambda: heads * blocks, is_long)
     most_parts = min(machine.cores, blocks) if threads else 1
-    parts = decisions.pick("parts", range(1, most_parts + 1), _parts(heads, blocks, most_parts))
+    parts = decisions.pick("parts", range(1, most_parts + 1), even_parts(heads, blocks, most_parts))
     is_dense = problem.value.stride("s") == problem.width and problem.width % lanes == 0
     packs_values = not is_dense or problem.value.dtype != FLOAT
-    return AttentionTiles(lanes, rows, columns, together, block, parts, packs_values, threads)
+    tiles = AttentionTiles(lanes, rows, columns, together, block, parts, packs_values, threads)
+    is_few = not isinstance(problem.queries, int) or problem.queries < FEW_ROWS
+    return replace(tiles, few=few_row_tiles(problem, machine, tiles)) if is_few else tiles
 
 
 # As AVX-512 and NEON have; others have half of them.
@@ -159,25 +163,19 @@ def _decide_keys(
     return decisions.pick("keys", [*fewer, problem.keys], default)
 
 
-def _parts(heads: int, blocks: int, most: int) -> int:
-    """The fewest parts of the rows of a head with which no core waits long for another."""
-
-    def share(parts: int) -> float:
-        return math.ceil(heads * parts / most) * math.ceil(blocks / parts) / blocks
-
-    counts = range(1, most + 1)
-    best = min(map(share, counts))
-    return next(parts for parts in counts if share(parts) <= _UNEVEN * best)
-
-
-# What a core may have more to do than others before the rows of a head are cut once more.
-_UNEVEN = 1.1
-
-
 # Code.
 
 
 def attention_code(problem: AttentionProblem, tiles: AttentionTiles) -> tirx.Stmt:
+    """The code for as many rows as there are, or for many and for few where a run decides that."""
+    few = None if tiles.few is None else FewRows(problem, tiles.few).statement()
+    if few is not None and isinstance(problem.queries, int):
+        return few
+    many = _many_rows(problem, tiles)
+    return many if few is None else where_long([problem.queries], FEW_ROWS, many, few)
+
+
+def _many_rows(problem: AttentionProblem, tiles: AttentionTiles) -> tirx.Stmt:
     """All tasks: a head of keys with a part of the rows of each head of queries that uses it."""
     heads = problem.heads // problem.group
     kind = tirx.ForKind.PARALLEL if tiles.threads else tirx.ForKind.SERIAL
@@ -204,21 +202,13 @@ class _Task:
         self.held = KeysAndValues(problem, tiles, batch, head)
 
     def statements(self) -> list[tirx.Stmt]:
-        """The rows of all heads of queries; where a run has few, without a copy of the keys."""
-        group, queries = self.problem.group, self.problem.queries
+        """The rows of all heads of queries."""
+        group = self.problem.group
 
         def rows_of(one: Any) -> tirx.Stmt:
             return self._rows(self.head * number(group) + one, self.tiles)
 
-        many = [*self.held.statements(), loop(group, rows_of)]
-        if isinstance(queries, int) and queries >= _FEW_ROWS:
-            return many
-        few = FewRows(self.problem, self.tiles, self.batch, self.head).statement()
-        if self.tiles.parts > 1:
-            few = tirx.IfThenElse(tirx.EQ(self.part, number(0)), few, None)
-        if isinstance(queries, int):
-            return [few]
-        return [where_long([queries], _FEW_ROWS, sequence(many), few)]
+        return [*self.held.statements(), loop(group, rows_of)]
 
     def _rows(self, head: Any, tiles: AttentionTiles) -> tirx.Stmt:
         """The rows of this part, of one head of queries: whole blocks, then what is left."""
@@ -241,7 +231,3 @@ class _Task:
             is_last = tirx.EQ(self.part, number(tiles.parts - 1))
             found.append(last if tiles.parts == 1 else tirx.IfThenElse(is_last, last, None))
         return sequence(found)
-
-
-# Rows that are worth a tile of several: of fewer, a copy of the keys takes longer than it saves.
-_FEW_ROWS = 4

@@ -35,6 +35,10 @@ class AttentionTiles:
         Whether the values are copied next to each other.
     threads : bool
         Whether threads share the tasks.
+    abreast : int
+        Keys whose products with a row are summed side by side, where the keys are not copied.
+    few : AttentionTiles or None
+        Of rows that may be too few for a copy of the keys: they have tiles of their own.
     """
 
     lanes: int
@@ -45,10 +49,27 @@ class AttentionTiles:
     parts: int
     packs_values: bool
     threads: bool
+    abreast: int = 1
+    few: "AttentionTiles | None" = None
 
     def takes_all(self, keys: Any) -> bool:
         """Whether so many keys, which may be a size that a run decides, are taken together."""
         return isinstance(keys, int) and keys == self.keys
+
+
+# What a core may have more to do than others before the work of a head is cut once more.
+_UNEVEN = 1.1
+
+
+def even_parts(heads: int, blocks: int, most: int) -> int:
+    """The fewest parts of the blocks of a head with which no core waits long for another."""
+
+    def share(parts: int) -> float:
+        return math.ceil(heads * parts / most) * math.ceil(blocks / parts) / blocks
+
+    counts = range(1, most + 1)
+    best = min(map(share, counts))
+    return next(parts for parts in counts if share(parts) <= _UNEVEN * best)
 
 
 # Arrays, vectors and extents that an attention is written with.

@@ -34,7 +34,9 @@ class KeysAndValues:
         self.problem, self.tiles = problem, tiles
         self.batch, self.head = batch, head
         padded_keys = count_of(problem.keys, tiles.columns) * tiles.columns
-        self.padded_width = tiles.lanes * math.ceil(problem.width / tiles.lanes)
+        self.padded_width = problem.width
+        if tiles.packs_values:
+            self.padded_width = tiles.lanes * math.ceil(problem.width / tiles.lanes)
         self.keys = array_of(padded_keys * problem.depth, "keys")
         self.values = array_of(problem.keys * self.padded_width, "values")
 
@@ -63,7 +65,7 @@ class KeysAndValues:
         if self.tiles.packs_values:
             return at(self.values, key * number(self.padded_width) + column)
         place = self.problem.value.address(b=self.batch, h=self.head, s=key, d=column)
-        return at(self.problem.value.buffer, place)
+        return widened(self.problem.value.buffer, place)
 
     def _copied_keys(self) -> tirx.Stmt:
         """Transposed in registers, in squares; elements that fill none one by one."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -50,15 +51,26 @@ class RowBlock:
             return self._tiles(number(0), self.problem.keys)
         kept = (self.highest, self.totals, self.results)
         declared = [tirx.AllocBuffer(array) for array in kept]
+        steps = [self._each_tile(self._started), *self._keys(), self._each_tile(self._finished)]
+        return sequence([*declared, *steps])
+
+    def _keys(self) -> list[tirx.Stmt]:
+        """The parts of the keys, one after the other."""
         size = self.tiles.keys
         whole, left = divided(self.problem.keys, size)
         parts = [loop(whole, lambda i: self._seen(i * number(size), size))]
         if not is_none(left):
             last = self._seen(extent_of(whole) * number(size), left)
             parts.append(last if isinstance(left, int) else where_any(left, last))
-        return sequence(
-            [*declared, self._each_tile(self._started), *parts, self._each_tile(self._finished)]
-        )
+        return parts
+
+    def head_and_query(self, row: Any) -> tuple[Any, Any]:
+        """Which head of the query, and which position, a row is."""
+        return self.head, self.first + row
+
+    def slot(self, row: Any) -> Any:
+        """Where in their arrays the facts of a row are kept."""
+        return row
 
     def _seen(self, first_key: Any, keys: Any) -> tirx.Stmt:
         """A part of the keys, unless no row sees it."""
@@ -66,8 +78,8 @@ class RowBlock:
         causal = self.problem.compute.causal
         if causal is None:
             return code
-        last_row = self.first + number(self.count - 1)
-        return tirx.IfThenElse(first_key <= last_row + number(causal), code, None)
+        _, last_query = self.head_and_query(number(self.count - 1))
+        return tirx.IfThenElse(first_key <= last_query + number(causal), code, None)
 
     def _each_tile(self, code: Callable[[Any, int], tirx.Stmt]) -> tirx.Stmt:
         rows = self.tiles.rows
@@ -83,15 +95,21 @@ class RowBlock:
 
     def _tiles(self, first_key: Any, keys: Any) -> tirx.Stmt:
         return self._each_tile(
-            lambda place, rows: _Tile(self, place, rows, first_key, keys).statement()
+            lambda place, rows: self.tile_type(self, place, rows, first_key, keys).statement()
         )
+
+    @property
+    def tile_type(self) -> "type[RowTile]":
+        """What computes the scores of some rows with some keys."""
+        return RowTile
 
     def _started(self, place: Any, rows: int) -> tirx.Stmt:
         """Nothing seen yet."""
+        slot = self.slot(place)
 
         def filled(array: Any, size: int, value: float) -> list[tirx.Stmt]:
             store = store_of(array, tirx.const(value, FLOAT))
-            return in_lanes(0, rows * size, lambda n: store(place * number(size) + n))
+            return in_lanes(0, rows * size, lambda n: store(slot * number(size) + n))
 
         return sequence(
             [
@@ -105,10 +123,12 @@ class RowBlock:
         width = self.held.padded_width
 
         def of_row(row: Any) -> list[tirx.Stmt]:
-            def sums(n: Any) -> Any:
-                return at(self.results, row * number(width) + n)
+            slot = self.slot(row)
 
-            highest = at(self.highest, row)
+            def sums(n: Any) -> Any:
+                return at(self.results, slot * number(width) + n)
+
+            highest = at(self.highest, slot)
             return self.stored(row, sums, 0, self.problem.width, self._total(row), highest)
 
         stores = [of_row(place + number(row)) for row in range(rows)]
@@ -116,7 +136,7 @@ class RowBlock:
 
     def _total(self, row: Any) -> Any:
         """What the result of a row is divided by: without keys it is zero."""
-        total, keys = at(self.totals, row), self.problem.keys
+        total, keys = at(self.totals, self.slot(row)), self.problem.keys
         if isinstance(keys, int):
             return total
         return tirx.Select(keys > number(0), total, tirx.const(1, FLOAT))
@@ -133,8 +153,8 @@ class RowBlock:
             value = sums(column) / total
             if compute.zero_rows:
                 value = tirx.Select(highest < lowest, zero, value)
-            query = self.first + row
-            place = output.address(b=self.held.batch, h=self.head, s=query, d=column)
+            head, query = self.head_and_query(row)
+            place = output.address(b=self.held.batch, h=head, s=query, d=column)
             return tirx.BufferStore(output.buffer, value.astype(output.dtype), [place])
 
         stores = in_lanes(start, end, store)
@@ -145,7 +165,7 @@ class RowBlock:
         return [tirx.IfThenElse(is_row, sequence(stores), None)]
 
 
-class _Tile:
+class RowTile:
     """Some rows with some keys."""
 
     def __init__(self, rows: RowBlock, place: Any, count: int, first_key: Any, keys: Any) -> None:
@@ -207,7 +227,8 @@ class _Tile:
     def _query(self, row: int, d: Any) -> Any:
         """An element of a query, as it is given."""
         query = self.problem.query
-        place = query.address(b=self.held.batch, h=self.rows.head, s=self._position(row), d=d)
+        head, position = self._head_and_query(row)
+        place = query.address(b=self.held.batch, h=head, s=position, d=d)
         return widened(query.buffer, place)
 
     def _scores(self) -> tirx.Stmt:
@@ -261,8 +282,10 @@ class _Tile:
         return sequence(found)
 
     def _masked(
-        self, row: int, sums: Any, first: Any, wanted: Any, columns: int
+        self, row: int, sums: Any, first: Any, wanted: Any, columns: int, start: Any = None
     ) -> list[tirx.Stmt]:
+        """The scores of a row with keys from ``first`` on: of the ``sums`` from ``start`` on."""
+        start = number(0) if start is None else start
         below = tirx.const(-math.inf, FLOAT)
 
         def store(n: Any, value: Any) -> tirx.Stmt:
@@ -270,12 +293,12 @@ class _Tile:
 
         def masked(n: Any) -> tirx.Stmt:
             key = self.first_key + first + n
-            return store(n, self._masked_score(at(sums, n), self._position(row), key))
+            return store(n, self._masked_score(at(sums, start + n), row, key))
 
         def masked_if_wanted(n: Any) -> tirx.Stmt:
             # Of the last key for what is beyond it: a mask ends there.
             key = self.first_key + first + tirx.min(n, wanted - 1)
-            score = self._masked_score(at(sums, n), self._position(row), key)
+            score = self._masked_score(at(sums, start + n), row, key)
             return store(n, tirx.Select(n < wanted, score, below))
 
         if not isinstance(wanted, int):
@@ -285,10 +308,11 @@ class _Tile:
             *in_lanes(wanted, columns, lambda n: store(n, below)),
         ]
 
-    def _masked_score(self, score: Any, query: Any, key: Any) -> Any:
+    def _masked_score(self, score: Any, row: int, key: Any) -> Any:
         compute = self.problem.compute
         score = scaled_score(score, compute)
-        place = {"b": self.held.batch, "h": self.rows.head, "q": query, "k": key}
+        head, query = self._head_and_query(row)
+        place = {"b": self.held.batch, "h": head, "q": query, "k": key}
         for tensor, mask in zip(self.problem.masks, compute.masks, strict=True):
             where = tensor.address(**{letter: place[letter] for letter in tensor.axes})
             score = masked_score(score, at(tensor.buffer, where), mask)
@@ -297,10 +321,9 @@ class _Tile:
         below = tirx.const(-math.inf, FLOAT)
         return tirx.Select(key <= query + number(compute.causal), score, below)
 
-    def _position(self, row: int) -> Any:
-        if self.rows.is_open:
-            return at(self.positions, number(row))
-        return self.rows.first + self.place + number(row)
+    def _head_and_query(self, row: int) -> tuple[Any, Any]:
+        head, query = self.rows.head_and_query(self.place + number(row))
+        return head, at(self.positions, number(row)) if self.rows.is_open else query
 
     def _products(self, each: Sequence["_RowSoftmax"]) -> Iterator[tirx.Stmt]:
         """The weights times the values, some columns of the result after the others."""
@@ -309,14 +332,18 @@ class _Tile:
             columns = min(self.tiles.columns, width - start)
             yield self._product_tile(each, start, columns)
 
+    def _before_values(self, key: Any, start: int) -> list[tirx.Stmt]:
+        """What comes ahead of the columns from ``start`` on of a value."""
+        return []
+
     def _product_tile(self, each: Sequence["_RowSoftmax"], start: int, columns: int) -> tirx.Stmt:
         arrays = [stack_array(number(columns), FLOAT, "sums") for _ in range(self.count)]
         found = [declared for _, declared in arrays]
         for (array, _), row in zip(arrays, each, strict=True):
-            found.append(vector(columns, store_of(array, lambda n, row=row: row.before(start, n))))
+            found += in_lanes(0, columns, store_of(array, partial(row.before, start)))
 
         def step(key: Any) -> tirx.Stmt:
-            stores: list[tirx.Stmt] = []
+            stores = self._before_values(key, start)
             for row, (array, _) in enumerate(arrays):
                 weight = at(self.scores, number(row * self.row_size) + key)
 
@@ -324,7 +351,7 @@ class _Tile:
                     value = self.held.value(self.first_key + key, number(start) + n)
                     return tirx.BufferStore(array, at(array, n) + weight * value, [n])
 
-                stores.append(vector(columns, add))
+                stores += in_lanes(0, columns, add)
             return sequence(stores)
 
         found.append(loop(self.keys, step))
@@ -336,11 +363,12 @@ class _Tile:
 class _RowSoftmax:
     """The weights of a row of a tile, not yet divided by their sum, in place of its scores."""
 
-    def __init__(self, tile: _Tile, row: int) -> None:
+    def __init__(self, tile: RowTile, row: int) -> None:
         self.tile, self.row = tile, row
         self.rows = tile.rows
         self.size = tile.partial
         self.place = tile.place + number(row)
+        self.slot = self.rows.slot(self.place)
         self.partial, declared = stack_array(number(self.size), FLOAT, "partial")
         # Highest score, factor for what was added before, sum.
         self.facts, facts = stack_array(number(3), FLOAT, "facts")
@@ -368,7 +396,7 @@ class _RowSoftmax:
         first = at(self.partial, number(0))
         if not self.rows.is_online:
             return [*found, tirx.BufferStore(self.facts, first, [number(0)])]
-        before = at(self.rows.highest, self.place)
+        before = at(self.rows.highest, self.slot)
         highest = tirx.Var("highest", FLOAT)
         # Without a key that is seen, the exponents are of minus infinity, not of NaN.
         none, zero = tirx.const(-math.inf, FLOAT), tirx.const(0, FLOAT)
@@ -381,7 +409,7 @@ class _RowSoftmax:
             tirx.Bind(highest, tirx.max(first, before)),
             tirx.BufferStore(self.facts, seen, [number(0)]),
             tirx.BufferStore(self.facts, factor, [number(1)]),
-            tirx.BufferStore(self.rows.highest, highest, [self.place]),
+            tirx.BufferStore(self.rows.highest, highest, [self.slot]),
         ]
 
     def _weights(self) -> list[tirx.Stmt]:
@@ -400,8 +428,8 @@ class _RowSoftmax:
         first = at(self.partial, number(0))
         if not self.rows.is_online:
             return [*found, tirx.BufferStore(self.facts, first, [number(2)])]
-        total = at(self.rows.totals, self.place) * self.factor + first
-        return [*found, tirx.BufferStore(self.rows.totals, total, [self.place])]
+        total = at(self.rows.totals, self.slot) * self.factor + first
+        return [*found, tirx.BufferStore(self.rows.totals, total, [self.slot])]
 
     def _over_scores(self, combine: Callable[[Any, Any], Any]) -> list[tirx.Stmt]:
         def part(n: Any, place: Any) -> list[tirx.Stmt]:
@@ -444,14 +472,11 @@ class _RowSoftmax:
     def kept(self, sums: Any, start: int, columns: int) -> list[tirx.Stmt]:
         """Where the sums of some columns go."""
         if self.rows.is_online:
-            return [
-                vector(
-                    columns,
-                    lambda n: tirx.BufferStore(
-                        self.rows.results, at(sums, n), [self._result(start, n)]
-                    ),
-                )
-            ]
+
+            def store(n: Any) -> tirx.Stmt:
+                return tirx.BufferStore(self.rows.results, at(sums, n), [self._result(start, n)])
+
+            return in_lanes(0, columns, store)
         end = min(start + columns, self.tile.problem.width)
         return self.rows.stored(
             self.place,
@@ -463,4 +488,4 @@ class _RowSoftmax:
         )
 
     def _result(self, start: int, n: Any) -> Any:
-        return self.place * number(self.tile.held.padded_width) + number(start) + n
+        return self.slot * number(self.tile.held.padded_width) + number(start) + n
