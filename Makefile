@@ -18,7 +18,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-emulated test-all test-cuda check hooks emulators bench chart bench-check models \
-    operators docs dist try-dist release release-tag release-notes clean
+    operators gradients docs dist try-dist release release-tag release-notes clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -85,6 +85,9 @@ $(MODELS_STAMP): tests/real_models/requirements.txt
 
 operators: $(STAMP) ## write docs/reference/operators.md anew from the table of operators
 	$(BIN)/python -m tvm_ext.onnx_frontend.operator_table docs/reference/operators.md
+
+gradients: $(STAMP) ## write docs/reference/gradients.md anew from what can be differentiated
+	PYTHONPATH=tests/shared $(BIN)/python tests/onnx_backend/gradients_page.py docs/reference/gradients.md
 
 docs: $(DOCS_STAMP) ## build the documentation into site/, which needs no network to be read
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

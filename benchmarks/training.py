@@ -1,7 +1,9 @@
 """Time of a step of training beside PyTorch, eager and compiled, in turns in one run.
 
 The blocks are those of the tests: an MLP, a residual block, a transformer block and an LSTM, with
-Adam. PyTorch runs in a Python of its own, which answers line by line.
+Adam. PyTorch runs in a Python of its own, which answers line by line. With ``--memory`` a line says
+how many bytes the values of a step take at their peak, without weights and the state of Adam: as
+planned, with half of that as memory limit, and as PyTorch's profiler counts them.
 
     python benchmarks/training.py --torch-python .venv-models/bin/python
 """
@@ -18,7 +20,9 @@ from pathlib import Path
 
 import onnx
 
+from tvm_ext.errors import TvmExtError
 from tvm_ext.hardware.timing import interleaved_seconds, timed
+from tvm_ext.report.units import format_bytes
 from tvm_ext.training import Adam, compile_training
 
 # The blocks are those that the tests compare with JAX.
@@ -38,6 +42,8 @@ class PyTorch:
 
     def __init__(self, python: str, threads: int) -> None:
         script = Path(__file__).with_name("training_in_pytorch.py")
+        # By way, the bytes of a step.
+        self.peaks: dict[str, int] = {}
         self._process = subprocess.Popen(
             [python, str(script), str(threads)],
             stdin=subprocess.PIPE,
@@ -55,7 +61,8 @@ class PyTorch:
         line = answers.readline()
         if not line:
             raise SystemExit("error: the process of PyTorch ended; expected a Python with torch")
-        return float(line)
+        seconds, self.peaks[way] = line.split()[0], int(line.split()[1])
+        return float(seconds)
 
     def close(self) -> None:
         """Ends the process."""
@@ -76,6 +83,25 @@ def measured(block: str, pytorch: PyTorch, threads: int, seconds: float) -> dict
     return dict(zip(programs, medians, strict=True))
 
 
+def limited_bytes(block: str, threads: int) -> dict[str, int]:
+    """The planned bytes of a step, and the least that was found for half of them."""
+    model = BLOCKS[block]()
+    found = {}
+    limit: int | None = None
+    for name in ("tvm-ext", "with a limit of half"):
+        try:
+            trainer = compile_training(
+                model, "cross_entropy", Adam(lr=1e-3), threads=threads, memory_limit=limit
+            )
+        except TvmExtError as error:
+            print(f"  {error}")
+            break
+        memory = trainer.program.report.memory
+        found[name] = memory.planned_peak_bytes or 0
+        limit = found[name] // 2
+    return found
+
+
 def main() -> None:
     """Prints a line a block, and writes the figures where asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -83,6 +109,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=6.0, help="for each block")
     parser.add_argument("--blocks", nargs="+", choices=list(BLOCKS), default=list(BLOCKS))
+    parser.add_argument("--memory", action="store_true", help="measure bytes as well")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     pytorch = PyTorch(options.torch_python, options.threads)
@@ -93,6 +120,10 @@ def main() -> None:
             listed = "  ".join(f"{name} {ms:8.3f} ms" for name, ms in times.items())
             better = min(times["eager"], times["compiled"])
             print(f"{block:18} {listed}  {better / times['tvm-ext']:.2f}x", flush=True)
+            if options.memory:
+                peaks = {**limited_bytes(block, options.threads), **pytorch.peaks}
+                listed = "  ".join(f"{way} {format_bytes(peak)}" for way, peak in peaks.items())
+                print(f"{'':18} {listed}", flush=True)
     finally:
         pytorch.close()
     if options.json is not None:

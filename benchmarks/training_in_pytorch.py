@@ -1,13 +1,17 @@
 """Steps of training in PyTorch, for ``training.py``: it runs in a Python that has torch.
 
-Reads lines of a way and a block, makes a step, and prints how many seconds it took.
+Reads lines of a way and a block, makes a step, and prints how many seconds it took and how many
+bytes above those of before were in use at its peak; these are counted in the first steps only.
 """
 
 import sys
 import time
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 
 class Residual(nn.Module):
@@ -95,6 +99,17 @@ class Steps:
         self.optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
         self.module = torch.compile(module) if is_compiled else module
 
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most bytes of a step above those that were in use before, gradients among them."""
+        self.step()
+        self.optimizer.zero_grad()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            self.step()
+        events = profiled.profiler.kineto_results.events()
+        moves = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+        return max(accumulate((nbytes for _, nbytes in moves), initial=0))
+
     def step(self) -> float:
         """Seconds of one step, with its loss read."""
         begun = time.perf_counter()
@@ -115,7 +130,8 @@ def main() -> None:
         if line not in made:
             module, shape = blocks()[block]
             made[line] = Steps(module.train(), shape, way == "compiled")
-        print(made[line].step(), flush=True)
+        peak = made[line].peak_bytes
+        print(made[line].step(), peak, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,10 @@ A TVM release that moves a name breaks this file and its test, and nothing else.
 Those of TVM's ONNX importer are in ``tvm_ext/onnx_frontend/tvm_compat.py``: they bring ``onnx``.
 """
 
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
 from tvm import tirx
 from tvm.base import _LOADED_LIBS as loaded_libraries
 from tvm.ir import IRModule
@@ -17,14 +21,19 @@ from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 from tvm.support.nvcc import tvm_callback_cuda_compile as compile_cuda_by_tvm
 from tvm.target import Target
 from tvm.target import codegen as llvm_codegen
-from tvm_ffi import structural_map
+from tvm_ffi import WalkOrder, structural_map
+from tvm_ffi._ffi_api import StructuralWalk as structural_walk
+from tvm_ffi.structural import _callback_type_to_type_index as type_index
 
 __all__ = [
     "compile_cuda_by_tvm",
     "llvm_codegen",
     "loaded_libraries",
     "set_type",
+    "structural_walk",
     "tune_context",
+    "type_index",
+    "walk",
     "without_scope_marks",
 ]
 
@@ -59,6 +68,21 @@ def tune_context(
     )
     meta_schedule_ffi.TuneContextInitialize(context)
     return context
+
+
+@cache
+def _type_indices(kinds: tuple[type, ...]) -> tuple[int, ...]:
+    return tuple(type_index(kind, api_name="structural_walk") for kind in kinds)
+
+
+def walk(root: Any, kinds: tuple[type, ...], visit: Callable[[Any], None]) -> None:
+    """``visit`` for each node of some kinds, before those below it.
+
+    ``tvm_ffi.structural_walk`` finds the numbers of the kinds anew each time, which takes longer
+    than most walks.
+    """
+    visits = [(index, visit) for index in _type_indices(kinds)]
+    structural_walk(root, visits, (), int(WalkOrder.PREORDER))
 
 
 def without_scope_marks(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -18,7 +18,6 @@ from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import (
     constant_value,
     feature_map_obstacle,
-    item_shape,
     nominal_shape,
     shape_obstacle,
     tensor_bytes,
@@ -55,6 +54,8 @@ class UpsampledAxis:
         As the operator has them.
     before : int
         Outputs cut off at the start: the operator's padding.
+    shift : int
+        Inputs by which each phase reads on from where the one before it does.
     """
 
     length: int
@@ -63,19 +64,23 @@ class UpsampledAxis:
     stride: int
     dilation: int
     before: int
+    shift: int = 0
 
     @cached_property
     def _offsets(self) -> dict[tuple[int, int], int]:
-        """By phase and weight that meet: the input's position less the output's ``m``."""
+        """By phase and weight that meet: the input's position less the output's ``m``, and less
+        what the phase is shifted by.
+        """
         offsets = {}
         for j in range(self.kernel):
             phase = (j * self.dilation - self.before) % self.stride
-            offsets[phase, j] = (phase + self.before - j * self.dilation) // self.stride
+            offset = (phase + self.before - j * self.dilation) // self.stride
+            offsets[phase, j] = offset - self.shift * phase
         return offsets
 
     @property
     def first(self) -> int:
-        """Offset of the first input that an output reads: input ``m + first + tap``."""
+        """Of the first input that an output reads: ``m + first + tap + shift * phase``."""
         return min(self._offsets.values())
 
     @property
@@ -105,7 +110,7 @@ class UpsampledAxis:
     @property
     def padding(self) -> tuple[int, int]:
         """Zeros that a convolution over the taps needs before and after the input."""
-        last = self.positions + self.first + self.taps - 1
+        last = self.positions + self.first + self.taps - 1 + self.shift * (self.stride - 1)
         return max(0, -self.first), max(0, last - self.length)
 
     @property
@@ -124,11 +129,15 @@ class UpsampledAxis:
         """What must hold for ``phase`` to have a weight at ``tap``; nothing if it always has."""
         if self.is_dense:
             return []
-        reached = phase + self.before - self.stride * (tap + self.first)
+        reached = phase + self.before - self.stride * (tap + self.first + self.shift * phase)
         conditions = [reached >= 0, reached <= (self.kernel - 1) * self.dilation]
         if self.dilation > 1:
             conditions.append(tirx.indexmod(reached, self.dilation) == 0)
         return conditions
+
+    def shifted(self) -> "UpsampledAxis":
+        """The axis whose phases start where they have weights, if that takes fewer taps."""
+        return min(self, replace(self, shift=1), key=lambda axis: axis.taps)
 
     def aligned(self) -> tuple["UpsampledAxis", int]:
         """The axis with the fewest taps that computes these outputs, and how many more before."""
@@ -209,6 +218,8 @@ class InterleavedKernel:
                 m + tap + axis.skipped
                 for m, tap, axis in zip(positions, taps, self.axes, strict=True)
             ]
+            for n, (phase, axis) in enumerate(zip(phases, self.axes, strict=False)):
+                places[n] = places[n] + axis.shift * phase if axis.shift else places[n]
             value = padded(batch, *places, group * inputs + i).astype(self.out_dtype)
             product = value * weight(*phases, *taps, i, *rest).astype(self.out_dtype)
             conditions = [
@@ -324,9 +335,9 @@ class ConvTransposeToConv:
     - ``reshape(permute_dims(reshape(conv2d(x, W'))))``: the phases as output channels of one
       convolution, for results of so few channels that they leave vectors empty.
 
-    Taps that only some phases have are zeros in the last form (and on GPUs in the second, on CPUs
-    along the rows where it joins phases and channels): there an infinite input makes NaN of its
-    neighbours.
+    Of stride 2, each phase starts where it has weights. Taps that only some phases have are zeros
+    in the last form (and on GPUs in the second, on CPUs along the rows where it joins phases and
+    channels): there an infinite input makes NaN of its neighbours.
 
     Leaves alone: weights that are not constant, unknown shapes, symbolic channels, layouts other
     than channels first, meshes.
@@ -412,10 +423,17 @@ class _ConvTransposeRewriter(BindingRewriter):
         """The faster of joined and not, and its modelled seconds."""
         for_cuda = isinstance(self.machine.description, CudaDescription)
         choices = [False, True] if operator.groups == 1 and not for_cuda else [False]
-        # Images of any size have a template for matmuls.
-        branches = not for_cuda and item_shape(operator.x) is not None
+        shifted = operator.axes if for_cuda else tuple(axis.shifted() for axis in operator.axes)
+        branches = not for_cuda
         kernels = [
-            InterleavedKernel(operator.axes, operator.groups, joined, operator.dtype, branches)
+            InterleavedKernel(
+                # A phase that is one axis with the channels reads what the others read.
+                (*shifted[:-1], operator.axes[-1]) if joined else shifted,
+                operator.groups,
+                joined,
+                operator.dtype,
+                branches,
+            )
             for joined in choices
         ]
         seconds = [_kernel_seconds(operator, kernel, self.machine) for kernel in kernels]

@@ -110,7 +110,7 @@ class _Request:
             results: list[int | None] = [None] * len(plan.results_of(self._main))
             inputs: list[int | None] = [None] * len(self._main.params)
             record = ShardingRecord(self._devices, strategy, inputs, results, problem=problem)
-            return _with_record(self._mod, record)
+            return with_sharding(self._mod, record)
         return _Partitioner(self._mod, plan, self._cost, self._options.rank).module(strategy)
 
     def _with_open_batch(self, batch: Any) -> tvm.IRModule:
@@ -120,7 +120,7 @@ class _Request:
         results = getattr(self._main.ret_ty, "fields", [self._main.ret_ty])
         outputs: list[int | None] = [0] * len(results)
         record = ShardingRecord(self._devices, DATA, inputs, outputs, open_batch=str(batch.name))
-        return _with_record(self._mod, record)
+        return with_sharding(self._mod, record)
 
     def _chosen(self) -> tuple[str, Seeds, ShardingPlan]:
         params, devices = self._main.params, self._devices
@@ -159,7 +159,8 @@ class _Request:
         return ""
 
 
-def _with_record(mod: tvm.IRModule, record: ShardingRecord) -> tvm.IRModule:
+def with_sharding(mod: tvm.IRModule, record: ShardingRecord) -> tvm.IRModule:
+    """A module of one of several devices, which the pass leaves as it is."""
     main = mod["main"].with_attr(SHARDING_ATTRIBUTE, json.dumps(asdict(record)))
     return with_functions(mod, {mod.get_global_var("main"): main})
 

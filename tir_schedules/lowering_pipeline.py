@@ -9,6 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm_ffi import structural_map
 
+from tvm_ext.hardware.cpu.description import code_target
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.analysis.in_place import CODE_ATTRIBUTE
 from tvm_ext.tir_schedules.check_bounds import InsertBoundsChecks
@@ -266,6 +267,7 @@ def compile_kernels(
     options = pass_options(target)
     if isinstance(mod, tvm.IRModule) and any(map(_keeps_code, mod.functions.values())):
         mod = pkgutil.resolve_name(_KEPT_CODE)(mod)
+    target = code_target(target)
     with tvm.transform.PassContext(opt_level=3, config=options, instruments=list(instruments)):
         return tvm.compile(mod, target=target, tir_pipeline=lowering_pipeline(target))
 

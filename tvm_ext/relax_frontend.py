@@ -56,21 +56,27 @@ def normalized(mod: tvm.IRModule) -> tvm.IRModule:
     They look at dataflow blocks alone: what is pure becomes one.
     """
     steps = [relax.transform.Normalize(), relax.transform.ConvertToDataflow(min_size=1)]
-    return tvm.transform.Sequential(steps)(_with_unfused_kernels(mod))
+    kernels = {
+        variable: _kernel(func, str(variable.name_hint))
+        for variable, func in mod.functions.items()
+        if isinstance(func, tirx.PrimFunc)
+    }
+    marked = tvm.IRModule({**dict(mod.functions.items()), **kernels}, attrs=mod.attrs)
+    return tvm.transform.Sequential(steps)(marked)
 
 
-def _with_unfused_kernels(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with a note on kernels that TVM cannot fuse with those of operators.
+def _kernel(func: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
+    """A kernel under the name that the module has for it: ``te.create_prim_func`` says "main".
 
-    Kernels written by hand have sizes of 32 bits, those of operators of 64.
+    It gets a note where TVM cannot fuse it with those of operators: kernels written by hand have
+    sizes of 32 bits, those of operators of 64.
     """
-    functions = dict(mod.functions.items())
-    for variable, func in mod.functions.items():
-        if isinstance(func, tirx.PrimFunc) and any(
-            str(size.ty.dtype) != "int64" for p in func.params for size in getattr(p, "shape", ())
-        ):
-            functions[variable] = func.with_attr("op_pattern", OPAQUE)
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    if "global_symbol" in func.attrs:
+        func = func.with_attr("global_symbol", name)
+    sizes = [size for param in func.params for size in getattr(param, "shape", ())]
+    if any(str(size.ty.dtype) != "int64" for size in sizes):
+        func = func.with_attr("op_pattern", OPAQUE)
+    return func
 
 
 def _main_of(mod: tvm.IRModule) -> relax.Function:

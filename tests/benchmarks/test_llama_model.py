@@ -9,6 +9,7 @@ from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.api import compile_decoder
+from tvm_ext.check.reference import ReferenceSession
 
 SMALL = {
     "layers": 2,
@@ -24,37 +25,29 @@ SMALL = {
 # Activations that are rounded to 8 bits differ by a step where a sum is between two.
 LARGEST = {"int8": 0.05}
 
-# Without VNNI ONNX Runtime's sums of two products of bytes saturate.
-COMPARED = [one for one in STORAGES if one != "int8" or HOST.has_dot_products]
 
-
-@pytest.mark.parametrize("storage", COMPARED)
+@pytest.mark.parametrize("storage", STORAGES)
 def test_numbers_at_open_sizes(storage: Storage) -> None:
     form = LlamaForm(storage=storage, **SMALL)
     proto = llama_model(form)
     onnx.checker.check_model(proto)
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    session = ReferenceSession(proto)
     compiled = tvm_ext.compile(proto, HOST.with_cores(1))
     for batch, length, past in [(1, 1, 20), (1, 7, 0), (2, 1, 5), (2, 3, 0), (1, 17, 4)]:
         inputs = form.inputs(batch, length, past)
-        found, wanted = compiled.run(inputs), session.run(None, inputs)
-        names = [output.name for output in session.get_outputs()]
-        for name, expected in zip(names, wanted, strict=True):
+        found = compiled.run(inputs)
+        for name, expected in session.run(inputs).items():
             assert found[name].shape == expected.shape
             difference = np.abs(found[name] - expected).max() / np.abs(expected).max()
             assert difference < LARGEST.get(storage, 1e-5), (name, batch, length, past)
 
 
-@pytest.mark.parametrize("storage", COMPARED)
+@pytest.mark.parametrize("storage", STORAGES)
 def test_a_session_of_the_last_position(storage: Storage) -> None:
     """No pass fails on the program of a session: a warning of that would be an error here."""
     form = LlamaForm(storage=storage, **SMALL)
     proto = llama_model(form)
-    reference = onnxruntime.InferenceSession(
-        proto.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    reference = ReferenceSession(proto)
     model = compile_decoder(proto, HOST.with_cores(1))
     for batch, length, past in [(1, 7, 0), (1, 1, 20), (2, 1, 5), (2, 3, 4), (1, 17, 1)]:
         inputs = form.inputs(batch, length, past)
@@ -64,7 +57,7 @@ def test_a_session_of_the_last_position(storage: Storage) -> None:
         if past:
             session.restore(state)
         found = session.run(given)["logits"]
-        wanted = reference.run(["logits"], inputs)[0][:, -1:]
+        wanted = reference.run(inputs)["logits"][:, -1:]
         assert found.shape == wanted.shape
         difference = np.abs(found - wanted).max() / np.abs(wanted).max()
         assert difference < LARGEST.get(storage, 1e-5), (batch, length, past)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tvm
 from tvm import relax, tirx
-from unoptimised import LLVM
+from unoptimised import machine_of
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.spans import span_of
@@ -93,7 +93,7 @@ def kernels(mod: tvm.IRModule) -> list[str]:
 
 
 def run(mod: tvm.IRModule, *arrays: np.ndarray) -> list[np.ndarray]:
-    machine = relax.VirtualMachine(tvm.compile(mod, target=LLVM), tvm.cpu())
+    machine = machine_of(mod)
     result = machine["main"](*map(tvm.runtime.tensor, arrays))
     values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
     return [value.numpy() for value in values]

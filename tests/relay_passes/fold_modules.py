@@ -6,7 +6,7 @@ import numpy as np
 import tvm
 from random_numbers import RANDOM
 from tvm import relax
-from unoptimised import LLVM
+from unoptimised import machine_of
 
 from tvm_ext.configs.decision import Decision
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
@@ -73,7 +73,7 @@ def fold(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[Decision]]:
 
 def evaluate(mod: tvm.IRModule, *inputs: np.ndarray) -> np.ndarray:
     lowered = relax.transform.LegalizeOps()(relax.transform.DecomposeOpsForInference()(mod))
-    machine = relax.VirtualMachine(tvm.compile(lowered, target=LLVM), tvm.cpu())
+    machine = machine_of(lowered)
     return machine["main"](*[tvm.runtime.tensor(value) for value in inputs]).numpy()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import tvm
 from random_numbers import RANDOM
 from tvm import relax
-from unoptimised import LLVM
+from unoptimised import machine_of
 
 from tvm_ext.configs.decision import Decision
 from tvm_ext.hardware.cost_model import Work
@@ -106,6 +106,6 @@ def assert_same_numbers(before: tvm.IRModule, after: tvm.IRModule, *shape: int) 
     results = []
     for mod in (before, after):
         mod = relax.transform.LegalizeOps()(relax.transform.DecomposeOpsForInference()(mod))
-        machine = relax.VirtualMachine(tvm.compile(mod, target=LLVM), tvm.cpu())
+        machine = machine_of(mod)
         results.append(machine["main"](tvm.runtime.tensor(x)).numpy())
     np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-4)

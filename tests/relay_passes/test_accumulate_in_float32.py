@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, tirx
-from unoptimised import LLVM
+from unoptimised import machine_of
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.accumulate_in_float32 import AccumulateInFloat32
@@ -83,7 +83,7 @@ def test_numbers_are_the_same():
     x = np.linspace(-2, 2, 64).astype("float16").reshape(4, 16)
     results = []
     for mod in (module_of(product), narrowed(module_of(product))):
-        program = relax.VirtualMachine(tvm.compile(mod, target=LLVM), tvm.cpu())
+        program = machine_of(mod)
         results.append(program["main"](tvm.runtime.tensor(x)).numpy())
     np.testing.assert_array_equal(*results)
 
@@ -145,7 +145,7 @@ def assert_same_integers(new: tvm.IRModule, mod: tvm.IRModule) -> None:
     x = RANDOM.integers(0, 256, shape).astype("uint8")
     results = []
     for each in (new, mod):
-        machine = relax.VirtualMachine(tvm.compile(each, LLVM), tvm.cpu())
+        machine = machine_of(each)
         results.append(machine["main"](tvm.runtime.tensor(x)).numpy())
     assert results[0].dtype == np.int32
     np.testing.assert_array_equal(*results)

@@ -24,7 +24,7 @@ from tvm_ffi import structural_equal
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
-from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv
+from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv, UpsampledAxis
 from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
 from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
@@ -71,6 +71,39 @@ def test_kernel_that_writes_every_output_to_its_place():
     assert kernels(after) == ["conv2d_transpose"]
     made = bindings(after)[1].var.ty
     assert list(map(int, made.shape)) == [1, 3, 2, 4, 2, 1, 16]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "before", "taps", "shift"),
+    [(4, 2, 1, 2, 1), (6, 2, 2, 3, 0), (3, 2, 1, 2, 0), (8, 2, 3, 4, 1), (16, 8, 4, 3, 0)],
+)
+def test_phases_start_where_they_have_weights(kernel, stride, before, taps, shift):
+    length = 16
+    axis = UpsampledAxis(length, stride * length, kernel, stride, 1, before).shifted()
+    assert (axis.taps, axis.shift) == (taps, shift)
+    x, weight = draw(length), draw(kernel)
+    padded = np.pad(x, axis.padding)
+    table = axis.weight_table()
+    found = [
+        sum(
+            padded[m + tap + axis.skipped + axis.shift * phase] * weight[table[phase, tap]]
+            for tap in range(axis.taps)
+            if table[phase, tap] >= 0
+        )
+        for m in range(axis.positions)
+        for phase in range(stride)
+    ]
+    spread = np.zeros(stride * length + kernel)
+    for i, value in enumerate(x):
+        spread[stride * i : stride * i + kernel] += value * weight
+    np.testing.assert_allclose(found, spread[before : before + len(found)], rtol=1e-5, atol=1e-6)
+
+
+def test_kernel_of_phases_that_all_have_weights_has_no_branch():
+    after = check((1, 40, 6, 6), (40, 48, 4, 4), strides=(2, 2), padding=(1, 1))
+    (kernel,) = (func for func in after.functions.values() if isinstance(func, tirx.PrimFunc))
+    assert list(map(int, kernel.params[1].shape)) == [2, 2, 2, 2, 40, 1, 48]
+    assert "if_then_else" not in str(kernel.body.script().split("conv_transpose")[-1])
 
 
 def test_phases_and_channels_are_joined_where_that_fills_vectors():

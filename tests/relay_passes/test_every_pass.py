@@ -14,7 +14,7 @@ from memory_planning import plan_memory
 from thoroughness import ALL_CASES
 from tvm import relax
 from tvm_ffi import structural_equal
-from unoptimised import LLVM
+from unoptimised import LLVM, machine_of
 
 from tvm_ext.compiler import build as code
 from tvm_ext.hardware.targets import resolve_target
@@ -72,8 +72,7 @@ def evaluate(mod: tvm.IRModule, module: str) -> list[np.ndarray]:
     Of one with branches, for both.
     """
     planned, _ = plan_memory(run_passes(mod, *LEGALIZED, "FuseTIR"))
-    program = code.build(planned, LLVM)
-    machine = relax.VirtualMachine(program, tvm.cpu())
+    machine = machine_of(code.build(planned, LLVM))
     found = []
     for name in (module, "else branch") if module == "then branch" else (module,):
         result = machine["main"](*[tvm.runtime.tensor(value) for value in MODULES[name][1]])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from unoptimised import LLVM, machine_of
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.fuse_cast_into_softmax import FuseCastIntoSoftmax
@@ -38,8 +39,7 @@ def rewritten(mod: tvm.IRModule, target: str = "nvidia-h100") -> tvm.IRModule:
 
 
 def evaluated(mod: tvm.IRModule, x: np.ndarray) -> np.ndarray:
-    built = relax.build(relax.transform.LegalizeOps()(mod), target="llvm")
-    machine = relax.VirtualMachine(built, tvm.cpu())
+    machine = machine_of(relax.build(relax.transform.LegalizeOps()(mod), LLVM))
     return machine["main"](tvm.runtime.tensor(x)).numpy()
 
 

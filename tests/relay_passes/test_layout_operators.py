@@ -9,7 +9,7 @@ import pytest
 import tvm
 from random_numbers import RANDOM
 from tvm import relax
-from unoptimised import LLVM
+from unoptimised import machine_of
 
 from tvm_ext.hardware.cost_model import Work
 from tvm_ext.relay_passes.expressions import operator_name
@@ -170,8 +170,7 @@ def machine(cases: dict[str, PlannedModule]) -> relax.VirtualMachine:
             symbol = f"{prefix}_{name}"
             functions[symbol] = mod["main"].with_attr("global_symbol", symbol)
     mod = relax.transform.DecomposeOpsForInference()(tvm.IRModule(functions))
-    compiled = tvm.compile(relax.transform.LegalizeOps()(mod), target=LLVM)
-    return relax.VirtualMachine(compiled, tvm.cpu())
+    return machine_of(relax.transform.LegalizeOps()(mod))
 
 
 def assert_equal_results(name: str, case: PlannedModule, machine: relax.VirtualMachine) -> None:

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from operator_models import by_runtime
 from small_models import model, node, rand, value
 from tvm import relax
-from unoptimised import HOST
+from unoptimised import HOST, LLVM, machine_of
 
 import tvm_ext
 from tvm_ext.relay_passes.legalize_ops import legalize_ops
@@ -131,8 +131,8 @@ def test_a_narrow_mean_is_summed_in_float32(operator: Callable) -> None:
     param = relax.Var("x", relax.TensorType(x.shape, "float16"))
     with builder.function("main", [param]):
         builder.emit_func_output(builder.emit(operator(param, [1, 2])))
-    executable = relax.build(legalize_ops()(builder.get()), target="llvm")
-    found = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+    machine = machine_of(relax.build(legalize_ops()(builder.get()), LLVM))
+    found = machine["main"](tvm.runtime.tensor(x)).numpy()
     assert found.dtype == np.float16
     wide = x.astype("float32")
     wanted = wide.mean((1, 2)) if operator is relax.op.mean else wide.var((1, 2))

@@ -3,6 +3,7 @@
 import numpy as np
 import tvm
 from tvm import relax, tirx
+from unoptimised import machine_of
 
 from tvm_ext.relay_passes.fuse_operators import FuseOperators, sizes_in_one_shape
 
@@ -37,6 +38,6 @@ def test_one_parameter_holds_all_sizes() -> None:
 
 def test_the_fused_kernel_computes_the_same() -> None:
     kernels = relax.transform.FuseTIR()(FuseOperators()(module()))
-    machine = relax.VirtualMachine(tvm.compile(kernels, target="llvm"), tvm.cpu())
+    machine = machine_of(kernels)
     arrays = [tvm.runtime.tensor(np.zeros(size, "float32")) for size in (4, 7)]
     assert machine["main"](*arrays).numpy().tolist() == [7, 8, 9, 10]

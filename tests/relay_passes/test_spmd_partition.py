@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, tirx
-from unoptimised import HOST
+from unoptimised import HOST, machine_of
 
 from tvm_ext.configs.sharding_record import ShardingRecord
 from tvm_ext.distributed.collective_functions import register_collectives, use_communicator
@@ -66,7 +66,7 @@ def compiled(mod: tvm.IRModule) -> Any:
 
 
 def outputs_of(program: Any, array: np.ndarray) -> list[np.ndarray]:
-    machine = relax.VirtualMachine(program, tvm.cpu())
+    machine = machine_of(program)
     result = machine["main"](tvm.runtime.tensor(array))
     fields = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
     return [field.numpy() for field in fields]

@@ -12,6 +12,7 @@ from lowering import _filled, assert_same, kernels_of
 from machines import GPU
 from tvm import tirx
 from tvm_ffi import structural_map, structural_walk
+from unoptimised import linked
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
@@ -120,7 +121,7 @@ def assert_numbers(
         modules[f"{symbol}_s"] = in_series(functions[name]).with_attr(
             "global_symbol", f"{symbol}_s"
         )
-    library = tirx.build(tvm.IRModule(modules), target=SERIAL_TARGET)
+    library = linked(tirx.build(tvm.IRModule(modules), target=SERIAL_TARGET))
     for name, symbol in symbols.items():
         arrays = []
         for version in (symbol, f"{symbol}_s"):

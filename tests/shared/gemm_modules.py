@@ -5,7 +5,7 @@ import tvm
 from random_numbers import RANDOM
 from tvm import relax
 from tvm.script import relax as R
-from unoptimised import LLVM
+from unoptimised import machine_of
 
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.graph_pass import recording
@@ -58,7 +58,7 @@ def kernel_count(mod):
 
 
 def run(mod, inputs):
-    machine = relax.VirtualMachine(tvm.compile(fused_kernels(mod), target=LLVM), tvm.cpu())
+    machine = machine_of(fused_kernels(mod))
     return machine["main"](*[tvm.runtime.tensor(x) for x in inputs]).numpy()
 
 

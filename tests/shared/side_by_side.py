@@ -7,7 +7,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 from tvm_ffi import structural_map
-from unoptimised import LLVM
+from unoptimised import machine_of
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ def assert_all_same(
     builder = relax.BlockBuilder()
     names = [[_added(builder, mod) for mod in (c.before, c.after)] for c in rewrites.values()]
     whole = relax.transform.DecomposeOpsForInference()(builder.get())
-    compiled = tvm.compile(relax.transform.LegalizeOps()(whole), target=LLVM)
-    machine = relax.VirtualMachine(compiled, tvm.cpu())
+    machine = machine_of(relax.transform.LegalizeOps()(whole))
     for (label, case), pair in zip(rewrites.items(), names, strict=True):
         for arrays in case.runs:
             wanted, found = (_called(machine, name, arrays) for name in pair)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
@@ -75,6 +75,27 @@ def test_kernels_written_by_hand_stay_part_of_it():
     x = np.random.default_rng(2).standard_normal((4, 8)).astype("float32")
     found = tvm_ext.compile(ByHand, HOST).run({"x": x})["output"]
     np.testing.assert_allclose(found, np.exp(2 * x), rtol=1e-5)
+
+
+def test_kernels_under_the_symbols_that_they_were_made_with():
+    """``te.create_prim_func`` says "main", also of two kernels of one module."""
+    type_ = relax.TensorType([2, 3], "float32")
+    x, read = relax.Var("x", type_), te.placeholder((2, 3), "float32")
+    builder = relax.BlockBuilder()
+    kernels = {
+        "next": te.create_prim_func([read, te.compute((2, 3), lambda i, j: read[i, j] + 1)]),
+        "twice": te.create_prim_func([read, te.compute((2, 3), lambda i, j: read[i, j] * 2)]),
+    }
+    with builder.function("main", [x]):
+        found = x
+        for name, kernel in kernels.items():
+            found = builder.emit(relax.call_tir(builder.add_func(kernel, name), (found,), type_))
+        builder.emit_func_output(found)
+    mod = builder.get()
+    for name, kernel in kernels.items():
+        mod.update_func(mod.get_global_var(name), kernel)
+    found = tvm_ext.compile(mod, HOST).run({"x": np.ones((2, 3), np.float32)})["output"]
+    np.testing.assert_array_equal(found, np.full((2, 3), 4))
 
 
 def test_a_tuple_of_one_is_one_output():

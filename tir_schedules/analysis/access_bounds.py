@@ -290,7 +290,9 @@ class _Numbers:
         if isinstance(expr, tirx.Cast) and _is_integer(expr.value):
             return self.of(expr.value).astype(str(expr.ty))
         if type(expr) in TWO_SIDED and _is_integer(expr.a):
-            return type(expr)(self.of(expr.a), self.of(expr.b))
+            a, b = expr.a, expr.b
+            changed = self.of(a), self.of(b)
+            return expr if changed[0] is a and changed[1] is b else type(expr)(*changed)
         number = tirx.Var("number", str(expr.ty))
         self._computed[hash(number)] = number, expr
         if not all(self._is_settled(load.source) for load in nodes(expr, tvm.ir.TensorLoad)):
@@ -409,7 +411,12 @@ class _Walk:
     @contextmanager
     def _under(self, *conditions: Any) -> Iterator[None]:
         """Within what is done only where all ``conditions`` hold."""
-        told = [self._analyzer.simplify(self._numbers.of(each)) for each in conditions]
+        told = [
+            each
+            if isinstance(each, tirx.IntImm)
+            else self._analyzer.simplify(self._numbers.of(each))
+            for each in conditions
+        ]
         nevers = sum(static_extent(condition) == 0 for condition in told)
         told = [condition for condition in told if static_extent(condition) is None]
         of_sizes = [c for c in told if self._spans.is_of_sizes(c)]
@@ -509,6 +516,9 @@ class _Walk:
                     self._check(StrayAccess(access, axis), index, size)
 
     def _check(self, found: StrayAccess, index: Any, size: Any) -> None:
+        place, count = static_extent(index), static_extent(size)
+        if place is not None and count is not None and 0 <= place < count:
+            return
         if _loads(index) and self._is_inside(index, self._spans.of_values(index), size):
             return
         index = self._numbers.of(index)

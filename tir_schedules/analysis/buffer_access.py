@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import Any, TypeGuard
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorRegion
 from tvm.s_tir.schedule import SBlockRV
 from tvm.sym import detect_linear_equation
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.tvm_compat import walk
 
 # On a kernel: which of its parameters are constants in every call.
 CONSTANTS_ATTRIBUTE = "tvm_ext.constant_parameters"
@@ -246,12 +246,12 @@ def nodes(root: Any, *kinds: type) -> list[Any]:
     if _is_leaf(root):
         return [root] if isinstance(root, kinds) else []
     found: list[Any] = []
-    tvm_ffi.structural_walk(root, (kinds, found.append), order="pre")
+    walk(root, kinds, found.append)
     return found
 
 
 def _is_leaf(root: Any) -> bool:
-    """Whether nothing is below ``root``: most that is asked about, and a walk takes 30 us."""
+    """Whether nothing is below ``root``, as of most that is asked about."""
     if isinstance(root, tvm.ir.Var):
         return isinstance(root.ty, tvm.ir.PrimType)
     return isinstance(root, (tirx.IntImm, tirx.FloatImm))
@@ -334,14 +334,15 @@ def schedule_of(func: tirx.PrimFunc) -> s_tir.Schedule:
     """A schedule of ``func`` in which nothing is done yet.
 
     Template after template is asked for a kernel, and begins with one: TVM looks at all of the
-    kernel to make it, and at nothing to copy it.
+    kernel to make it, and at nothing to copy it. A step that it refuses says no more than that:
+    with its reason TVM prints the whole kernel, for each template that tries the step.
     """
     return _untouched(func).copy()
 
 
 @lru_cache(maxsize=3)
 def _untouched(func: tirx.PrimFunc) -> s_tir.Schedule:
-    return s_tir.Schedule(func)
+    return s_tir.Schedule(func, error_render_level="none")
 
 
 def kernel_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:

@@ -355,9 +355,10 @@ def _pack_operands(
     With channels first the columns are pixels, and the rows select weights.
     """
     axes = [(decision.vector_axis, decision.columns)] if columns else []
+    tiled = {decision.vector_axis, *decision.rows}
     for axis, size in (*axes, *decision.rows.items()):
         for index, strides in enumerate(access.read_strides):
-            along = {spatial for spatial in access.spatial if strides[spatial] != 0}
+            along = {spatial for spatial in tiled if strides[spatial] != 0}
             if along == {axis} and pack_operand(sch, access.block, index, axis, size):
                 return True
     return False

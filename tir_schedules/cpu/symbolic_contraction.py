@@ -19,6 +19,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     among,
     depends,
+    is_conditional,
     is_data_parallel,
     nodes,
     slope,
@@ -48,6 +49,8 @@ class SymbolicContraction:
         See ``store``.
     views : tuple[tuple[Buffer, Buffer], ...]
         Buffers in place of parameters, with two dimensions as one, and those parameters.
+    condition : Expr or None
+        What must hold for an iteration to add anything; None where each does.
     """
 
     spatial: tuple[LoopAxis, ...]
@@ -57,12 +60,19 @@ class SymbolicContraction:
     store: tirx.BufferStore
     total: tirx.Var
     views: tuple[tuple[Any, Any], ...] = ()
+    condition: Any = None
 
     def with_expressions(self, change: Callable[[Any], Any]) -> "SymbolicContraction":
-        """The contraction with ``change`` applied to the product, the result and its place."""
+        """The contraction with ``change`` applied to all expressions over its loops."""
         indices = [change(index) for index in self.store.indices]
         store = tirx.BufferStore(self.store.buffer, change(self.store.value), indices)
-        return replace(self, product=change(self.product), store=store)
+        condition = None if self.condition is None else change(self.condition)
+        return replace(self, product=change(self.product), store=store, condition=condition)
+
+    def is_decided_by(self, *axes: LoopAxis | None) -> bool:
+        """Whether one of these loops is in the condition."""
+        variables = [axis.var for axis in axes if axis is not None]
+        return self.condition is not None and depends(self.condition, *variables)
 
     def operands(self) -> list[tvm.ir.Expr]:
         """What the product reads."""
@@ -91,11 +101,16 @@ def require_parameter_of(func: tirx.PrimFunc, dtypes: Sequence[str]) -> None:
 
 
 def symbolic_contraction(
-    sch: s_tir.Schedule, anchor: SBlockRV, epilogue: SBlockRV | None
+    sch: s_tir.Schedule, anchor: SBlockRV, epilogue: SBlockRV | None, conditional: bool = False
 ) -> SymbolicContraction:
-    """The contraction of ``anchor``, finished as ``epilogue`` does. Raises NotApplicable."""
+    """The contraction of ``anchor``, finished as ``epilogue`` does. Raises NotApplicable.
+
+    ``conditional``: whether it may have a condition.
+    """
     stmt = sch.get(anchor)
-    product, start = _summed(stmt)
+    product, start, condition = _summed(stmt)
+    if condition is not None and not conditional:
+        raise NotApplicable("some iterations of its sum add nothing")
     kinds = {v.var: v.iter_type == tirx.IterVar.DataPar for v in stmt.iter_vars}
     axes = {
         v.var: LoopAxis(tirx.Var(v.var.name, v.var.ty), v.dom.extent, position)
@@ -118,23 +133,29 @@ def symbolic_contraction(
         start,
         store,
         total,
+        condition=condition,
     )
     names = {v: axis.var for v, axis in axes.items()}
     return _without_single(found.with_expressions(lambda expr: substitute(expr, names)))
 
 
-def _summed(stmt: s_tir.SBlock) -> tuple[Any, Any]:
-    """What a block adds up, and where it starts."""
+def _summed(stmt: s_tir.SBlock) -> tuple[Any, Any, Any]:
+    """What a block adds up, where it starts, and the condition of an iteration."""
     operator, product = accumulation_of(stmt) or (None, None)
     if operator is not tirx.Add or any(static_extent(v.dom.min) != 0 for v in stmt.iter_vars):
         raise NotApplicable("its reduction is no sum")
+    condition = None
+    if is_conditional(product):
+        condition, product, otherwise = product.args
+        if not isinstance(otherwise, tirx.FloatImm | tirx.IntImm) or otherwise.value != 0:
+            raise NotApplicable("it sums up something other than products")
     factors = product.value if isinstance(product, tirx.Cast) else product
     if not isinstance(factors, tirx.Mul):
         raise NotApplicable("it sums up something other than products")
     start = stmt.init.value
     if not isinstance(start, tirx.IntImm | tirx.FloatImm):
         raise NotApplicable("its sums do not start with a number")
-    return product, start
+    return product, start, condition
 
 
 def finished(
@@ -237,7 +258,7 @@ def joined(
     )
     buffer, indices = place(contraction.store.buffer, contraction.store.indices)
     left = [e for e in (product, value) if depends(e, outer.var, inner.var)]
-    if refused or left:
+    if refused or left or contraction.is_decided_by(outer, inner):
         return None
     spatial = [axis if a is inner else a for a in contraction.spatial if a is not outer]
     store = tirx.BufferStore(buffer, value, indices)

@@ -83,27 +83,30 @@ class SymbolicTiles:
         sch = inlined_schedule(func)
         anchor = _anchor(sch)
         epilogue = epilogue_block(sch, anchor)
-        found = symbolic_contraction(sch, anchor, epilogue)
+        found = symbolic_contraction(sch, anchor, epilogue, conditional=True)
         columns = vector_axis(found)
         if columns is None and _transpose_operand(sch, anchor, found):
-            found = symbolic_contraction(sch, anchor, epilogue)
+            found = symbolic_contraction(sch, anchor, epilogue, conditional=True)
             columns = vector_axis(found)
         if columns is None:
             raise NotApplicable("no loop walks the output and the operands without a stride")
         computed = static_extent(sch.get(anchor).iter_vars[columns.position].dom.extent)
         tile = _decide(found, columns, computed, machine)
+        if found.is_decided_by(columns, tile.rows, *found.reduction[-1:]):
+            raise NotApplicable("whether an iteration adds anything is no matter of outer loops")
         sch = _packed(sch, anchor, tile)
-        packed = symbolic_contraction(sch, anchor, epilogue)
+        packed = symbolic_contraction(sch, anchor, epilogue, conditional=True)
         func = sch.mod["main"]
         found, tile = with_joined_rows(packed, _moved(tile, found, packed), func)
         found, tile = _with_joined_columns(found, tile, func, machine)
-        tile = replace(tile, panel=_panel(found, tile, func, machine))
+        if found.condition is None:
+            tile = replace(tile, panel=_panel(found, tile, func, machine))
         found, tile = with_flattened_rows(found, tile)
         if tile.panel is None:
             lanes = machine.vector_lanes(str(found.start.ty))
             padding = implicit_padding(sch, anchor, found, tile.rows, tile.columns, lanes)
             tile = replace(tile, implicit_padding=padding)
-        if tile.implicit_padding is None:
+        if tile.implicit_padding is None and found.condition is None:
             tile = replace(tile, far_rows=far_rows(found, tile, func, machine))
         code = symbolic_tile_code(found, tile, machine.cores > 1)
         pad = tile.implicit_padding.block if tile.implicit_padding is not None else None
@@ -139,7 +142,7 @@ def epilogue_block(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
     if block is None:
         return None
     try:
-        symbolic_contraction(sch, anchor, block)
+        symbolic_contraction(sch, anchor, block, conditional=True)
     except NotApplicable:
         return None
     return block if may_repeat(sch, anchor, block) else None
@@ -308,9 +311,10 @@ def with_flattened_rows(
 
 
 def _serves_all(contraction: SymbolicContraction, columns: LoopAxis, axis: LoopAxis) -> bool:
-    """Whether all vectors of operands are the same in each iteration of ``axis``."""
-    loads = [load for load in contraction.operands() if contraction.step(load, columns) == 1]
-    return all(contraction.step(load, axis) == 0 for load in loads)
+    """Whether all vectors of operands, packed or not, are the same along ``axis``."""
+    loads = [load for load in contraction.operands() if contraction.step(load, columns) != 0]
+    same = all(contraction.step(load, axis) == 0 for load in loads)
+    return same and not contraction.is_decided_by(axis)
 
 
 def _with_joined_columns(

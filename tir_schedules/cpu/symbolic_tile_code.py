@@ -400,6 +400,9 @@ class _Version:
                 body = sequence([*self._prefetches(steps, innermost=False), body])
             if self.tile.implicit_padding is not None and axis is reduction[-1]:
                 body = self._with_pixels(self.tile.implicit_padding, body, steps)
+            if self.contraction.condition is not None and axis is reduction[-1]:
+                adds = self._at(self.contraction.condition, {**self.values, **steps})
+                body = tirx.IfThenElse(adds, body, None)
         declared = [tirx.AllocBuffer(self.pixels)] if self.pixels is not None else []
         return [*declared, start, body, *end, self._finished(finish)]
 
@@ -416,6 +419,7 @@ class _Version:
         tile, axes = self.tile, self.contraction.reduction
         one_by_one = tile.dot_product is None and tile.common_factor is None
         is_plain = one_by_one and tile.panel is None and tile.implicit_padding is None
+        is_plain = is_plain and self.contraction.condition is None
         is_plain = is_plain and tile.vector_sums > 0
         steps = axes[-1].length if axes else 0
         return is_plain and self.lanes == self.columns and (steps is None or steps >= _LEAST_STEPS)

@@ -11,7 +11,7 @@ from tvm_ext.configs.errors import TuningError
 from tvm_ext.hardware.backend import Backend
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import cpu_of_tvm_target, host_description
-from tvm_ext.mlir.tuned_template import MlirCode
+from tvm_ext.mlir.tuned_template import MlirCode, MlirLoops
 from tvm_ext.polyhedral.cpu_loop_nest import CpuLoopNest
 from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.cpu.amx_tile import AmxTile
@@ -91,7 +91,7 @@ CPU = Backend(
             ),
             fallback=Blockwise(),
             loop_templates=(CpuLoopNest(),),
-            libraries=(MlirCode(),),
+            libraries=(MlirCode(), MlirLoops()),
             several_results=several_results,
             finishing=(lambda func, _machine: with_overlapping_tiles(func), _masked_tails),
             memory_accesses=memory_accesses,

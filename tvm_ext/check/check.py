@@ -13,7 +13,13 @@ from tvm_ext.api import SamplesSource, TargetSource
 from tvm_ext.check.bisect import find_causes
 from tvm_ext.check.inputs import inputs_for
 from tvm_ext.check.intermediate_values import compare_values, find_node
-from tvm_ext.check.reference import quantises, reference_spreads, run_reference
+from tvm_ext.check.reference import (
+    ReferenceSession,
+    quantises,
+    reference_spreads,
+    run_reference,
+    saturation,
+)
 from tvm_ext.check.request import CheckRequest
 from tvm_ext.check.result import Bisection, CheckResult
 from tvm_ext.check.tolerance import WEIGHT_TOLERANCES, compare, plain_arrays, worst
@@ -159,7 +165,8 @@ def _compared(
 ) -> tuple[dict[str, np.ndarray], CheckResult]:
     tell("run")
     ours = plain_arrays(model.run(inputs))
-    reference = plain_arrays(run_reference(source, inputs))
+    session = ReferenceSession(source)
+    reference = plain_arrays(session.run(inputs))
     loaded = with_types(load_model(source))
     precision = dict(value_precision(loaded.graph))
     chosen = model.report.precision
@@ -182,5 +189,6 @@ def _compared(
         is_vacuous=not model.report.kernels and not model.report.host,
         reference_spread=max(spreads.values(), default=0.0),
         stored_weights=weights if rtol is None and weights in WEIGHT_TOLERANCES else "",
+        saturation=saturation(source, inputs, reference) if session.has_unsigned_bytes else 0.0,
     )
     return reference, result

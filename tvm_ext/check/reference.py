@@ -1,26 +1,27 @@
 """Runs a model in ONNX Runtime, on the CPU: the answer that a compiled model is compared with."""
 
+import platform
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import onnx
+from onnx import TensorProto, numpy_helper
 
 from tvm_ext.check.tolerance import compare, plain_arrays
+from tvm_ext.check.unsigned_bytes import with_unsigned_bytes
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ReferenceUnavailableError
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.cpu.system import usable_cores
 from tvm_ext.onnx_frontend.onnx_graph import nodes_within
 
 # ONNX Runtime's severities run from 0 (verbose) to 4 (fatal); what matters comes as an exception.
 _FATAL_ONLY = 4
 
-# Its option for products of unsigned by signed 8-bit integers.
-_EXACT = "session.x64quantprecision"
+_X86 = ("x86_64", "amd64")
 
 
 class ReferenceSession:
@@ -35,8 +36,13 @@ class ReferenceSession:
     optimise : bool
         Whether ONNX Runtime may rewrite the graph (all its levels), or runs it as it stands.
     exact : bool
-        Whether products of 8-bit integers must not saturate, which takes it longer on CPUs without
-        VNNI.
+        Whether sums of products of 8-bit integers must not saturate, as they may on CPUs without
+        VNNI: see ``unsigned_bytes``. It takes longer.
+
+    Attributes
+    ----------
+    has_unsigned_bytes : bool
+        Whether it runs the model with unsigned bytes in place of signed ones, for that.
 
     Raises
     ------
@@ -62,13 +68,20 @@ class ReferenceSession:
                 levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
             ),
         }
+        options = runtime.SessionOptions()
+        for name, value in chosen.items():
+            setattr(options, name, value)
         try:
+            unsigned = with_unsigned_bytes(source) if exact else None
+            self.has_unsigned_bytes = unsigned is not None
+            given = source if unsigned is None else unsigned
             # A path is left to ONNX Runtime, which then finds external data beside the file.
             loadable = (
-                source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
+                given.SerializeToString() if isinstance(given, onnx.ModelProto) else str(given)
             )
-            make = _session if exact else partial(_session_of, entries={})
-            self._session = make(runtime, loadable, chosen=chosen)
+            self._session = runtime.InferenceSession(
+                loadable, options, providers=["CPUExecutionProvider"]
+            )
         except Exception as error:
             raise _refusal(
                 f"ONNX Runtime {runtime.__version__} refuses the model", error
@@ -108,9 +121,10 @@ def run_reference(
     return ReferenceSession(source, threads, optimise).run(inputs)
 
 
-# Inputs are moved by so much of themselves: some steps of float32, far below a step of 8 bits; by
+# Numbers are moved by so much of themselves: some steps of float32, far below a step of 8 bits; by
 # one step of float16.
 _MOVED = 1e-6
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 
 def quantises(model: onnx.ModelProto) -> bool:
@@ -130,8 +144,9 @@ def reference_spreads(
 ) -> dict[str, float]:
     """By floating-point output: how far ``reference`` is from others that ONNX Runtime gives.
 
-    They are its outputs without optimisations, and those for inputs that are moved by 1e-6 of
-    themselves; distances are relative to the largest magnitude. One that it refuses counts nothing.
+    They are its outputs without optimisations, and those for inputs, or else stored numbers, that
+    are moved by 1e-6 of themselves: scales move numbers against the steps of every layer. Distances
+    are relative to the largest magnitude. One that it refuses counts nothing.
     """
     others = []
     with suppress(ReferenceUnavailableError):
@@ -140,6 +155,8 @@ def reference_spreads(
     for sign in (1, -1):
         with suppress(ReferenceUnavailableError):
             others.append(session.run(_moved(inputs, sign)))
+        with suppress(ReferenceUnavailableError):
+            others.append(run_reference(_moved_model(source, sign), inputs))
     floats = {name: array for name, array in reference.items() if array.dtype.kind == "f"}
     found = dict.fromkeys(floats, 0.0)
     for other in others:
@@ -150,16 +167,55 @@ def reference_spreads(
     return found
 
 
-def _moved(inputs: Mapping[str, np.ndarray], sign: int) -> dict[str, np.ndarray]:
+def saturation(
+    source: str | Path | onnx.ModelProto,
+    inputs: Mapping[str, np.ndarray],
+    reference: Mapping[str, np.ndarray],
+) -> float:
+    """How far ONNX Runtime's outputs for the model as it stands are from exact ones of its own.
+
+    The distance is relative to the largest magnitude of an output; 0 on CPUs where nothing
+    saturates.
+    """
+    if platform.machine().lower() not in _X86 or host_description().has_dot_products:
+        return 0.0
+    plain = plain_arrays(ReferenceSession(source, exact=False).run(inputs))
+    distances = [difference.max_rel for difference in compare(plain, reference, np.inf)]
+    return float(np.nan_to_num(max(distances, default=0.0), nan=0.0, posinf=0.0))
+
+
+def _moved(arrays: Mapping[str, np.ndarray], sign: int) -> dict[str, np.ndarray]:
     """Each floating-point number a little up or down, drawn alike for both signs."""
     random = np.random.default_rng(0)
-    moved = dict(inputs)
-    for name, value in inputs.items():
+    moved = dict(arrays)
+    for name, value in arrays.items():
         if isinstance(value, np.ndarray) and value.dtype.kind == "f":
             step = max(_MOVED, float(np.finfo(value.dtype).eps))
             factor = 1 + sign * step * random.choice([-1, 1], value.shape)
-            moved[name] = value * factor.astype(value.dtype)
+            moved[name] = np.asarray(value * factor.astype(value.dtype))
     return moved
+
+
+def _moved_model(source: str | Path | onnx.ModelProto, sign: int) -> str | Path | onnx.ModelProto:
+    """The model with what its graph stores moved; as it is where that is above 2 GB."""
+    model = source if isinstance(source, onnx.ModelProto) else onnx.load_model(source)
+    if model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
+        return source
+    found = onnx.ModelProto()
+    found.CopyFrom(model)
+    stored = {tensor.name: tensor for tensor in found.graph.initializer}
+    stored |= {
+        node.output[0]: attribute.t
+        for node in found.graph.node
+        if node.op_type == "Constant"
+        for attribute in node.attribute
+        if attribute.name == "value"
+    }
+    floats = {name: tensor for name, tensor in stored.items() if tensor.data_type in _FLOATS}
+    arrays = {name: numpy_helper.to_array(tensor) for name, tensor in floats.items()}
+    for name, array in _moved(arrays, sign).items():
+        floats[name].CopyFrom(numpy_helper.from_array(array, floats[name].name))
+    return found
 
 
 def _onnx_runtime() -> ModuleType:
@@ -171,34 +227,6 @@ def _onnx_runtime() -> ModuleType:
             f"({error}); expected the package: pip install onnxruntime"
         ) from error
     return onnxruntime
-
-
-def _session(runtime: ModuleType, model: str | bytes, chosen: Mapping[str, Any]) -> Any:
-    """A session whose products of 8-bit integers are exact, where ONNX Runtime can make one.
-
-    Without VNNI it adds pairs of them in 16 bits, which saturates, unless it is told not to; told
-    so, it refuses some models that it takes otherwise.
-    """
-    try:
-        return _session_of(runtime, model, entries={_EXACT: "1"}, chosen=chosen)
-    except Exception:  # noqa: BLE001
-        # Its errors have no class in common; if there is more to it, the next one says so.
-        return _session_of(runtime, model, entries={}, chosen=chosen)
-
-
-def _session_of(
-    runtime: ModuleType,
-    model: str | bytes,
-    *,
-    entries: Mapping[str, str],
-    chosen: Mapping[str, Any],
-) -> Any:
-    options = runtime.SessionOptions()
-    for name, value in chosen.items():
-        setattr(options, name, value)
-    for name, value in entries.items():
-        options.add_session_config_entry(name, value)
-    return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def _refusal(what: str, error: Exception) -> ReferenceUnavailableError:

@@ -287,8 +287,12 @@ class CheckResult:
         The comparison of intermediate values, if ``all_values`` was asked for.
     reference_spread : float
         For a model that quantises values in the run: how far the floating-point outputs of ONNX
-        Runtime move when its optimisations are off and the inputs change a little, relative to the
-        largest magnitude. It is 0 where it does not decide which difference is accepted.
+        Runtime move when its optimisations are off, and when inputs or stored numbers change a
+        little, relative to the largest magnitude. It is 0 where it does not decide which difference
+        is accepted.
+    saturation : float
+        How far the outputs of ONNX Runtime are from the reference, relative to the largest
+        magnitude, because its sums of products of bytes saturate on this CPU; 0 where they do not.
     stored_weights : str
         The type that weights of matmuls were rounded to. It is empty where the type does not decide
         which difference is accepted.
@@ -303,6 +307,7 @@ class CheckResult:
     values: ValueComparison | None = None
     reference_spread: float = 0.0
     stored_weights: str = ""
+    saturation: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -322,6 +327,7 @@ class CheckResult:
             "values": self.values.to_dict() if self.values is not None else None,
             "reference_spread": self.reference_spread,
             "stored_weights": self.stored_weights,
+            "saturation": self.saturation,
         }
 
     def renderable(self) -> RenderableType:
@@ -342,9 +348,18 @@ class CheckResult:
             parts.append(
                 Text(
                     "The model quantises in the run: a number between two steps may go to either. "
-                    "ONNX Runtime differs from itself (without optimisations, or with inputs moved "
-                    f"by 1e-6) by up to {self.reference_spread:.1e}; {SPREADS:g} times that of an "
-                    f"output is allowed there, {MOST_FOR_SPREAD:g} at most."
+                    "ONNX Runtime differs from itself (without optimisations, or with inputs or "
+                    "stored numbers moved by 1e-6) by up to "
+                    f"{self.reference_spread:.1e}; {SPREADS:g} times that of an output is allowed "
+                    f"there, {MOST_FOR_SPREAD:g} at most."
+                )
+            )
+        if self.saturation:
+            parts.append(
+                Text(
+                    "On this CPU ONNX Runtime's sums of products of unsigned by signed bytes "
+                    f"saturate: its outputs are off by up to {self.saturation:.1e}. The reference "
+                    "is what it computes of the same numbers as unsigned bytes, which is exact."
                 )
             )
         if self.stored_weights:

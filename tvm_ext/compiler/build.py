@@ -25,6 +25,7 @@ from tvm_ext.compiler.compile_context import current_compilation
 from tvm_ext.compiler.program_cache import ProgramCache, code_versions, program_cache
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, BuildError
+from tvm_ext.hardware.cpu.description import code_target
 from tvm_ext.hardware.cpu.system import usable_cores
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.device_code import making_device_code
@@ -204,6 +205,7 @@ def _side_by_side(modules: Sequence[tvm.IRModule], target: tvm.target.Target) ->
 
 def _object(kernels: tvm.IRModule, target: tvm.target.Target) -> bytes:
     """An object file with ``kernels``; for a thread, which has no context of the others."""
+    target = code_target(target)
     with (
         tvm.transform.PassContext(opt_level=3, config=pass_options(target)),
         _file_in_memory() as path,

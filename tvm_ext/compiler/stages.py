@@ -149,7 +149,9 @@ def lower_model(
         lowered = lower_module(imported.mod, pipeline, runner, phases)
     sharding = sharding_of(lowered.graph)
     if sharding is not None:
-        own = _of_one_device(imported, sharding, lowered)
+        # A module may come as that of one device.
+        is_split = sharding_of(imported.mod) is not None
+        own = imported if is_split else _of_one_device(imported, sharding, lowered)
         return LoweredModel(**vars(lowered), imported=own, sharding=sharding)
     state, last = StateInPlace.of(lowered.graph), last_positions(lowered.graph)
     if state is None and not last:

@@ -9,6 +9,7 @@ from tvm_ext import errors
 from tvm_ext.artifact import LoadedArtifact, read_artifact
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.sharding_record import ShardingRecord
+from tvm_ext.kept_tensors import KeptTensors
 
 # Of an error, in characters: an answer has to have room for it.
 _LONGEST_TEXT = 4096
@@ -37,6 +38,8 @@ class DeviceProgram:
         self._model = CompiledModel.from_artifact(part, threads)
         names = [spec.name for spec in self._model.inputs]
         self._inputs = dict(zip(names, sharded.inputs, strict=True))
+        self._kept: KeptTensors | None = None
+        self._changed: tuple[str, ...] = ()
 
     @classmethod
     def from_file(cls, path: str | Path, rank: int, threads: int | None = None) -> "DeviceProgram":
@@ -48,7 +51,24 @@ class DeviceProgram:
     ) -> dict[str, np.ndarray]:
         """What the device gives for the inputs of the whole model."""
         own = {name: self._own(name, array) for name, array in inputs.items()}
-        return self._model.run(own, out=out)
+        if self._kept is None:
+            return self._model.run(own, out=out)
+        made = self._model.run_in_place(own, self._kept.tensors)
+        ahead = len(made) - len(self._changed)
+        self._kept.replace(dict(zip(self._changed, list(made.values())[ahead:], strict=True)))
+        results = dict(list(made.items())[:ahead])
+        for name, array in (out or {}).items():
+            array[...] = results[name]
+        return results
+
+    def keep(self, arrays: Mapping[str, np.ndarray], changed: Sequence[str]) -> KeptTensors:
+        """Has the device keep copies of inputs, which runs are then not given.
+
+        The last results of a run are the next values of those in ``changed``.
+        """
+        copies = {name: np.array(array, order="C") for name, array in arrays.items()}
+        self._kept, self._changed = KeptTensors(copies), tuple(changed)
+        return self._kept
 
     def _own(self, name: str, array: np.ndarray) -> np.ndarray:
         axis = self._inputs.get(name)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tvm_ffi
@@ -24,6 +24,7 @@ from tvm_ext.configs.sharding_record import ShardingRecord
 from tvm_ext.distributed.collective_functions import register_collectives
 from tvm_ext.distributed.device_program import assembled, raised
 from tvm_ext.distributed.disco_worker import (
+    KEEP_FUNCTION,
     LOAD_FUNCTION,
     RUN_FUNCTION,
     DeviceWorker,
@@ -31,6 +32,7 @@ from tvm_ext.distributed.disco_worker import (
 )
 from tvm_ext.distributed.group_memory import GroupMemory
 from tvm_ext.errors import RunError
+from tvm_ext.kept_tensors import KeptTensors
 
 _ENTRY_POINT = "tvm_ext.distributed.disco_worker"
 _POOL_FUNCTION = "tvm_ext.distributed.create_process_pool"
@@ -165,7 +167,7 @@ class DiscoGroup:
         self._is_open = True
         # A child of fork has the descriptors, but no part in the group.
         self._owner = os.getpid()
-        own = {LOAD_FUNCTION: self._worker.load, RUN_FUNCTION: self._worker.run}
+        own = self._worker.functions()
         with _of_process:
             tvm_ffi.register_global_func(_POOL_FUNCTION, self._processes.create, override=True)
             make = tvm_ffi.get_global_func("runtime.disco.SessionProcess")
@@ -197,11 +199,19 @@ class DiscoGroup:
             self.processor_seconds = [answer["processor_seconds"] for answer in answers]
             return self._outputs([answer["outputs"] for answer in answers])
 
+    def keep(self, arrays: Mapping[str, np.ndarray], changed: Sequence[str]) -> KeptTensors:
+        """Has each device keep inputs, as ``DeviceProgram.keep``; returns those of the first."""
+        with self._lock:
+            places = self._memory.inputs.write(arrays)
+            self._call(KEEP_FUNCTION, {"places": places, "changed": list(changed)})
+            return cast(KeptTensors, self._worker.kept)
+
     def _outputs(self, places: Sequence[Sequence[Sequence[Any]]]) -> dict[str, np.ndarray]:
         results = self._memory.results
         parts = [area.arrays(own) for area, own in zip(results, places, strict=True)]
         outputs = {}
-        for (name, array), axis in zip(parts[0].items(), self._record.outputs, strict=True):
+        # What devices keep is not among the results.
+        for (name, array), axis in zip(parts[0].items(), self._record.outputs, strict=False):
             found = assembled([part[name] for part in parts], axis)
             # The next run writes to the shared memory.
             outputs[name] = found.copy() if found is array else found

@@ -20,8 +20,10 @@ from tvm_ext.distributed.collective_functions import register_collectives, use_c
 from tvm_ext.distributed.device_program import DeviceProgram, plain_error
 from tvm_ext.distributed.group_memory import GroupMemory
 from tvm_ext.errors import RunError
+from tvm_ext.kept_tensors import KeptTensors
 
 LOAD_FUNCTION, RUN_FUNCTION = "tvm_ext.distributed.load", "tvm_ext.distributed.run"
+KEEP_FUNCTION = "tvm_ext.distributed.keep"
 
 
 class DeviceWorker:
@@ -43,6 +45,8 @@ class DeviceWorker:
     def __init__(self, memory: GroupMemory, rank: int, is_there: Callable[[], bool]) -> None:
         self._memory, self._rank, self._is_there = memory, rank, is_there
         self._program: DeviceProgram | None = None
+        # What the device keeps from run to run.
+        self.kept: KeptTensors | None = None
         # The thread that answers, as the system counts it.
         self.thread = 0
         self._communicator = memory.communicator(rank, self._look)
@@ -67,6 +71,27 @@ class DeviceWorker:
 
         self._answer(number, answer)
 
+    def keep(self, number: int, text: str) -> None:
+        """Has the device keep inputs that are in the group's memory."""
+
+        def answer() -> dict[str, Any]:
+            given = json.loads(text)
+            arrays = self._memory.inputs.arrays(given["places"])
+            self.kept = self._loaded().keep(arrays, given["changed"])
+            self._known = None
+            return {}
+
+        self._answer(number, answer)
+
+    def functions(self) -> dict[str, Callable[[int, str], None]]:
+        """The calls that it answers, by name."""
+        return {LOAD_FUNCTION: self.load, KEEP_FUNCTION: self.keep, RUN_FUNCTION: self.run}
+
+    def _loaded(self) -> DeviceProgram:
+        if self._program is None:
+            raise RunError("the device has no program; expected one: load the model again")
+        return self._program
+
     def end(self) -> None:
         """Lets go of the program."""
         self._program = None
@@ -84,8 +109,7 @@ class DeviceWorker:
         self._memory.answer(self._rank, number, json.dumps(answer))
 
     def _ran(self, inputs: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        if self._program is None:
-            raise RunError("the device has no program; expected one: load the model again")
+        program = self._loaded()
         use_communicator(self._communicator)
         self._communicator.exchanged.clear()
         begun = time.thread_time()
@@ -95,9 +119,9 @@ class DeviceWorker:
         if self._known is not None and self._known[0] == shapes:
             places = results.places(self._known[1])
             views = results.arrays(places)
-            self._program.run(arrays, views)
+            program.run(arrays, views)
         else:
-            found = self._program.run(arrays)
+            found = program.run(arrays)
             kinds = [(name, str(array.dtype), array.shape) for name, array in found.items()]
             places = results.places(kinds)
             for name, view in results.arrays(places).items():
@@ -138,7 +162,7 @@ def main(arguments: Sequence[str]) -> None:
     memory = GroupMemory(devices, descriptors)
     worker = DeviceWorker(memory, rank, lambda: os.getppid() == parent)
     register_collectives(is_disco=True)
-    functions = {LOAD_FUNCTION: worker.load, RUN_FUNCTION: worker.run}
+    functions = worker.functions()
     for name in functions:
         function_of(functions, name)
     try:

@@ -1,7 +1,7 @@
 """The processes of a model that ``mpiexec`` started, each of which runs one device."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from tvm_ext.distributed.device_program import DeviceProgram, assembled, plain_e
 from tvm_ext.distributed.mpi_communicator import MpiCommunicator
 from tvm_ext.distributed.mpi_environment import mpi_size
 from tvm_ext.errors import TargetError
+from tvm_ext.kept_tensors import KeptTensors
 
 
 class MpiGroup:
@@ -63,12 +64,17 @@ class MpiGroup:
             self._communicator.world.Abort(1)
             raise
 
+    def keep(self, arrays: Mapping[str, np.ndarray], changed: Sequence[str]) -> KeptTensors:
+        """Has this device keep inputs, as ``DeviceProgram.keep``."""
+        return self._program.keep(arrays, changed)
+
     def _ran(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         use_communicator(self._communicator)
         self._communicator.exchanged.clear()
         found = self._program.run(inputs)
         self.exchanged = dict(self._communicator.exchanged)
-        axes = zip(found.items(), self._record.outputs, strict=True)
+        # What devices keep is not among the results.
+        axes = zip(found.items(), self._record.outputs, strict=False)
         return {name: self._whole(array, axis) for (name, array), axis in axes}
 
     def _whole(self, array: np.ndarray, axis: int | None) -> np.ndarray:

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from tvm_ext.distributed.device_program import require_divisible
 from tvm_ext.distributed.disco_group import DiscoGroup
 from tvm_ext.distributed.mpi_environment import mpi_rank
 from tvm_ext.distributed.mpi_group import MpiGroup
-from tvm_ext.errors import ArtifactError, TargetError
+from tvm_ext.errors import ArtifactError, RunError, TargetError
+from tvm_ext.kept_tensors import KeptTensors
 from tvm_ext.model_inputs import check_inputs, require_no_device
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.profile import Profile
@@ -61,6 +62,9 @@ class ShardedModel(CompiledModel):
         if is_temporary:
             artifact.path.unlink()
         self._group: DiscoGroup | MpiGroup | None = None
+        # The processes that keep inputs, and which.
+        self._kept_by: DiscoGroup | MpiGroup | None = None
+        self._kept_names: frozenset[str] = frozenset()
         self._starting = threading.Lock()
         if mpi_rank() is not None:
             self._group = MpiGroup(artifact, self.sharding, threads)
@@ -99,6 +103,43 @@ class ShardedModel(CompiledModel):
         arrays = dict(zip(names, check_inputs(self.inputs, inputs), strict=True))
         require_divisible(self.sharding, arrays, names)
         return self._started().run({name: np.asarray(array) for name, array in arrays.items()})
+
+    def keep(self, arrays: Mapping[str, np.ndarray], changed: Sequence[str]) -> KeptTensors:
+        """Has each device keep copies of inputs, which ``run_kept`` is then not given.
+
+        Parameters
+        ----------
+        arrays : mapping of name to array
+            Inputs that are not split.
+        changed : sequence of str
+            Those of them whose next values are the last outputs of a run.
+
+        Returns
+        -------
+        KeptTensors
+            Those of the first device, or of that of this process under ``mpiexec``.
+        """
+        group = self._started()
+        self._kept_by, self._kept_names = group, frozenset(arrays)
+        return group.keep(arrays, changed)
+
+    def run_kept(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """One run on the inputs that are not kept; the outputs without the next values.
+
+        Raises
+        ------
+        RunError
+            A process has ended, or had ended before.
+        """
+        group = self._group
+        if group is None or group is not self._kept_by or not group.is_open:
+            raise RunError(
+                f"the processes of {self.report.model_name} have ended, and what they kept with "
+                "them; expected them to run: give it to them again, as resume does"
+            )
+        given = [spec for spec in self.inputs if spec.name not in self._kept_names]
+        arrays = zip((spec.name for spec in given), check_inputs(given, inputs), strict=True)
+        return group.run({name: np.asarray(array) for name, array in arrays})
 
     def is_fresh(self, output: str) -> bool:
         """Whether an output is made anew in each run: all are."""

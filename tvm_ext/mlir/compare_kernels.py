@@ -280,7 +280,7 @@ def compare_kernel(
 
 
 # Of one call, which plain loops compute in some seconds.
-_MOST_OPERATIONS = 5e9
+_MOST_OPERATIONS = 2e10
 
 
 @dataclass(frozen=True)

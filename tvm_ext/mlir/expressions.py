@@ -12,13 +12,23 @@ from tvm import tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.tvm_compat import llvm_codegen
 from tvm_ext.mlir import operations as ops
-from tvm_ext.mlir.element_types import dtype_of, is_float, lanes_of, value_type
+from tvm_ext.mlir.element_types import (
+    bits_of,
+    dtype_of,
+    is_float,
+    is_signed,
+    lanes_of,
+    value_type,
+)
 from tvm_ext.tir_schedules.analysis.buffer_access import is_conditional, nodes, static_extent
 
 Load = Callable[[Any], ir.Value]
 
 # Operators that are the same on ``index``, which is a signed integer.
 _ON_INDICES = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
+
+# Where TVM takes it for granted; narrower and unsigned numbers begin again at the other end.
+_NEVER_OVERFLOWS = ("int32", "int64")
 
 
 class ExpressionWriter:
@@ -60,10 +70,9 @@ class ExpressionWriter:
         if isinstance(expr, tvm.ir.Var):
             value = self._bound(expr)
             return value if _is_index(value) else _to_index(value, dtype_of(expr))
-        if type(expr) in _ON_INDICES:
+        if type(expr) in _ON_INDICES and dtype_of(expr) in _NEVER_OVERFLOWS:
             return self._on_indices(type(expr), self.index(expr.a), self.index(expr.b))
-        if isinstance(expr, tirx.Cast) and not is_float(dtype_of(expr.value)):
-            # A size fits into each of the integer types that hold it.
+        if isinstance(expr, tirx.Cast) and _keeps_number(expr):
             return self.index(expr.value)
         return _to_index(self.value(expr), dtype_of(expr))
 
@@ -100,6 +109,8 @@ class ExpressionWriter:
             return arith.select(*(self.value(part) for part in parts))
         if isinstance(expr, tirx.Not):
             return ops.negated(self.value(expr.a), dtype)
+        if isinstance(expr, tirx.BitwiseNot):
+            return ops.call("bitwise_not", [self.value(expr.a)], dtype)
         if isinstance(expr, tirx.Broadcast):
             return vector.broadcast(value_type(dtype), self.value(expr.value))
         if isinstance(expr, tirx.Ramp):
@@ -176,6 +187,18 @@ _LOADS = ("masked_load",)
 
 def _name(call: Any) -> str:
     return str(getattr(call.op, "name", "a function")).rpartition(".")[2]
+
+
+def _keeps_number(cast: Any) -> bool:
+    """Whether a cast of an integer is the same number."""
+    source, target = dtype_of(cast.value), dtype_of(cast)
+    if is_float(source):
+        return False
+    if not is_signed(source):
+        return bits_of(target) > bits_of(source)
+    # A size fits into each of the types that hold it.
+    is_size = target in _NEVER_OVERFLOWS and not nodes(cast.value, tvm.ir.TensorLoad)
+    return is_size or (is_signed(target) and bits_of(target) >= bits_of(source))
 
 
 def _is_index(value: ir.Value) -> bool:

@@ -19,7 +19,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cost_model import cost_model
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.mlir import MlirError
-from tvm_ext.mlir.from_tensorir import ConvertedKernel, convert_kernel
+from tvm_ext.mlir.from_tensorir import ConvertedKernel, convert_kernel, convert_scheduled
 from tvm_ext.mlir.linalg_fusion import fuse_and_tile
 from tvm_ext.mlir.lowering import STAGES, lower_to
 from tvm_ext.mlir.memory_optimization import optimize_memory
@@ -157,6 +157,26 @@ def with_optimized_module(
         except MlirError as error:
             raise NotApplicable(str(error)) from error
     return _with_module(kernel, found, text, "bufferized")
+
+
+def with_module_of_loops(
+    kernel: tirx.PrimFunc, finished: tirx.PrimFunc, machine: MachineDescription
+) -> tirx.PrimFunc:
+    """A kernel that keeps a module of its final loops.
+
+    Raises
+    ------
+    NotApplicable
+        The loops have no form in MLIR, or a pass of MLIR fails on them.
+    """
+    with ir.Context() as context, ir.Location.name(_SHORT_NAME):
+        found = convert_scheduled(finished, _SHORT_NAME, machine, context)
+        text = str(found.module)
+        try:
+            lower_to(found.module, "llvm")
+        except MlirError as error:
+            raise NotApplicable(str(error)) from error
+    return _with_module(kernel, found, text, found.stage)
 
 
 # The function of a kernel that others may be equal to, whatever their names are.

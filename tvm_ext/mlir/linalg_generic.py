@@ -277,7 +277,10 @@ def _results(
         if isinstance(stmt, tirx.Bind):
             writer.values[hash(stmt.var)] = writer.value(stmt.value)
         else:
-            results.append(ops.cast_to_memory(writer.value(stmt.value), dtype_of(stmt.buffer)))
+            result = ops.cast_to_memory(writer.value(stmt.value), dtype_of(stmt.buffer))
+            # Statements that follow read what is stored here.
+            known[places.of_store(stmt).key] = result
+            results.append(result)
     return results
 
 

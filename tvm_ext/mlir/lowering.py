@@ -48,6 +48,7 @@ _LLVM = (
     "canonicalize",
     # LLVM has no such arithmetic for some types, and the C library no functions of them.
     "func.func(math-extend-to-supported-types)",
+    "func.func(arith-emulate-unsupported-floats{source-types=bf16 target-type=f32})",
     "func.func(arith-expand{include-bf16=true})",
     "convert-vector-to-scf",
     "expand-strided-metadata",
@@ -56,7 +57,7 @@ _LLVM = (
     "cse",
     "convert-scf-to-cf",
     "convert-vector-to-llvm",
-    "convert-math-to-llvm",
+    "convert-math-to-llvm{approximate-log1p=false}",
     "convert-math-to-libm",
     "convert-arith-to-llvm",
     "convert-index-to-llvm",

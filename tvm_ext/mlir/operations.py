@@ -115,11 +115,9 @@ def is_binary(kind: type) -> bool:
 
 
 def compared(name: str, left: ir.Value, right: ir.Value, dtype: str) -> ir.Value:
-    """A comparison, by the two letters of it."""
+    """A comparison, by the two letters of it; none of them holds for NaN."""
     if is_float(dtype):
-        # Only "not equal" holds for NaN.
-        ordered = "u" if name == "ne" else "o"
-        return arith.cmpf(getattr(arith.CmpFPredicate, (ordered + name).upper()), left, right)
+        return arith.cmpf(getattr(arith.CmpFPredicate, f"O{name.upper()}"), left, right)
     sign = "" if name in ("eq", "ne") else "s" if is_signed(dtype) else "u"
     return arith.cmpi(getattr(arith.CmpIPredicate, sign + name), left, right)
 
@@ -141,7 +139,7 @@ def cast(value: ir.Value, source: str, target: str) -> ir.Value:
     if source == target:
         return value
     if is_bool(target):
-        return compared("ne", value, constant(0, source), source)
+        return _is_not_zero(value, source)
     if is_float(source):
         return _cast_of_float(value, source, target)
     if is_float(target):
@@ -155,13 +153,27 @@ def cast(value: ir.Value, source: str, target: str) -> ir.Value:
     return widen(value_type(target), value)
 
 
+def _is_not_zero(value: ir.Value, dtype: str) -> ir.Value:
+    """NaN is a number other than 0."""
+    zero = constant(0, dtype)
+    if is_float(dtype):
+        return arith.cmpf(arith.CmpFPredicate.UNE, value, zero)
+    return compared("ne", value, zero, dtype)
+
+
 def _cast_of_float(value: ir.Value, source: str, target: str) -> ir.Value:
     kind = value_type(target)
     if not is_float(target):
         return (arith.fptosi if is_signed(target) else arith.fptoui)(kind, value)
-    if bits_of(source) == bits_of(target):
-        return arith.truncf(kind, arith.extf(value_type(with_lanes("float32", target)), value))
+    if _needs_float32(scalar_of(source), scalar_of(target)):
+        middle = with_lanes("float32", target)
+        return _cast_of_float(_cast_of_float(value, source, middle), middle, target)
     return (arith.extf if bits_of(source) < bits_of(target) else arith.truncf)(kind, value)
+
+
+def _needs_float32(source: str, target: str) -> bool:
+    """Two formats of 16 bits have no conversion, and MLIR makes bfloat16 only of float32."""
+    return bits_of(source) == bits_of(target) or (source, target) == ("float64", "bfloat16")
 
 
 def cast_to_memory(value: ir.Value, dtype: str) -> ir.Value:
@@ -200,11 +212,12 @@ _FLOAT_CALLS: Mapping[str, Callable[..., ir.Value]] = {
         for name in (
             *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "erf"),
             *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
-            *("asinh", "acosh", "atanh", "atan2", "floor", "ceil", "trunc", "round"),
+            *("asinh", "acosh", "atanh", "atan2", "floor", "ceil", "trunc"),
             *("copysign", "fma"),
         )
     },
-    "nearbyint": math.roundeven,
+    # TVM rounds ties to even by either name.
+    **dict.fromkeys(("nearbyint", "round"), math.roundeven),
     "fabs": math.absf,
     "abs": math.absf,
     "pow": math.powf,
@@ -256,6 +269,11 @@ def _inverted(arguments: list[ir.Value], dtype: str) -> ir.Value:
     return arith.xori(arguments[0], constant(1 if is_bool(dtype) else -1, dtype))
 
 
+def _leading_zeros(arguments: list[ir.Value], dtype: str) -> ir.Value:
+    """TVM counts them in int32, whatever they are counted of."""
+    return cast(math.ctlz(arguments[0]), dtype, with_lanes("int32", dtype))
+
+
 _BIT_CALLS: Mapping[str, Callable[[list[ir.Value], str], Any]] = {
     "bitwise_and": _of_class(tirx.BitwiseAnd),
     "bitwise_or": _of_class(tirx.BitwiseOr),
@@ -264,6 +282,6 @@ _BIT_CALLS: Mapping[str, Callable[[list[ir.Value], str], Any]] = {
     "shift_left": _of_class(tirx.LShift),
     "shift_right": _of_class(tirx.RShift),
     "popcount": lambda arguments, dtype: math.ctpop(arguments[0]),
-    "clz": lambda arguments, dtype: math.ctlz(arguments[0]),
+    "clz": _leading_zeros,
     "abs": lambda arguments, dtype: math.absi(arguments[0]),
 }

@@ -17,6 +17,7 @@ from tvm_ext.passes.share_storage import planned_bytes
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import relax_functions
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
+from tvm_ext.tir_schedules.analysis.in_place import CODE_ATTRIBUTE
 from tvm_ext.tir_schedules.statements import changed_block
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
@@ -42,9 +43,10 @@ class PlanWorkspaces:
     CUDA graph can hold the kernel. On a CPU they are those of 64 KiB or more: TVM keeps what a
     kernel allocates for as long as the thread lives, and nothing else lies there meanwhile.
 
-    Leaves alone: kernels with symbolic sizes, and those that are named other than in a call; on a
-    CPU arrays that each iteration of a loop has for itself, as threads do that share one, and
-    programs that would not take less: the memory that TVM keeps is that of several kernels.
+    Leaves alone: kernels with symbolic sizes, those that are named other than in a call, and those
+    whose loops MLIR's code takes the place of; on a CPU arrays that each iteration of a loop has
+    for itself, as threads do that share one, and programs that would not take less: the memory that
+    TVM keeps is that of several kernels.
 
     Run after: ScheduleKernels. Run before: the planning of storage.
     """
@@ -100,6 +102,8 @@ def _workspaces(
     func: tirx.PrimFunc, arrays_of: Callable[[tirx.PrimFunc], list[tirx.Buffer]]
 ) -> list[tirx.Buffer]:
     """Arrays that are to be results of a kernel; none when a size is symbolic."""
+    if func.attrs is not None and CODE_ATTRIBUTE in func.attrs:
+        return []
     if not isinstance(func.body, s_tir.SBlockRealize) or not func.body.block.alloc_buffers:
         return []
     params = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]

@@ -144,7 +144,7 @@ class Differentiation:
         function = _function(
             list(own.values()), moved, [replaced(result, own) for result in results]
         )
-        mod = self._called.module()
+        mod = self._called.base()
         mod[_REACHED] = function.with_attr("global_symbol", _REACHED)
         mod = relax.transform.Normalize()(mod)
         function = mod[_REACHED]

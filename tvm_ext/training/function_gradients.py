@@ -38,13 +38,23 @@ class FunctionGradients:
         self._differentiation = differentiation
         self._names = {str(var.name_hint): var for var in mod.functions}
         self._functions = {name: mod[var] for name, var in self._names.items()}
+        self._given = frozenset(self._names)
 
     def module(self) -> tvm.IRModule:
         """All that was added as well."""
         return tvm.IRModule({self._names[name]: one for name, one in self._functions.items()})
 
+    def base(self) -> tvm.IRModule:
+        """What was there, and kernels: TVM takes time for all that surrounds one function."""
+        found = {
+            self._names[name]: one
+            for name, one in self._functions.items()
+            if name in self._given or isinstance(one, tirx.PrimFunc)
+        }
+        return tvm.IRModule(found)
+
     def add_kernels(self, mod: tvm.IRModule) -> None:
-        """Takes the kernels of a module that came from ``module`` among the functions."""
+        """Takes the kernels of a module that came from ``base`` among the functions."""
         for var, function in mod.functions.items():
             if isinstance(function, tirx.PrimFunc) and str(var.name_hint) not in self._functions:
                 self._names[str(var.name_hint)] = var
@@ -84,7 +94,7 @@ class FunctionGradients:
         legalize = None if has_gradient else call.op.get_attr("FLegalize")
         if legalize is None:
             return call
-        bb = relax.BlockBuilder(self.module())
+        bb = relax.BlockBuilder(self.base())
         with bb.function("legalized", list(relax.analysis.free_vars(call))):
             made = bb.normalize(legalize(bb, call))
             bb.emit_func_output(bb.emit(made))
@@ -143,7 +153,7 @@ class FunctionGradients:
         sides: Sequence[relax.Call],
     ) -> tvm.ir.GlobalVar:
         """A new function that makes one of two calls."""
-        bb = relax.BlockBuilder(self.module())
+        bb = relax.BlockBuilder(self.base())
         with bb.function(name, list(params)):
             branches = []
             for call in sides:
@@ -168,7 +178,7 @@ class FunctionGradients:
             self._differentiate_choice(own, function, choice, places, given)
             return
         differentiated = self._differentiation.of(self._product(function, given), wanted)
-        bb = relax.BlockBuilder(self.module())
+        bb = relax.BlockBuilder(self.base())
         with bb.function(own, [*params, *given]):
             with bb.dataflow():
                 _, gradients = differentiated.emit(bb, {one: one for one in (*params, *given)})
@@ -195,7 +205,7 @@ class FunctionGradients:
 
     def _product(self, function: relax.Function, given: Sequence[relax.Var]) -> relax.Function:
         """The sum of the results times their gradients: its gradients are those asked for."""
-        bb = relax.BlockBuilder(self.module())
+        bb = relax.BlockBuilder(self.base())
         with bb.function("product", [*function.params, *given]):
             with bb.dataflow():
                 for binding in self.straight(own_bindings(function)):
@@ -226,9 +236,9 @@ def _gradient(
     bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
 ) -> Sequence[relax.Expr | None]:
     name, operands = str(call.args[0].global_symbol), call.args[1:]
-    places, function = _places_of(name), bb.get()[name.split(_MARK)[0]]
-    if isinstance(function, tirx.PrimFunc):
-        return [None, *_gradients_of_kernel(bb, y, operands, given, function, places)]
+    places, function, mod = _places_of(name), name.split(_MARK)[0], bb.get()
+    if function in mod and isinstance(mod[function], tirx.PrimFunc):
+        return [None, *_gradients_of_kernel(bb, y, operands, given, mod[function], places)]
     types = relax.TupleType([operands[place].ty for place in places])
     fields: Sequence[relax.Expr] = results_of(bb, given)
     packed = relax.op.call_pure_packed(
@@ -333,6 +343,9 @@ class _Shown(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         made = super().visit_call_(call)
+        if operator_name(made) == "relax.add" and str(made.ty.dtype) == "bool":
+            # TVM adds up what truth values have for gradients, which is zeros; no code adds these.
+            return made.args[0]
         if not is_hidden(made):
             return made
         var = self._own.named(str(made.args[0].global_symbol))

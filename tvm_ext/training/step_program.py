@@ -14,10 +14,13 @@ from tvm import relax
 from tvm_ext.errors import InputError
 from tvm_ext.onnx_frontend.trainable import TrainableModel
 from tvm_ext.passes.donate_params import DONATED
+from tvm_ext.relay_passes.sharding.collective_cost import CollectiveCost
 from tvm_ext.relay_passes.spans import with_functions
+from tvm_ext.relay_passes.spmd_partition import with_sharding
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.training.differentiate import Differentiated, Differentiation
 from tvm_ext.training.function_gradients import emit_function, results_of
+from tvm_ext.training.gradient_buckets import GradientBuckets
 from tvm_ext.training.losses import Loss
 from tvm_ext.training.operators_of_kernels import with_operators
 from tvm_ext.training.optimizers import Optimizer
@@ -72,10 +75,13 @@ class StepOptions:
         The largest norm of all gradients together.
     batches : int
         How many batches are added up for an update.
+    collectives : CollectiveCost or None
+        Of the devices that each have a part of the batch.
     """
 
     clip_norm: float | None = None
     batches: int = 1
+    collectives: CollectiveCost | None = None
 
 
 @dataclass(frozen=True)
@@ -202,17 +208,27 @@ class _StepWriter:
         numbers = {name: relax.Var(name, relax.TensorType([], dtype)) for name in names}
         given = [own[param] for param in (*parts.inputs, *parts.targets)]
         step = [own[param] for param in parts.step]
+        cost = self._options.collectives
+        buckets = None if cost is None else GradientBuckets(cost)
         bb = relax.BlockBuilder(parts.mod)
         with bb.function("main", [*given, *kept, *numbers.values(), *step]):
             with bb.dataflow():
                 results, gradients = self._differentiated.emit(bb, own)
+                if buckets is not None:
+                    means = buckets.means(bb, _bound(bb, [*results, *gradients]))
+                    results, gradients = means[: len(results)], means[len(results) :]
                 made = dict(zip(parts.statistics, results[1:], strict=True))
                 made = {own[param]: value for param, value in made.items()}
                 made |= self._next(bb, gradients, numbers, updates)
                 returned = bb.emit_output(relax.Tuple([results[0], *made.values()]))
             bb.emit_func_output(returned)
+        mod = _simplified(_donating(bb.get(), [one.name for one in made]))
+        if buckets is not None:
+            split = {str(var.name) for var in (*given, *step)}
+            axes = [0 if str(var.name) in split else None for var in mod["main"].params]
+            mod = with_sharding(mod, buckets.record(axes, 1 + len(made)))
         return StepProgram(
-            _simplified(_donating(bb.get(), [one.name for one in made])),
+            mod,
             self._given,
             tuple(str(var.name) for var in kept),
             tuple(str(var.name) for var in made),
@@ -248,6 +264,10 @@ class _StepWriter:
             made[weight] = moved
             made |= {slots[slot]: value for slot, value in state.items()}
         return made
+
+
+def _bound(bb: relax.BlockBuilder, values: Sequence[relax.Expr]) -> list[relax.Var]:
+    return [one if isinstance(one, relax.Var) else bb.emit(one) for one in values]
 
 
 def _scaled(bb: relax.BlockBuilder, value: relax.Expr, factor: float) -> relax.Expr:

@@ -12,7 +12,11 @@ import tvm_ext
 from tvm_ext.api import TargetSource, compile
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.atomic_file import replacing
+from tvm_ext.distributed.compile_sharded import ShardingRequest
+from tvm_ext.distributed.sharded_model import ShardedModel
 from tvm_ext.errors import InputError
+from tvm_ext.hardware.targets import program_target
+from tvm_ext.kept_tensors import KeptTensors
 from tvm_ext.model_inputs import check_inputs
 from tvm_ext.onnx_frontend.trainable import (
     TrainableModel,
@@ -21,9 +25,10 @@ from tvm_ext.onnx_frontend.trainable import (
     with_weights,
     write_model,
 )
+from tvm_ext.relay_passes.sharding.collective_cost import CollectiveCost
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.training.checkpoint import read_checkpoint, write_checkpoint
-from tvm_ext.training.kept_tensors import KeptTensors
+from tvm_ext.training.kept_on_devices import KeptOnDevices
 from tvm_ext.training.losses import Loss, loss_of
 from tvm_ext.training.optimizers import Optimizer, require_optimizer
 from tvm_ext.training.progress import progress_bar
@@ -51,6 +56,8 @@ def compile_training(
     opt_level: int | str = "O3",
     disabled_passes: Iterable[str] = (),
     threads: int | None = None,
+    memory_limit: int | str | None = None,
+    devices: int = 1,
 ) -> "Trainer":
     """Compiles one step of training: loss, gradients and new weights, from a batch.
 
@@ -77,6 +84,13 @@ def compile_training(
         as many rows.
     target, opt_level, disabled_passes, threads
         As for ``compile``.
+    memory_limit : int or str, optional
+        As for ``compile``: what the values of a step may take, without the weights and the state
+        of the optimiser. Values of the way forward that do not fit are computed again on the way
+        back.
+    devices : int
+        For a CPU: the number of processes that make a step together, each on its part of the
+        batch. A batch of ``step`` then has that many times as many rows.
 
     Returns
     -------
@@ -89,8 +103,9 @@ def compile_training(
     """
     require_optimizer(optimizer)
     _require_numbers(clip_norm, accumulate)
+    cost = _collectives(devices, target, accumulate)
     trainable = import_trainable(model, train, input_shapes)
-    options = StepOptions(clip_norm, accumulate)
+    options = StepOptions(clip_norm, accumulate, cost)
     if trainable.is_recurrent:
         disabled_passes = [*disabled_passes, *_TOO_SLOW_FOR_STEPS]
     programs = step_programs(trainable, loss_of(loss), optimizer, options)
@@ -101,6 +116,8 @@ def compile_training(
             opt_level=opt_level,
             disabled_passes=disabled_passes,
             threads=threads,
+            memory_limit=memory_limit,
+            devices=devices,
         )
         for program in programs
     ]
@@ -114,6 +131,20 @@ def _require_numbers(clip_norm: float | None, accumulate: int) -> None:
         )
     if not isinstance(accumulate, int) or accumulate < 1:
         raise InputError(f"accumulate is {accumulate!r}; expected 1 or more: give a larger one")
+
+
+def _collectives(devices: int, target: TargetSource, accumulate: int) -> CollectiveCost | None:
+    """What devices exchange values with; None for one."""
+    request, machine = ShardingRequest(devices), program_target(target)
+    if devices == 1:
+        return None
+    request.check(machine)
+    if accumulate != 1:
+        raise InputError(
+            f"accumulate is {accumulate} with {devices} devices; expected 1: leave it "
+            "out, or train on one device"
+        )
+    return CollectiveCost(devices, machine)
 
 
 class Trainer:
@@ -147,14 +178,15 @@ class Trainer:
         stored = {last.weights[name]: array for name, array in model.weights.items()}
         stored |= {last.statistics[name]: array for name, array in model.statistics.items()}
         specs = {spec.name: spec for spec in self.program.inputs}
+        first = {
+            name: stored[name].copy() if name in stored else _zeros(specs[name])
+            for name in last.kept
+            if name not in last.sums
+        }
         # What a step takes from the one before, by parameter.
-        self._state = KeptTensors(
-            {
-                name: stored[name].copy() if name in stored else _zeros(specs[name])
-                for name in last.kept
-                if name not in last.sums
-            }
-        )
+        self._state: KeptTensors | KeptOnDevices = KeptTensors(first)
+        if isinstance(self.program, ShardedModel):
+            self._state = KeptOnDevices(self.program, first, last.changed)
         # What the first pass of a step takes as zeros.
         self._sums = KeptTensors({name: _zeros(specs[name]) for name in last.sums})
 
@@ -166,7 +198,7 @@ class Trainer:
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """What a batch holds for one pass: the inputs of the model, and the targets."""
-        return self._programs[-1].given
+        return self.program.inputs[: len(self._programs[-1].given)]
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
@@ -297,7 +329,12 @@ class Trainer:
         for name in program.numbers:
             inputs[name] = np.array(numbers[name], specs[name].dtype)
         if program.draws:
-            inputs[names[-1]] = np.array([drawn], np.int64)
+            # One number for each device: their masks differ.
+            (count,) = specs[names[-1]].shape
+            inputs[names[-1]] = drawn * int(count) + np.arange(int(count), dtype=np.int64)
+        if isinstance(self._state, KeptOnDevices):
+            (loss,) = self._state.run(inputs).values()
+            return float(loss)
         tensors = {**self._state.tensors, **self._sums.tensors}
         kept = {name: tensors[name] for name in program.kept}
         loss, *made = compiled.run_in_place(inputs, kept).values()

@@ -1,9 +1,10 @@
 """Descriptions of CPUs refuse what cannot be, and derived numbers have the units they claim."""
 
 import pytest
+import tvm
 from pydantic import ValidationError
 
-from tvm_ext.hardware.cpu.description import CpuDescription, llvm_features
+from tvm_ext.hardware.cpu.description import CpuDescription, code_target, llvm_features
 from tvm_ext.hardware.cpu.features import features_from_flags, vector_bits
 from tvm_ext.hardware.targets import resolve_target
 
@@ -40,6 +41,34 @@ def test_features_follow_mattr_and_required_features_are_all_of_them():
     whole = "-prefer-256-bit"
     assert list(cpu.tvm_target().attrs["mattr"]) == ["+avx512vnni", "-avx512cd", whole]
     assert "mattr" not in rebuilt("avx2").tvm_target().attrs
+
+
+def features_of(target: tvm.target.Target) -> frozenset[str]:
+    attrs = target.attrs
+    mattr = tuple(map(str, attrs.get("mattr") or ()))
+    return llvm_features(str(attrs["mtriple"]), str(attrs["mcpu"]), mattr)
+
+
+@pytest.mark.parametrize("mcpu", ["znver1", "znver3", "alderlake", "haswell"])
+def test_code_of_sixteen_registers_has_all_features_and_loops_that_stay(mcpu):
+    target = rebuilt("avx2", mcpu=mcpu).tvm_target()
+    told = code_target(target)
+    assert features_of(told) == features_of(target)
+    assert told.attrs["mcpu"] == "x86-64-v3"
+    assert told.attrs["num-cores"] == target.attrs["num-cores"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        ("avx512", {"mcpu": "znver4"}),
+        ("aarch64-neon", {}),
+        ("avx2", {"mcpu": "znver3", "mattr": ("-fma",)}),
+    ],
+)
+def test_other_code_is_made_for_the_cpu_itself(preset, changes):
+    target = rebuilt(preset, **changes).tvm_target()
+    assert code_target(target).export() == target.export()
 
 
 def test_with_cores_changes_cores_and_leaves_the_original():

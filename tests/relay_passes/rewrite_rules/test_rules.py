@@ -9,7 +9,7 @@ from rule_modules import fitting, near_misses
 from rule_shapes import outcomes
 from rule_values import differences
 from tvm import relax
-from unoptimised import LLVM
+from unoptimised import LLVM, machine_of
 
 from tvm_ext.passes import registry
 from tvm_ext.relay_passes.algebraic_simplification import apply_rules
@@ -116,7 +116,7 @@ def test_kernels_compute_what_numpy_does() -> None:
     lowered = tvm.transform.Sequential(
         [registry.get(name).make({}) for name in ("DecomposeOpsForInference", "LegalizeOps")]
     )(tvm.IRModule(functions))
-    machine = relax.VirtualMachine(relax.build(lowered, LLVM), tvm.cpu())
+    machine = machine_of(relax.build(lowered, LLVM))
     for i, (rule, match) in enumerate(modules):
         values = {n: _numbers(k.shape, k.dtype) for n, k in match.kinds.items()}
         arrays = [tvm.runtime.tensor(one) for one in arrays_of(before[i], values)]

@@ -7,6 +7,11 @@ from lowering import kernel_of
 from symbolic_extents import SIZES, built, call, close, matmul_bias_relu, random, scheduled, size
 from tvm import relax, te, tirx
 
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.cpu.symbolic_tile import SymbolicTiles
+
 op = relax.op
 
 
@@ -136,3 +141,45 @@ def test_an_epilogue_that_reads_what_is_computed_between() -> None:
     found = run_on_rows(scheduled(func).func, [x, w, more])
     close(found[0], x @ w + 3 * more)
     close(found[1], 3 * more)
+
+
+def phases(decides: str) -> tirx.PrimFunc:
+    """``y[m, phase] = sum over taps of x[m + tap] @ w[phase, tap]``, where a phase has the tap."""
+    m = size("rows")
+    two, taps, steps, columns = (tirx.const(n, "int64") for n in (2, 3, 20, 32))
+    x = te.placeholder((m + 2, steps), name="x")
+    w = te.placeholder((two, taps, steps, columns), name="w")
+    zero = tirx.const(0, "int64")
+    tap, i = te.reduce_axis((zero, taps), name="tap"), te.reduce_axis((zero, steps), name="i")
+
+    def element(row: tirx.Var, phase: tirx.Var, column: tirx.Var) -> tirx.Expr:
+        product = x[row + tap, i] * w[phase, tap, i, column]
+        decided = {"tap": tap.var, "row": row, "step": i.var}[decides]
+        adds = tirx.all(phase <= decided, decided <= phase + 1)
+        return te.sum(tirx.if_then_else(adds, product, tirx.const(0, "float32")), axis=[tap, i])
+
+    func = te.create_prim_func([x, w, te.compute((m, two, columns), element, name="y")])
+    return func.with_attr(CONSTANTS_ATTRIBUTE, [1])
+
+
+def test_iterations_that_add_nothing_are_left_out() -> None:
+    found = scheduled(phases("tap"))
+    # The weights of a phase serve the rows of a tile: no row has a phase of its own.
+    assert "v_phase = T.alloc" not in found.func.script()
+    weights = random(2, 3, 20, 32)
+    own = found.packed.pack(weights)
+    function = built(found.func)
+    for rows in SIZES:
+        x = random(rows + 2, 20)
+        # Where a phase has no tap, no weight is multiplied.
+        x[0] = np.nan if rows == 0 else x[0]
+        wanted = np.stack(
+            [sum(x[t : t + rows] @ weights[p, t] for t in (p, p + 1)) for p in (0, 1)], axis=1
+        )
+        close(call(function, [x, own], (rows, 2, 32)), wanted)
+
+
+@pytest.mark.parametrize("decides", ["row", "step"])
+def test_conditions_of_rows_and_of_the_innermost_sum_are_left_to_others(decides: str) -> None:
+    with pytest.raises(NotApplicable, match="no matter of outer loops"):
+        SymbolicTiles().apply(phases(decides), host_description())

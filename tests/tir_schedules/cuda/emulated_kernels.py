@@ -13,6 +13,7 @@ from cuda_kernels import SERIAL_TARGET
 from lowering import _filled, assert_same
 from machines import GPU
 from tvm import tirx
+from unoptimised import linked
 
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
@@ -61,7 +62,7 @@ def assert_emulated(
     """
     symbols = {f"f{number}": name for number, name in enumerate(plain)}
     named = {s: plain[name].with_attr("global_symbol", s) for s, name in symbols.items()}
-    library = tirx.build(tvm.IRModule(named), target=SERIAL_TARGET)
+    library = linked(tirx.build(tvm.IRModule(named), target=SERIAL_TARGET))
     kernels = emulated(functions, machine)
     for symbol, name in symbols.items():
         params = [p for p in plain[name].params if isinstance(p.ty, tirx.BufferType)]

@@ -8,6 +8,7 @@ import tvm
 from cuda_kernels import SERIAL_TARGET
 from lowering import _filled, assert_same
 from tvm import tirx
+from unoptimised import linked
 
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.device_code import making_device_code
@@ -21,7 +22,8 @@ def assert_on_device(plain: tirx.PrimFunc, func: tirx.PrimFunc, machine: CudaDes
     params = [p for p in plain.params if isinstance(p.ty, tirx.BufferType)]
     arrays = [_filled(param, generator) for param in params]
     host, device = ([tvm.runtime.tensor(array) for array in arrays] for _ in range(2))
-    tirx.build(plain.with_attr("global_symbol", "kernel"), target=SERIAL_TARGET)["kernel"](*host)
+    library = tirx.build(plain.with_attr("global_symbol", "kernel"), target=SERIAL_TARGET)
+    linked(library)["kernel"](*host)
     built(func, machine)(*device)
     assert_same([one.numpy() for one in host], [one.numpy() for one in device], "kernel")
 

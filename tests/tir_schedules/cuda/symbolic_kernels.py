@@ -11,6 +11,7 @@ from lowering import _filled, assert_same
 from tvm import tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_map
+from unoptimised import linked
 
 from tvm_ext.tir_schedules.template import Template
 
@@ -27,7 +28,7 @@ def check_symbolic(
     kernels = emulated({name: scheduled(template, func) for name, func in plain.items()})
     symbols = {f"f{number}": name for number, name in enumerate(plain)}
     named = {s: plain[name].with_attr("global_symbol", s) for s, name in symbols.items()}
-    library = tirx.build(tvm.IRModule(named), target=SERIAL_TARGET)
+    library = linked(tirx.build(tvm.IRModule(named), target=SERIAL_TARGET))
     for symbol, name in symbols.items():
         for known in sizes:
             arrays = _arrays(plain[name], known)

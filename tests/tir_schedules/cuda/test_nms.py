@@ -17,6 +17,7 @@ from emulated_kernels import emulated
 from lowering import f32, kernel_of
 from machines import GPU
 from tvm import IRModule, relax, runtime, tirx
+from unoptimised import linked
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import compiling_for
@@ -84,7 +85,7 @@ def test_boxes_that_stay() -> None:
     symbols = {f"k{i}": name for i, name in enumerate([*plain, *in_turn])}
     functions = {s: {**plain, **in_turn}[name] for s, name in symbols.items()}
     named = {s: func.with_attr("global_symbol", s) for s, func in functions.items()}
-    library = tirx.build(IRModule(named), target=SERIAL_TARGET)
+    library = linked(tirx.build(IRModule(named), target=SERIAL_TARGET))
     runs = {name: library[symbol] for symbol, name in symbols.items()}
     set_seed(1)
     for name, (sizes, overlap, threshold, _) in CASES.items():

@@ -17,6 +17,7 @@ from emulated_kernels import emulated
 from lowering import f32, kernel_of
 from machines import GPU
 from tvm import IRModule, relax, runtime, te, tirx, topi
+from unoptimised import linked
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
@@ -93,7 +94,7 @@ def test_order() -> None:
     threads = emulated(found)
     symbols = {name: f"k{number}" for number, name in enumerate(found)}
     in_turn = {s: in_series(found[n]).with_attr("global_symbol", s) for n, s in symbols.items()}
-    library = tirx.build(IRModule(in_turn), target=SERIAL_TARGET)
+    library = linked(tirx.build(IRModule(in_turn), target=SERIAL_TARGET))
     set_seed(1)
     for name, ((kernel, shape, axis, ascending, dtype, k), _) in SORTS.items():
         x = numbers(shape, dtype)

@@ -8,6 +8,7 @@ from lowering import kernel_of
 from symbolic_kernels import M, N, check_symbolic
 from tvm import relax, tirx
 from tvm.relax.op import nn
+from unoptimised import linked
 
 from tvm_ext.tir_schedules.cuda import elementwise as open_elements
 from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
@@ -19,7 +20,7 @@ TEMPLATE = CudaElementwise()
 def build(func: tirx.PrimFunc) -> object:
     """The serial form of a scheduled kernel as a function of tensors."""
     func = in_series(scheduled(TEMPLATE, func)).with_attr("global_symbol", "main")
-    return tirx.build(tvm.IRModule({"main": func}), target=SERIAL_TARGET)["main"]
+    return linked(tirx.build(tvm.IRModule({"main": func}), target=SERIAL_TARGET))["main"]
 
 
 @pytest.mark.parametrize("last", [8, 7, None])

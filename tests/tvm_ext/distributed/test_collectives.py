@@ -1,14 +1,19 @@
 """Collectives over shared memory, by threads in the place of processes."""
 
+import ctypes
+import errno
 import threading
+import time
 from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from tvm_ext.distributed import shared_memory
 from tvm_ext.distributed.communicator import Communicator
 from tvm_ext.distributed.group_memory import GroupMemory
+from tvm_ext.distributed.shared_memory import SharedCounters
 from tvm_ext.distributed.shared_memory_communicator import SLOT_BYTES
 from tvm_ext.errors import RunError
 
@@ -93,3 +98,42 @@ def test_answers_and_arrays_of_a_group() -> None:
     assert memory.has_answered(1, 5)
     assert not memory.has_answered(1, 6)
     assert memory.wait_for(1, 5, lambda: None) == {"a": [1, 2]}
+
+
+def test_counters_go_on_above_32_bits() -> None:
+    counters = SharedCounters(np.zeros(SharedCounters.nbytes(3), np.uint8))
+    start = (1 << 32) - 2
+    counters.set(1, start)
+    seen = []
+
+    def wait() -> None:
+        for value in range(start + 1, start + 5):
+            counters.wait(1, value, lambda: None)
+            seen.append(value)
+            counters.set(2, value)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    for value in range(start + 1, start + 5):
+        time.sleep(0.01)
+        counters.set(1, value)
+        counters.wait(2, value, lambda: None)
+    waiting.join(30)
+    assert seen == list(range(start + 1, start + 5))
+    assert counters.value(0) == 0
+
+
+def test_a_fence_is_made_by_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    if shared_memory._MEMBARRIER is None:
+        pytest.skip("the number of the system call is not known here")
+    shared_memory.memory_fence()
+    found = shared_memory._libc.syscall(shared_memory._MEMBARRIER, shared_memory._EXPEDITED, 0, 0)
+    if found and ctypes.get_errno() == errno.ENOSYS:
+        pytest.skip("the system has no membarrier")
+    assert found == 0
+    # With them, as on processors that reorder, the counters are the same.
+    monkeypatch.setattr(shared_memory, "_IS_ORDERED", False)
+    counters = SharedCounters(np.zeros(SharedCounters.nbytes(1), np.uint8))
+    counters.set(0, 7)
+    counters.wait(0, 7, lambda: None)
+    assert counters.value(0) == 7

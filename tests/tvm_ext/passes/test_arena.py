@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from memory_planning import plan_memory
 from thoroughness import DRAWS
 from tvm import relax
-from unoptimised import LLVM
+from unoptimised import LLVM, machine_of
 
 from tvm_ext.compiler.build import build
 
@@ -25,7 +25,7 @@ def lowered(program: Program) -> tvm.IRModule:
 
 def assert_computes(program: Program) -> None:
     planned, _ = plan_memory(lowered(program), poison=True)
-    machine = relax.VirtualMachine(build(planned, LLVM), tvm.cpu())
+    machine = machine_of(build(planned, LLVM))
     rng = np.random.default_rng(0)
     for rows, flag in ((1, True), (5, False), (2, True)):
         inputs = {

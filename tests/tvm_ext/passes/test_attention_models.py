@@ -12,8 +12,7 @@ from emulated_models import emulated_model
 from memory_planning import plan_memory
 from onnx import TensorProto
 from side_by_side import Rewrite, assert_all_same
-from tvm import relax
-from unoptimised import LLVM
+from unoptimised import LLVM, machine_of
 
 import tvm_ext
 from tvm_ext.compiler.build import build
@@ -68,8 +67,7 @@ def lowered(
 
 def run(kernels: tvm.IRModule, arrays: list[np.ndarray]) -> np.ndarray:
     """Runs kernels as they are, without schedules, on the CPU."""
-    executable = build(plan_memory(kernels)[0], LLVM)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
+    machine = machine_of(build(plan_memory(kernels)[0], LLVM))
     return machine["main"](*[tvm.runtime.tensor(array) for array in arrays]).numpy()
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from unoptimised import machine_of
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.passes.donate_params import DONATED, DonateParams
@@ -72,7 +73,7 @@ def test_results_in_place(build, donated, is_in_place) -> None:
     results = 2 if "reads" in build.__name__ else 1
     assert sum(allocations) == results - is_in_place
     assert after.same_as(before) != is_in_place
-    machines = [relax.VirtualMachine(tvm.compile(m, "llvm"), tvm.cpu()) for m in (before, after)]
+    machines = [machine_of(m) for m in (before, after)]
     rng = np.random.default_rng(0)
     arrays = {name: rng.standard_normal((8, 16)).astype("float32") for name in "wg"}
     found = []

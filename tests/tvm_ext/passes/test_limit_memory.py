@@ -10,7 +10,7 @@ from memory_planning import plan_memory
 from small_models import model, node, value
 from thoroughness import DRAWS
 from tvm import relax
-from unoptimised import HOST, LLVM
+from unoptimised import HOST, LLVM, machine_of
 
 import tvm_ext
 from tvm_ext.compiler.build import build
@@ -175,7 +175,7 @@ def test_programs_with_as_little_as_possible_compute_the_same(program: Program) 
     planned, _ = plan_memory(
         lowered(program), poison=True, pass_config={"LimitMemory": {"limit": 1}}
     )
-    machine = relax.VirtualMachine(build(planned, LLVM), tvm.cpu())
+    machine = machine_of(build(planned, LLVM))
     rng = np.random.default_rng(0)
     for rows, flag in ((1, True), (5, False)):
         inputs = {

@@ -7,6 +7,7 @@ from memory_planning import plan_memory, share_storage
 from tvm import relax, te
 from tvm.script import ir as I
 from tvm.script import relax as R
+from unoptimised import LLVM, machine_of
 
 from tvm_ext.compiler.build import build
 from tvm_ext.passes import share_storage as storage_pass
@@ -43,7 +44,7 @@ def operators(length: int, shape=(2, 3), dtype: str = "float32") -> tvm.IRModule
 
 
 def run(planned: tvm.IRModule, *inputs: np.ndarray) -> list[np.ndarray]:
-    machine = relax.VirtualMachine(build(planned, tvm.target.Target("llvm")), tvm.cpu())
+    machine = machine_of(build(planned, LLVM))
     result = machine["main"](*[tvm.runtime.tensor(value) for value in inputs])
     values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
     return [value.numpy() for value in values]

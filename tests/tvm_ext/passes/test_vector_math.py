@@ -8,7 +8,7 @@ import tvm
 from small_models import model, node, rand, value
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
-from unoptimised import HOST, LLVM
+from unoptimised import HOST, machine_of
 
 import tvm_ext
 from tvm_ext.hardware.targets import compiling_for, resolve_target
@@ -54,7 +54,7 @@ def rewritten(mod):
 
 
 def run(mod, x):
-    machine = relax.VirtualMachine(tvm.compile(mod, target=LLVM), tvm.cpu())
+    machine = machine_of(mod)
     return machine["main"](tvm.runtime.tensor(x)).numpy()
 
 

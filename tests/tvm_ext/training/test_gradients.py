@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from unoptimised import machine_of
 
 from tvm_ext.training.gradients import register_gradients
 
@@ -48,6 +49,9 @@ CASES: list[tuple[str, _Build, list[tuple[int, ...]], tuple[float, float]]] = [
     ("atanh", op.atanh, [(3, 5)], (-0.8, 0.8)),
     ("maximum", op.maximum, [(3, 5), (5,)], (-1, 1)),
     ("minimum", op.minimum, [(3, 5), (3, 1)], (-1, 1)),
+    ("where", lambda a, b: op.where(op.greater(a, op.tanh(b)), a, b), [(3, 5), (3, 5)], (-1, 1)),
+    ("where of fewer", lambda a, b: op.where(relax.const(np.tri(3, 5) > 0), a, b), [(), (3, 1)],
+     (-1, 1)),
     ("max", lambda x: op.max(x, [1]), [(3, 5, 2)], (-1, 1)),
     ("min", lambda x: op.min(x, [0, 2], keepdims=True), [(3, 5, 2)], (-1, 1)),
     ("prod", lambda x: op.prod(x, [1]), [(3, 4)], (0.5, 1.5)),
@@ -187,7 +191,7 @@ def _program(mod: tvm.IRModule, name: str) -> Callable[..., Any]:
         if isinstance(function, relax.Function):
             mod[variable] = _Spelled(mod).visit_expr(function)
     mod = relax.transform.LegalizeOps()(mod)
-    machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    machine = machine_of(mod)
 
     def run(*arrays: np.ndarray) -> Any:
         return machine[name](*(tvm.runtime.tensor(array) for array in arrays))

@@ -5,6 +5,7 @@ import pytest
 import tvm
 from tvm import relax, te, tirx
 from tvm.script import tirx as T
+from unoptimised import machine_of
 
 from tvm_ext.tir_schedules.analysis.buffer_access import is_load, nodes
 from tvm_ext.training.gradients.kernels import DifferentiableKernel, NoGradient
@@ -33,7 +34,7 @@ def test_threads_do_not_add_to_the_same_element() -> None:
         if any(is_load(load, store.buffer) for load in nodes(store.value, tvm.ir.TensorLoad))
     ]
     assert not added_on_threads
-    machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    machine = machine_of(mod)
     a, b = (np.random.default_rng(n).random((4, 4), "float32") for n in (0, 1))
     found = machine["main"](tvm.runtime.tensor(a), tvm.runtime.tensor(b)).numpy()
     np.testing.assert_allclose(found, a.T * (b + b.T), rtol=1e-6)

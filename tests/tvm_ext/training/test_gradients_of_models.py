@@ -3,6 +3,7 @@
 Each is compared with central differences in float64.
 """
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
+from unoptimised import machine_of
 
 from tvm_ext.onnx_frontend.trainable import import_trainable
 from tvm_ext.training import SGD, MeanSquaredError
@@ -122,6 +124,34 @@ def _repeating(trips: int) -> Callable[[], onnx.ModelProto]:
     return build
 
 
+def _ending(limit: float) -> Callable[[], onnx.ModelProto]:
+    """A Loop that goes on as long as a sum of its state is below a limit, nine times at most."""
+
+    def build() -> onnx.ModelProto:
+        node = helper.make_node
+        nodes = [
+            node("MatMul", ["s", "m"], ["p"]),
+            node("Tanh", ["p"], ["s2"]),
+            node("ReduceL1", ["s2"], ["size"], keepdims=0),
+            node("Less", ["size", "limit"], ["is_small"]),
+            node("Less", ["i", "last"], ["is_early"]),
+            node("And", ["is_small", "is_early"], ["on"]),
+        ]
+        state = [helper.make_tensor_value_info(n, _DOUBLE, [2, 3]) for n in ("s", "s2")]
+        body = helper.make_graph(
+            nodes,
+            "body",
+            [_scalar("i", TensorProto.INT64), _scalar("go", TensorProto.BOOL), state[0]],
+            [_scalar("on", TensorProto.BOOL), state[1]],
+        )
+        loop = node("Loop", ["", "going", "h"], ["end"], name="loop", body=body)
+        constants = {"limit": limit, "last": np.int64(8), "going": np.array(True)}
+        ending = node("Mul", ["end", "h"], ["y"])
+        return _model([loop, ending], [2, 3], constants, {"m": [3, 3]})
+
+    return build
+
+
 CASES: dict[str, Callable[[], onnx.ModelProto]] = {
     "tile": _one("Tile", (2, 3), [2, 3]),
     "running sums": _one("CumSum", (2, 3, 2), 1),
@@ -157,15 +187,20 @@ CASES: dict[str, Callable[[], onnx.ModelProto]] = {
     "if": _choosing(1e9),
     "if not": _choosing(-1e9),
     "loop that is counted": _repeating(150),
+    "loop that ends by a condition": _ending(1e9),
+    "loop that ends by its state": _ending(4.0),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradient_is_the_limit_of_differences(case: str) -> None:
+def test_gradient_is_the_limit_of_differences(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Three iterations, and then the loop calls itself: a small program of every form.
+    loops = importlib.import_module("tvm_ext.onnx_frontend.control_flow.convert_loop")
+    monkeypatch.setattr(loops, "LEVELS", 1)
     trainable = import_trainable(CASES[case](), None, None)
     (program,) = step_programs(trainable, MeanSquaredError(), SGD(lr=1.0), StepOptions())
     mod = relax.transform.LegalizeOps()(program.mod)
-    machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    machine = machine_of(mod)
     rng = np.random.default_rng(2)
     given = [rng.uniform(-1, 1, [int(n) for n in spec.shape]) for spec in program.given]
 

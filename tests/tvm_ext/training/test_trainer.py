@@ -12,7 +12,7 @@ from training_models import Graph, batch_for, mlp
 from tvm import relax
 
 import tvm_ext
-from tvm_ext.errors import InputError, ModelError, UnsupportedOperatorError
+from tvm_ext.errors import BuildError, InputError, ModelError, UnsupportedOperatorError
 from tvm_ext.training import SGD, Adam, AdamW, CrossEntropy, compile_training
 
 
@@ -353,3 +353,26 @@ def test_classes_that_are_masked_leave_the_loss_a_number():
     wanted = np.mean(np.log(1 + np.exp(np.array([1.0, -1.0]))))
     np.testing.assert_allclose(trainer.step(batch), wanted, rtol=1e-5)
     assert np.isfinite(trainer.step(batch))
+
+
+def _deep(batch=256, width=8, layers=4):
+    g = Graph("deep")
+    x = g.linear("first", "x", width, width)
+    for layer in range(layers):
+        scaled = g("Mul", g("Erf", x), g.weight(f"scale{layer}", width))
+        x = g.linear(f"fc{layer}", g("Add", x, g("Sigmoid", scaled)), width, width)
+    return g.model([batch, width], [batch, 10], g.linear("head", x, width, 10))
+
+
+def test_what_does_not_fit_is_computed_again_with_the_same_numbers():
+    model = _deep()
+    options = {"threads": 1, "opt_level": "O1"}
+    free = compile_training(model, "cross_entropy", SGD(lr=0.1), **options)
+    limit = free.program.report.memory.planned_peak_bytes // 2
+    small = compile_training(model, "cross_entropy", SGD(lr=0.1), memory_limit=limit, **options)
+    assert small.program.report.memory.planned_peak_bytes <= limit
+    assert small.program.report.memory.limit.calls_again > 0
+    batch = batch_for(model)
+    assert [small.step(batch) for _ in range(3)] == [free.step(batch) for _ in range(3)]
+    with pytest.raises(BuildError, match=r"expected at most 4\.00 KiB"):
+        compile_training(model, "cross_entropy", SGD(lr=0.1), memory_limit=4096, **options)

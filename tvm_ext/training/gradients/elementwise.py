@@ -158,3 +158,15 @@ def _extreme(
         taken = op.where(op.equal(operand, y), given, number(0, given))
         found.append(fitted(bb, bb.emit(op.where(is_equal, half, taken)), operand))
     return found
+
+
+@gradient_of("where")
+def _where(
+    bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
+) -> Sequence[relax.Expr | None]:
+    """To the operand that was taken; TVM's has the shape of the result, not that of the operand."""
+    condition, a, b = call.args
+    zero = number(0, given)
+    by_a = bb.emit(op.where(condition, given, zero))
+    by_b = bb.emit(op.where(condition, zero, given))
+    return [None, fitted(bb, by_a, a), fitted(bb, by_b, b)]

@@ -10,6 +10,7 @@ from lowering import _filled, assert_same, f32, kernel_of
 from machines import GPU
 from matmul_kernels import f16, product
 from tvm import relax, tirx
+from unoptimised import linked
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
@@ -44,7 +45,7 @@ CASES = {
 def test_numbers() -> None:
     symbols = {f"f{number}": case for number, case in enumerate(CASES.values())}
     named = {s: func.with_attr("global_symbol", s) for s, (func, _, _) in symbols.items()}
-    known = tirx.build(tvm.IRModule(named), target=SERIAL_TARGET)
+    known = linked(tirx.build(tvm.IRModule(named), target=SERIAL_TARGET))
     padded = {s: with_constant(func, at, **how) for s, (func, at, how) in symbols.items()}
     found = emulated({symbol: kernel.func for symbol, kernel in padded.items()})
     set_seed(0)

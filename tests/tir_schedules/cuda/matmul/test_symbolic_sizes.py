@@ -11,6 +11,7 @@ from lowering import kernel_of
 from machines import GPU
 from matmul_kernels import convolution, f16
 from tvm import relax, tirx
+from unoptimised import linked
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
@@ -56,7 +57,7 @@ def test_numbers_of_every_size(
     assert whole_source(found).count("__global__ void") == 2
     run = emulated({"kernel": found})["kernel"]
     plain = func.with_attr("global_symbol", "main")
-    expected = tirx.build(tvm.IRModule({"main": plain}), target=SERIAL_TARGET)["main"]
+    expected = linked(tirx.build(tvm.IRModule({"main": plain}), target=SERIAL_TARGET))["main"]
     for size in (1, 7, 33):
         generator = np.random.default_rng(size)
         dtype = str(func.params[0].dtype)

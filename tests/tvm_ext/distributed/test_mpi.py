@@ -1,0 +1,100 @@
+"""Two processes that ``mpiexec`` starts, where it is installed."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from training_models import mlp
+
+import tvm_ext
+
+MPIEXEC = shutil.which("mpiexec")
+_COMMAND = "from tvm_ext.cli.main import main; main()"
+
+pytestmark = pytest.mark.skipif(
+    MPIEXEC is None or importlib.util.find_spec("mpi4py") is None,
+    reason="mpiexec or mpi4py is not installed",
+)
+
+X = np.random.default_rng(0).standard_normal((16, 20)).astype(np.float32)
+
+
+def mpi(devices: int, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [str(MPIEXEC), "-n", str(devices), sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mpi")
+    np.savez(folder / "x.npz", x=X)
+    model = tvm_ext.compile(mlp(), devices=2, shard="tensor", opt_level="O1")
+    model.save(folder / "two.tvmx")
+    return folder / "two.tvmx"
+
+
+def _run(file: Path, *more: str) -> list[str]:
+    return ["-c", _COMMAND, "run", str(file), "--inputs", str(file.parent / "x.npz"), *more]
+
+
+def test_a_file_gives_what_it_gives_with_processes_of_its_own(file: Path, tmp_path: Path) -> None:
+    ended = mpi(2, *_run(file, "--outputs", str(tmp_path / "y.npz")))
+    assert ended.returncode == 0, ended.stderr
+    model = tvm_ext.load(file)
+    expected = model.run({"x": X})["y"]
+    model.close()
+    # Which of two is added to the other is all the same.
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npz")["y"], expected)
+
+
+def test_a_file_for_fewer_devices_is_refused(file: Path) -> None:
+    ended = mpi(3, *_run(file))
+    assert ended.returncode != 0
+    assert "two.tvmx is for 2 devices, and mpiexec started 3 processes" in ended.stderr
+
+
+_TRAINING = """
+import json
+import sys
+from training_models import batch_for, mlp
+from tvm_ext.training import Adam, compile_training
+
+trainer = compile_training(
+    sys.argv[1], "cross_entropy", Adam(lr=1e-2), opt_level="O1", threads=1, devices=2
+)
+losses = trainer.fit([batch_for(mlp(16), seed) for seed in range(4)], progress=False)
+with open(f"{sys.argv[2]}{id(trainer)}.json", "w") as file:
+    json.dump(losses, file)
+trainer.program.close()
+"""
+
+
+def _losses(folder: Path) -> Sequence[list[float]]:
+    return [json.loads(path.read_text()) for path in folder.glob("*.json")]
+
+
+def test_training_has_the_losses_of_processes_of_its_own(tmp_path: Path) -> None:
+    onnx.save(mlp(8), tmp_path / "mlp.onnx")
+    found = []
+    for devices in (1, 2):
+        folder = tmp_path / str(devices)
+        folder.mkdir()
+        ended = mpi(devices, "-c", _TRAINING, str(tmp_path / "mlp.onnx"), f"{folder}/")
+        assert ended.returncode == 0, ended.stderr
+        found.append(_losses(folder))
+    (alone,), both = found
+    assert all(one == alone for one in both)

@@ -1,0 +1,135 @@
+"""Training on two processes: the numbers of one, and what happens when one of them ends."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from training_models import Graph, batch_for, mlp
+from tvm import relax
+
+from tvm_ext.errors import InputError, RunError
+from tvm_ext.hardware.targets import program_target
+from tvm_ext.relay_passes.sharding.collective_cost import CollectiveCost
+from tvm_ext.training import SGD, Adam, Trainer, compile_training
+from tvm_ext.training.gradient_buckets import BUCKET_BYTES, GradientBuckets
+
+# The rounding of sums over a batch in another order, after 30 steps.
+_TOLERANCE = 1e-5
+
+
+def _trainer(devices: int) -> Trainer:
+    """For batches of 16, by parts of 16 / ``devices``."""
+    return compile_training(
+        mlp(16 // devices),
+        "cross_entropy",
+        Adam(lr=1e-2),
+        opt_level="O1",
+        threads=1,
+        clip_norm=1.0,
+        devices=devices,
+    )
+
+
+def _batches(first: int, count: int) -> list[dict[str, np.ndarray]]:
+    return [batch_for(mlp(16), seed) for seed in range(first, first + count)]
+
+
+@pytest.fixture(scope="module")
+def two() -> Trainer:
+    trainer = _trainer(2)
+    yield trainer
+    trainer.program.close()
+
+
+@pytest.fixture
+def start(two: Trainer, tmp_path: Path) -> Path:
+    """The file of a checkpoint of the trainer."""
+    path = tmp_path / "start.npz"
+    two.save(path)
+    return path
+
+
+def test_the_curve_is_that_of_one_process(two: Trainer) -> None:
+    one = _trainer(1)
+    batches = _batches(0, 3) * 10
+    losses = [trainer.fit(batches, progress=False) for trainer in (two, one)]
+    assert losses[1][-1] < losses[1][0]
+    np.testing.assert_allclose(*losses, rtol=0, atol=_TOLERANCE)
+    for name, weight in one.weights.items():
+        np.testing.assert_allclose(two.weights[name], weight, rtol=0, atol=_TOLERANCE)
+
+
+def test_small_gradients_and_the_loss_are_exchanged_together(two: Trainer) -> None:
+    two.step(*_batches(0, 1))
+    (planned,) = two.program.report.sharding.collectives
+    nbytes = sum(two.weights[name].nbytes for name in two.trained) + 4
+    assert two.program.exchanged == {"all-reduce": nbytes} == {planned.kind: planned.nbytes}
+
+
+def test_what_was_killed_goes_on_bit_for_bit(two: Trainer, start: Path) -> None:
+    expected = two.fit(_batches(0, 3), progress=False)
+    weights = two.weights
+    two.resume(start)
+    two.step(*_batches(0, 1))
+    two.save(start)
+    workers = [
+        one
+        for one in psutil.Process().children(recursive=True)
+        if "disco_worker" in str(one.cmdline())
+    ]
+    os.kill(workers[-1].pid, signal.SIGKILL)
+    with pytest.raises(RunError, match="signal 9"):
+        two.step(*_batches(1, 1))
+    with pytest.raises(RunError, match="what they kept with them; expected them to run") as failed:
+        two.step(*_batches(1, 1))
+    assert "\n" not in str(failed.value)
+    two.resume(start)
+    assert two.fit(_batches(1, 2), progress=False) == expected[1:]
+    assert all(np.array_equal(two.weights[name], one) for name, one in weights.items())
+
+
+def test_each_device_draws_a_mask_of_its_own() -> None:
+    g = Graph("dropped")
+    x = g("Dropout", g.linear("fc1", "x", 8, 64))
+    model = g.model([4, 8], [4, 10], g.linear("head", x, 64, 10))
+    one, two = (
+        compile_training(model, "cross_entropy", SGD(lr=0.0), opt_level="O1", devices=devices)
+        for devices in (1, 2)
+    )
+    batch = batch_for(model)
+    twice = {name: np.concatenate([array, array]) for name, array in batch.items()}
+    assert [spec.shape for spec in two.inputs] == [(8, 8), (8,)]
+    # The devices draw what one draws in its first two steps.
+    expected = np.mean([one.step(batch), one.step(batch)])
+    assert two.step(twice) == pytest.approx(expected, abs=1e-6)
+    two.program.close()
+
+
+def test_buckets_hold_what_is_small_by_type() -> None:
+    shapes = [((8,), "float32"), ((BUCKET_BYTES // 4,), "float32"), ((3, 2), "float64"),
+              ((5,), "float32"), ((BUCKET_BYTES // 4 - 6,), "float32")]  # fmt: skip
+    params = [
+        relax.Var(f"g{n}", relax.TensorType(shape, dtype))
+        for n, (shape, dtype) in enumerate(shapes)
+    ]
+    buckets = GradientBuckets(CollectiveCost(2, program_target("cpu")))
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            means = buckets.means(bb, params)
+            result = bb.emit_output(relax.Tuple(means))
+        bb.emit_func_output(result)
+    assert [one.ty.shape.values[0] for one in means] == [shape[0] for shape, _ in shapes]
+    # The last two fill a bucket; what is as large as one is alone.
+    exchanged = sorted(one.nbytes for one in buckets.collectives)
+    assert exchanged == sorted([BUCKET_BYTES - 4, BUCKET_BYTES, 48, 32])
+
+
+def test_what_devices_do_not_do_is_refused() -> None:
+    with pytest.raises(InputError, match="accumulate is 2 with 2 devices; expected 1"):
+        compile_training(mlp(), "cross_entropy", SGD(lr=0.1), devices=2, accumulate=2)
+    with pytest.raises(InputError, match="0 devices were asked for"):
+        compile_training(mlp(), "cross_entropy", SGD(lr=0.1), devices=0)
