@@ -1,0 +1,120 @@
+"""Kernels whose parameters have their sizes written as their calls write them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.graph_pass import OPAQUE
+from tvm_ext.relay_passes.spans import all_bindings_of, relax_functions
+
+# TVM 0.27's FuseTIR compares the sizes of a kernel with those of its arguments term by term. Where
+# one says ``n + min(n, 4)`` and the other ``min(n, 4) + n``, it takes ``n`` for ``min(n, 4)`` and
+# puts the one for the other without end, until the stack is full; of ``m * n`` and ``n * m`` it
+# takes either for the other.
+
+
+def sizes_as_called(mod: tvm.IRModule) -> tvm.IRModule:
+    """``mod`` with kernels whose parameters have their sizes as each call of them writes them.
+
+    A kernel that cannot say its sizes in that way is marked opaque, and stays out of groups.
+    """
+    writer = _Writer(mod)
+    for global_var, func in relax_functions(mod).items():
+        if any(_kernel_like(mod, binding.value) for binding in all_bindings_of(func)):
+            writer.builder_.update_func(global_var, writer.visit_expr(func))
+    return writer.builder_.get()
+
+
+@mutator
+class _Writer(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self.mod = mod
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        kernel = _kernel_like(self.mod, call)
+        if kernel is None:
+            return super().visit_call_(call)
+        name = self.builder_.add_func(kernel, str(call.args[0].name_hint))
+        rest = [self.visit_expr(arg) for arg in call.args[1:]]
+        return self.builder_.normalize(
+            relax.Call(call.op, [name, *rest], call.attrs, call.ty_args, call.span)
+        )
+
+
+def _kernel_like(mod: tvm.IRModule, call: relax.Expr) -> tirx.PrimFunc | None:
+    """The kernel of a call with the sizes of its arguments; None where it has them already."""
+    if operator_name(call) != "relax.call_tir":
+        return None
+    kernel = mod[call.args[0]]
+    known = _known_sizes(kernel, call)
+    shapes = {}
+    for param, sizes in _shapes(kernel, call):
+        pairs = zip(param.ty.shape, sizes, strict=True)
+        if not all(tvm_ffi.structural_equal(_with(a, known), b) for a, b in pairs):
+            shapes[param] = sizes
+    if not shapes:
+        return None
+    own = {size: var for var, size in known.items() if isinstance(size, tirx.Var)}
+    read = (var for s in shapes.values() for one in s for var in tirx.analysis.undefined_vars(one))
+    if not set(read) <= set(own) or any(map(_has_own_layout, shapes)):
+        return kernel.with_attr("op_pattern", OPAQUE)
+    params = {
+        param: _like(param, [_with(size, own) for size in sizes]) for param, sizes in shapes.items()
+    }
+    return tvm_ffi.structural_map(kernel, (tirx.Var, lambda var: params.get(var, var)))
+
+
+def _known_sizes(kernel: tirx.PrimFunc, call: relax.Call) -> dict[tirx.Var, tirx.Expr]:
+    """What the variables of a kernel stand for: sizes that it is given, or that arrays have."""
+    scalars = (p for p in zip(kernel.params, call.args[1].fields, strict=False) if not _is_array(p))
+    known = dict(scalars)
+    for param, sizes in _shapes(kernel, call):
+        for own, given in zip(param.ty.shape, sizes, strict=True):
+            if isinstance(own, tirx.Var):
+                known.setdefault(own, given)
+    return known
+
+
+def _is_array(pair: tuple[tirx.Var, Any]) -> bool:
+    return hasattr(pair[0].ty, "shape")
+
+
+def _shapes(kernel: tirx.PrimFunc, call: relax.Call) -> Iterator[tuple[tirx.Var, list[Any]]]:
+    """Each array that a kernel is given or fills, with the sizes that the call says."""
+    result = call.ty_args[0]
+    results = result.fields if isinstance(result, relax.TupleType) else [result]
+    types = [*(argument.ty for argument in call.args[1].fields), *results]
+    for param, ty in zip(kernel.params, types, strict=False):
+        shape = getattr(ty, "shape", None)
+        if isinstance(shape, relax.ShapeExpr) and hasattr(param.ty, "shape"):
+            yield param, list(shape.values)
+
+
+def _with(size: tirx.Expr, values: dict[Any, Any]) -> tirx.Expr:
+    if isinstance(size, tirx.IntImm):
+        return size
+    return tvm_ffi.structural_map(size, (tirx.Var, lambda var: values.get(var, var)))
+
+
+def _has_own_layout(buffer: tirx.Var) -> bool:
+    return bool(len(buffer.ty.strides)) or buffer.ty.layout is not None
+
+
+def _like(buffer: tirx.Var, sizes: list[Any]) -> tirx.Var:
+    ty = buffer.ty
+    return tirx.decl_buffer(
+        sizes,
+        ty.dtype,
+        buffer.name,
+        elem_offset=ty.elem_offset,
+        scope=ty.storage_scope,
+        data_alignment=ty.data_alignment,
+        offset_factor=ty.offset_factor,
+        layout=None,
+    )
