@@ -56,7 +56,7 @@ def _kernel_like(mod: tvm.IRModule, call: relax.Expr) -> tirx.PrimFunc | None:
     shapes = {}
     for param, sizes in _shapes(kernel, call):
         pairs = zip(param.ty.shape, sizes, strict=True)
-        if not all(tvm_ffi.structural_equal(_with(a, known), b) for a, b in pairs):
+        if not all(_is_written(own, given, known) for own, given in pairs):
             shapes[param] = sizes
     if not shapes:
         return None
@@ -96,9 +96,13 @@ def _shapes(kernel: tirx.PrimFunc, call: relax.Call) -> Iterator[tuple[tirx.Var,
             yield param, list(shape.values)
 
 
+def _is_written(own: tirx.Expr, given: tirx.Expr, known: dict[Any, Any]) -> bool:
+    if isinstance(own, tirx.IntImm):
+        return isinstance(given, tirx.IntImm)
+    return bool(tvm_ffi.structural_equal(_with(own, known), given))
+
+
 def _with(size: tirx.Expr, values: dict[Any, Any]) -> tirx.Expr:
-    if isinstance(size, tirx.IntImm):
-        return size
     return tvm_ffi.structural_map(size, (tirx.Var, lambda var: values.get(var, var)))
 
 
