@@ -64,6 +64,19 @@ def test_the_curve_is_that_of_one_process(two: Trainer) -> None:
         np.testing.assert_allclose(two.weights[name], weight, rtol=0, atol=_TOLERANCE)
 
 
+def test_a_run_on_other_weights_leaves_those_that_are_kept(two: Trainer) -> None:
+    two.step(*_batches(0, 1))
+    zeros = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in two.program.inputs}
+    weights = two.weights
+    loss, *made = two.program.run(zeros).values()
+    assert loss == pytest.approx(np.log(10))
+    assert len(made) == len(two.program.outputs) - 1
+    assert all(np.array_equal(two.weights[name], one) for name, one in weights.items())
+    steps = two.steps
+    two.step(*_batches(1, 1))
+    assert two.steps == steps + 1
+
+
 def test_small_gradients_and_the_loss_are_exchanged_together(two: Trainer) -> None:
     two.step(*_batches(0, 1))
     (planned,) = two.program.report.sharding.collectives
