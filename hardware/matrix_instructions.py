@@ -158,6 +158,13 @@ CPU_INSTRUCTIONS = (
     _dot_product(_BFLOAT16_SUMS, "bfdot", "llvm.aarch64.neon.bfdot.v4f32.v8bf16", "bf16"),
 )
 
+SATURATING_INSTRUCTION = _dot_product(
+    _INTEGER_SUMS, "vpmaddubsw", "llvm.x86.avx2.pmadd.ub.sw", "avx2", adds=False
+)
+"""Of CPUs without another for bytes: it adds two products in 16 bits, which saturate, so that one
+operand must be of 7 bits at most. ``vpmaddwd`` then adds two of these sums to a lane.
+"""
+
 
 def _thread(dtype: str) -> MatrixInstruction:
     """A multiply-add of each thread."""

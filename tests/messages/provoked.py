@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from commands import invoke
 from small_models import model, node, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import TvmExtError
@@ -78,7 +79,7 @@ def saved(folder: Path, made: onnx.ModelProto, name: str = "m.onnx", **options: 
 
 
 def compiled(made: Any, **options: Any) -> tvm_ext.CompiledModel:
-    return tvm_ext.compile(made, **{"opt_level": 0, **options})
+    return tvm_ext.compile(made, **{"target": HOST, "opt_level": 0, **options})
 
 
 def command(*arguments: Any) -> str:

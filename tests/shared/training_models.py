@@ -6,6 +6,14 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from unoptimised import HOST
+
+from tvm_ext import training
+
+
+def compile_training(*arguments: Any, **options: Any) -> training.Trainer:
+    """What users call, without LLVM's optimisations."""
+    return training.compile_training(*arguments, **{"target": HOST, **options})
 
 
 class Graph:

@@ -6,7 +6,7 @@ import tvm
 from kernel_cases import nhwc
 from lowering import f32, kernel_of
 from machines import MACHINE
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from unoptimised import LLVM
 
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
@@ -60,6 +60,22 @@ def test_convolution_packs_output_channels() -> None:
     func = kernel_of(nhwc, f32(1, 9, 9, 16), f32(3, 3, 16, 64), f32(64))
     _, packed = scheduled(func.with_attr(CONSTANTS_ATTRIBUTE, [1]))
     assert packed == PackedOperand(1, 3, 32)
+
+
+@pytest.mark.parametrize("columns", [32, 96])
+def test_what_a_group_or_a_batch_multiplies_is_one_stretch(columns: int) -> None:
+    """Weights ``[inputs, groups, columns]`` of which a tile reads some columns of one group."""
+    x = te.placeholder((28, 5, 20), name="x")
+    w = te.placeholder((20, 5, columns), name="w")
+    i = te.reduce_axis((0, 20), name="i")
+    y = te.compute((28, 5, columns), lambda m, g, n: te.sum(x[m, g, i] * w[i, g, n], axis=i))
+    func = te.create_prim_func([x, w, y]).with_attr(CONSTANTS_ATTRIBUTE, [1])
+    result, packed = scheduled(func)
+    assert packed == (PackedOperand(1, 1, 1) if columns == 32 else PackedOperand(1, 2, 32))
+    given, weights = random(28, 5, 20), random(20, 5, columns)
+    wanted = np.einsum("mgi,ign->mgn", given, weights)
+    found = run(result, given, packed.pack(weights))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_left_in_rows() -> None:

@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.hardware.matrix_instructions import MatrixInstruction
+from tvm_ext.hardware.matrix_instructions import SATURATING_INSTRUCTION, MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import elements, is_compact
 from tvm_ext.tir_schedules.cpu.attention.attention_tiles import at, halved, ramp, store_of, vector
 from tvm_ext.tir_schedules.cpu.dot_product import DotProductCode
@@ -76,12 +76,16 @@ class BlockIntegerMatmul:
 
 
 def dot_product_of_bytes(machine: CpuDescription) -> MatrixInstruction | None:
-    """What adds four products of bytes to each lane; None where the machine has nothing such."""
+    """What adds four products of bytes to each lane; None where the machine has nothing such.
+
+    What saturates will do: weights have 4 bits.
+    """
     for kind in ("uint8", "int8"):
         for row in machine.instructions(kind):
             if row.m == 1 and row.k == 4 and (row.b, row.accumulator) == (_BYTE, _SUM):
                 return row
-    return None
+    saturating = SATURATING_INSTRUCTION
+    return saturating if saturating.needs in machine.features else None
 
 
 def panel_of(machine: CpuDescription) -> int:

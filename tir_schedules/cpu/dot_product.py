@@ -21,6 +21,9 @@ _LANE_BITS = 32
 
 _NEON_BITS, _AVX2_BITS = 128, 256
 
+# Adds two neighbours of 16 bits to a lane, as instructions of as many products do.
+_SUMS_OF_PAIRS, _PAIR = "llvm.x86.avx2.pmadd.wd", 2
+
 # Where the sums of a row are in two vectors of pairs of rows and columns.
 _PLACES_OF_ROWS = ((0, 1, 4, 5), (2, 3, 6, 7))
 
@@ -104,7 +107,12 @@ class DotProductCode:
             return tirx.call_pure_extern(kind, self._function, total, data, weights)
         if self.instruction.adds:
             return tirx.call_llvm_pure_intrin(kind, self._intrinsic, total, data, weights)
-        return total + tirx.call_llvm_pure_intrin(kind, self._intrinsic, data, weights)
+        if self.instruction.k == _PAIR:
+            return total + tirx.call_llvm_pure_intrin(kind, self._intrinsic, data, weights)
+        pairs = f"int16x{_PAIR * self.lanes}"
+        sums = tirx.call_llvm_pure_intrin(pairs, self._intrinsic, data, weights)
+        ones = tirx.Broadcast(tirx.const(1, "int16"), _PAIR * self.lanes)
+        return total + tirx.call_llvm_pure_intrin(kind, _SUMS_OF_PAIRS, sums, ones)
 
     def put_into_rows(self, sums: Any, rows: Sequence[Any]) -> list[tirx.Stmt]:
         """Copies the sums of two rows, or of the first alone, to an array for each of ``rows``."""

@@ -43,7 +43,7 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     write_stage,
 )
 from tvm_ext.tir_schedules.inlining import inlined_schedule
-from tvm_ext.tir_schedules.packing import pack_operand
+from tvm_ext.tir_schedules.packing import move_outermost, pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Where a convolution's padded input is written: a few rows at a time, right before they are read.
@@ -360,6 +360,11 @@ def _pack_operands(
         for index, strides in enumerate(access.read_strides):
             along = {spatial for spatial in tiled if strides[spatial] != 0}
             if along == {axis} and pack_operand(sch, access.block, index, axis, size):
+                return True
+            others = [a for a in access.spatial if a not in tiled and strides[a] not in (0, 1)]
+            # A group that has no more columns than the tile: its weights follow each other.
+            is_group = along == {axis} and size == access.extents[axis] and len(others) == 1
+            if is_group and move_outermost(sch, access.block, index, others[0]):
                 return True
     return False
 

@@ -117,6 +117,7 @@ def _executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecuta
     attrs = dict(mod.attrs.items()) if mod.attrs else {}
     libraries = [*attrs.get("external_mods", ()), *objects]
     constants = dict(attrs.get("const_name_to_constant", {}))
+    target = code_target(target)
     return vm_build._vmlink(builder, target, rest, lowering_pipeline(target), libraries, constants)
 
 

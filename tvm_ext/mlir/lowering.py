@@ -1,5 +1,6 @@
 """The way of a module through MLIR's own passes, in stages: linalg, bufferized, llvm."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch_mlir import ir, rewrite
@@ -12,6 +13,7 @@ from tvm_ext.mlir import MlirError
 
 # Named operations where a generic one is a matmul, a fill, a transpose.
 _NAMES = "linalg-specialize-generic-ops"
+_NO_NAMES = "linalg-generalize-named-ops"
 _LINALG = (_NAMES, "canonicalize", "cse")
 
 _FREES = "buffer-deallocation-pipeline"
@@ -21,7 +23,7 @@ _FUSES = "linalg-fuse-elementwise-ops"
 _BUFFERIZED = (
     # Of two elementwise operations, one after the other, one; the tensor between them goes. Only
     # operations without names are fused.
-    "linalg-generalize-named-ops",
+    _NO_NAMES,
     _FUSES,
     "canonicalize",
     "cse",
@@ -42,7 +44,7 @@ _COPIES = "copies-to-loops"
 
 _LLVM = (
     _COPIES,
-    "linalg-generalize-named-ops",
+    _NO_NAMES,
     _ORDER_LOOPS,
     "convert-linalg-to-loops",
     "canonicalize",
@@ -189,26 +191,32 @@ def cause(error: Exception) -> str:
 
 
 def _takes_names(module: ir.Module) -> bool:
-    """Whether operations may get names.
+    """Whether operations may get names: with them they have to compute what they did.
 
-    MLIR makes invalid ones of matmuls with two batch axes. A convolution or matmul of unsigned
-    numbers it takes for one of signed numbers, and nobody says so.
+    MLIR makes invalid ones of matmuls with two batch axes. Of what computes something with a factor
+    of a product it makes a plain product, and it takes a convolution of unsigned numbers for one of
+    signed numbers, and nobody says so.
     """
-    if any(_extends_unsigned(op) for op in _generics(module.operation)):
-        return False
+    named, plain = module.operation.clone(), module.operation.clone()
     try:
-        _run_pass(_NAMES, module.operation.clone())
+        _run_pass(_NAMES, named)
     except MlirError:
         return False
-    return True
+    for one in (named, plain):
+        _run_pass(_NO_NAMES, one)
+    return _computed(named) == _computed(plain)
 
 
-def _extends_unsigned(op: ir.Operation) -> bool:
-    """Whether an operation that reduces makes numbers wider as unsigned ones."""
-    reduces = "reduction" in str(op.attributes["iterator_types"])
-    return reduces and any(
-        each.operation.name == "arith.extui" for block in op.regions[0] for each in block
-    )
+def _computed(op: ir.Operation) -> Counter[str]:
+    """How often each operation is in the bodies of those of linalg.
+
+    Those that only move values have none: an operand that is spread along an axis gets one more.
+    """
+    bodies = (each for one in _generics(op) for each in operations_below(one))
+    return Counter(each.name for each in bodies if each.name not in _COMPUTE_NOTHING)
+
+
+_COMPUTE_NOTHING = ("arith.constant", "linalg.yield")
 
 
 def _copies_to_loops(module: ir.Module) -> None:

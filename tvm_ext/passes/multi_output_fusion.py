@@ -3,7 +3,7 @@ computed again by each of their readers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, permutations
 from typing import Any
@@ -196,9 +196,39 @@ class Candidate:
         return tuple(hash(call.var) for group in self.groups for call in group)
 
     @property
+    def form(self) -> tuple[Any, ...]:
+        """Equal for candidates of the same kernels, which read each other and the same sizes alike:
+        the steps of an unrolled loop.
+        """
+        places: dict[int, int] = {}
+        results = {hash(call.var) for group in self.results for call in group}
+        found: list[Any] = []
+        for group in self.groups:
+            found.append("group")
+            for call in group:
+                found += [hash(call.kernel), hash(call.var) in results, _form_of(call.var.ty)]
+                for one in (*call.arguments, call.var):
+                    is_number = tvm.ir.is_prim_expr(one)
+                    found.append(_form_of_size(one) if is_number else _form_of(one.ty))
+                    found.append(places.setdefault(hash(one), len(places)))
+        return tuple(found)
+
+    @property
     def where(self) -> str:
         """The operators that it is about."""
         return describe_origin(*(call.var for call in self.calls))
+
+
+def _form_of(ty: Any) -> Any:
+    if not isinstance(ty, relax.TensorType) or ty.shape is None:
+        return str(ty)
+    return (str(ty.dtype), *map(_form_of_size, ty.shape))
+
+
+def _form_of_size(size: Any) -> Any:
+    if isinstance(size, tirx.IntImm):
+        return int(size)
+    return str(size), tuple(map(hash, tirx.analysis.undefined_vars(size)))
 
 
 def identify(graph: BlockGraph) -> Iterator[Candidate]:
@@ -487,6 +517,18 @@ def fused_call(group: Sequence[KernelCall], results: Sequence[KernelCall]) -> Fu
     return FusedCall(mod[call.args[0]], fields, types, str(name.name_hint))
 
 
+def again(
+    fused: FusedCall,
+    before: Sequence[KernelCall],
+    group: Sequence[KernelCall],
+    results: Sequence[KernelCall],
+) -> FusedCall:
+    """The call for a group of the same form as that which ``fused`` was made ``before`` for."""
+    own = dict(zip(map(hash, _taken_by(before)), _taken_by(group), strict=True))
+    tensors = [own.get(hash(one), one) for one in fused.tensors]
+    return replace(fused, tensors=tensors, types=[one.var.ty for one in results])
+
+
 def _taken_by(group: Sequence[KernelCall]) -> list[relax.Expr]:
     """The tensors that calls of a group take from outside of it, each once."""
     inside = {hash(call.var) for call in group}
@@ -583,6 +625,9 @@ class _Fusion:
         }
         self.origins: dict[relax.Var, tuple[str, ...]] = {}
         self.tried: set[tuple[int, ...]] = set()
+        # By form, why it was refused, or a candidate with its kernels.
+        self.refused: dict[tuple[Any, ...], str] = {}
+        self.fused: dict[tuple[Any, ...], tuple[Candidate, list[FusedCall]]] = {}
 
     def function(self, func: relax.Function) -> relax.Function:
         """``func`` itself where nothing is fused."""
@@ -616,9 +661,17 @@ class _Fusion:
         if candidate.key in self.tried:
             return None
         self.tried.add(candidate.key)
+        form = candidate.form
         try:
-            fused = check(candidate, self.machine)
+            if form in self.refused:
+                raise NotApplicable(self.refused[form])
+            if form not in self.fused:
+                self.fused[form] = candidate, check(candidate, self.machine)
+            known, made = self.fused[form]
+            parts = zip(made, known.groups, candidate.groups, candidate.results, strict=True)
+            fused = [again(*part) for part in parts]
         except NotApplicable as refused:
+            self.refused[form] = refused.reason
             record_refusal(NAME, candidate.where, refused.reason)
             return None
         record_applied(NAME, candidate.where, candidate.what)

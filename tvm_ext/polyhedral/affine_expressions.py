@@ -5,7 +5,6 @@ and remainders by numbers. What is none raises NotAffine, which says why.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import islpy as isl
@@ -13,14 +12,16 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.polyhedral.size_polynomials import (
-    Atoms,
     Monomial,
     Polynomial,
     PolynomialReader,
     constant,
     divided,
+    product,
     total,
 )
+from tvm_ext.polyhedral.symbolic_sizes import Parameters
+from tvm_ext.polyhedral.uninterpreted_values import Multiple
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 
 
@@ -30,100 +31,6 @@ class NotAffine(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-@dataclass
-class SampledSizes:
-    """A number for each symbolic size, given out in the order in which the sizes are met.
-
-    Attributes
-    ----------
-    sample : int
-        The number of the sample: another one pairs other numbers.
-    given : dict[str, int]
-        The number of each size that was met, by its name.
-    """
-
-    sample: int
-    given: dict[str, int] = field(default_factory=dict)
-    _numbers: dict[int, int] = field(default_factory=dict)
-
-    def number(self, var: Any) -> int:
-        """The number that stands for ``var``."""
-        if hash(var) not in self._numbers:
-            place = self.sample + _STEP * len(self._numbers)
-            self._numbers[hash(var)] = SAMPLES[place % len(SAMPLES)]
-            self.given[str(var.name)] = self._numbers[hash(var)]
-        return self._numbers[hash(var)]
-
-
-# Below, at and above the lengths of tiles and vectors. With steps of 2, two sizes differ.
-SAMPLES = (1, 5, 16, 33, 200)
-_STEP = 2
-
-
-@dataclass
-class Parameters:
-    """The symbolic sizes of a kernel, which are parameters of isl's sets.
-
-    A product of sizes, and whatever else of sizes only is not affine, is a parameter of its own.
-
-    Attributes
-    ----------
-    variables : dict[str, tirx.Var]
-        By the name that isl has for them.
-    sizes : SampledSizes or None
-        The numbers that stand for the symbolic sizes; None where these stay symbolic.
-    atoms : Atoms
-        What the kernel's expressions are made of.
-    products : dict[tuple of int, str]
-        The name of the parameter for a product of several atoms, or for one that is not affine.
-    moved : list[int]
-        The atoms that are 1 where a tile was moved back; each has a place of its own.
-    """
-
-    variables: dict[str, Any] = field(default_factory=dict)
-    sizes: SampledSizes | None = None
-    atoms: Atoms = field(default_factory=Atoms)
-    products: dict[Monomial, str] = field(default_factory=dict)
-    moved: list[int] = field(default_factory=list)
-    _names: dict[int, str] = field(default_factory=dict)
-    _not_negative: set[str] = field(default_factory=set)
-
-    def name_of(self, var: Any) -> str:
-        """The name of ``var``, which becomes a parameter if it was none."""
-        known = self._names.get(hash(var))
-        if known is not None:
-            return known
-        name = str(var.name)
-        while name in self.variables:
-            name += "_"
-        self.variables[name] = var
-        self._names[hash(var)] = name
-        return name
-
-    def name_of_product(self, atoms: Monomial) -> str:
-        """The name of the parameter for a product of what depends on sizes only."""
-        if atoms not in self.products:
-            self.products[atoms] = f"product_{len(self.products)}"
-            if all(self._is_not_negative(self.atoms.exprs[atom]) for atom in atoms):
-                self._not_negative.add(self.products[atoms])
-        return self.products[atoms]
-
-    def note_shape(self, shape: Sequence[Any]) -> None:
-        """Notes that no size of an array is negative."""
-        self._not_negative |= {self.name_of(size) for size in shape if isinstance(size, tvm.ir.Var)}
-
-    def _is_not_negative(self, expr: Any) -> bool:
-        return isinstance(expr, tvm.ir.Var) and self._names.get(hash(expr)) in self._not_negative
-
-    def possible(self, iterations: isl.Set) -> isl.Set:
-        """Those of ``iterations`` that no negative size of an array has."""
-        for number in range(iterations.dim(isl.dim_type.param)):
-            if iterations.get_dim_name(isl.dim_type.param, number) in self._not_negative:
-                zero = isl.Val.zero(iterations.get_ctx())
-                iterations = iterations.lower_bound_val(isl.dim_type.param, number, zero)
-        return iterations
 
 
 class AffineReader:
@@ -160,11 +67,43 @@ class AffineReader:
         self._polynomials = PolynomialReader(parameters.atoms, self._meaning, self._divided)
         self._values: dict[int, isl.PwAff] = {}
         self._iterations = isl.Set.universe(space)
+        self.known = isl.Set.universe(space)
+        self.multiples: dict[Monomial, Multiple] = {}
+        self._sizes: set[int] = set()
+
+    def inside(
+        self, loop: Any, bound: Mapping[int, Any], stored: "Mapping[Element, Any]"
+    ) -> "AffineReader":
+        """A reader in one more loop, or in none, which knows the values that this one has found."""
+        loops = dict(self._loops)
+        space, added = self.space, 0
+        if loop is not None:
+            loops[hash(loop.loop_var)] = len(loops)
+            added = 1
+        place = len(self._loops)
+        space = space.insert_dims(isl.dim_type.set, place, added)
+        found = AffineReader(space, loops, bound, self._parameters, stored)
+
+        def lifted(value: isl.PwAff) -> isl.PwAff:
+            return value.insert_dims(isl.dim_type.in_, place, added) if added else value
+
+        found._values = {atom: lifted(value) for atom, value in self._values.items()}
+        found._sizes = set(self._sizes)
+        found.multiples = {
+            atoms: Multiple(lifted(one.factor), lifted(one.value), lifted(one.size))
+            for atoms, one in self.multiples.items()
+        }
+        found.known = self.known.insert_dims(isl.dim_type.set, place, added)
+        return found
 
     def within(self, iterations: isl.Set) -> None:
         """From now on only these iterations count: there, more divisions are known."""
         self._iterations = iterations
         self._polynomials.forget()
+
+    def _note(self, holds: isl.Set) -> None:
+        """From now on this is known of the values that are not interpreted."""
+        self.known = self.known.intersect(holds).coalesce()
 
     def value(self, expr: Any) -> isl.PwAff:
         """``expr`` as a function of the loops. Raises NotAffine."""
@@ -312,7 +251,7 @@ class AffineReader:
         if self._parameters.sizes is not None and len(others) <= 1:
             return self._times_numbers(atoms, others)
         if not others:
-            return self._parameter(self._parameters.name_of_product(atoms))
+            return self._size_parameter(atoms)
         for one in others:
             few = self._few_values(one)
             if few is None:
@@ -320,8 +259,33 @@ class AffineReader:
             rest = list(atoms)
             rest.remove(one)
             return self._case_by_case(self._atom(one), few, self._product(tuple(rest)))
-        text = " * ".join(_short(self._atoms.exprs[atom]) for atom in atoms)
-        raise NotAffine(f"{text} multiplies two values that are no numbers")
+        if len(others) == 1:
+            return self._multiple(atoms, others[0])
+        raise NotAffine(f"{self._text(atoms)} multiplies two values that are no numbers")
+
+    def _multiple(self, atoms: Monomial, factor: int) -> isl.PwAff:
+        """The product of an atom with sizes, as a value of its own. Raises NotAffine."""
+        rest = list(atoms)
+        rest.remove(factor)
+        size = tuple(rest)
+        value = self._uninterpreted(atoms)
+        if atoms not in self.multiples:
+            if not self._is_least({size: 1}):
+                raise NotAffine(f"{self._text(size)} may be negative")
+            self.multiples[atoms] = Multiple(self._atom(factor), value, self._product(size))
+            self._note(self.multiples[atoms].bounds())
+        return value
+
+    def _uninterpreted(self, value: Monomial) -> isl.PwAff:
+        """The dimension of a value that is not interpreted. Raises NotAffine."""
+        number = self._parameters.values.dimension(value)
+        if number is None:
+            what = "multiplies two values that are no numbers"
+            raise NotAffine(f"{self._text(value)} {what if len(value) > 1 else 'is not affine'}")
+        return self._dimension(len(self._loops) + number)
+
+    def _text(self, monomial: Monomial) -> str:
+        return " * ".join(_short(self._atoms.exprs[atom]) for atom in monomial)
 
     def _times_numbers(self, atoms: Monomial, others: Sequence[int]) -> isl.PwAff:
         """The product of what is a number at the sizes that are sampled, and of one other atom."""
@@ -333,7 +297,7 @@ class AffineReader:
 
     def _few_values(self, atom: int) -> range | None:
         """The values that an atom may have, where these are few."""
-        value = self._atom(atom).intersect_domain(self._iterations)
+        value = self._atom(atom).intersect_domain(self._iterations.intersect(self.known))
         low, high = value.min_val(), value.max_val()
         if not low.is_int() or not high.is_int() or high.sub(low).to_python() >= _FEW:
             return None
@@ -350,7 +314,12 @@ class AffineReader:
 
     def _is_size(self, atom: int) -> bool:
         """Whether an atom depends on no loop and on nothing that is loaded."""
-        return self._is_of_sizes(self._atoms.exprs[atom])
+        if atom not in self._sizes and self._is_of_sizes(self._atoms.exprs[atom]):
+            self._sizes.add(atom)
+        return atom in self._sizes
+
+    def _is_of_sizes_only(self, polynomial: Polynomial) -> bool:
+        return all(self._is_size(atom) for monomial in polynomial for atom in monomial)
 
     def _is_of_sizes(self, expr: Any, loops: Set[int] = frozenset()) -> bool:
         """Whether an expression depends on sizes only, and on these loops."""
@@ -373,9 +342,20 @@ class AffineReader:
             except NotAffine:
                 if not self._is_size(atom):
                     raise
-                name = self._parameters.name_of_product((atom,))
-                self._values[atom] = self._parameter(name)
+                self._values[atom] = self._size_parameter((atom,))
         return self._values[atom]
+
+    def _size_parameter(self, atoms: Monomial) -> isl.PwAff:
+        """The parameter for a product of sizes, or for one that is not affine."""
+        name = self._parameters.products.get(atoms)
+        if name is None:
+            first = self._atoms.exprs[atoms[0]]
+            parts: list[Polynomial] = [{(atom,): 1} for atom in atoms] if len(atoms) > 1 else []
+            if isinstance(first, tirx.Div | tirx.FloorDiv) and not parts:
+                parts = [self.polynomial(end) for end in (first.a, first.b)]
+            is_least = bool(parts) and all(self._is_least(part) for part in parts)
+            name = self._parameters.name_of_product(atoms, is_least)
+        return self._parameter(name)
 
     def _atom_value(self, expr: Any) -> isl.PwAff:
         if isinstance(expr, tvm.ir.Var):
@@ -397,11 +377,14 @@ class AffineReader:
     def _variable(self, var: Any) -> isl.PwAff:
         dimension = self._loops.get(hash(var))
         if dimension is not None:
-            local = isl.LocalSpace.from_space(self.space)
-            return isl.PwAff.from_aff(isl.Aff.var_on_domain(local, isl.dim_type.set, dimension))
+            return self._dimension(dimension)
         if not _is_integer(var):
             raise NotAffine(f"{var.name} is no integer")
         return self._parameter(self._parameters.name_of(var))
+
+    def _dimension(self, number: int) -> isl.PwAff:
+        local = isl.LocalSpace.from_space(self.space)
+        return isl.PwAff.from_aff(isl.Aff.var_on_domain(local, isl.dim_type.set, number))
 
     # Divisions.
 
@@ -411,12 +394,31 @@ class AffineReader:
         if divisor <= 0 or len(found) != 1:
             divisor = self._constant(found)
         if divisor <= 0:
-            raise NotAffine(f"{_short(expr)} divides by what is no positive number")
+            return self._division_by_size(expr, found)
         number = isl.Val.int_from_si(self.space.get_ctx(), divisor)
         value = self.value(expr.a)
         if division in (isl.PwAff.tdiv_q, isl.PwAff.tdiv_r):
             return division(value, self._number(divisor))
         return division(value, number)
+
+    def _division_by_size(self, expr: Any, divisor: Polynomial) -> isl.PwAff:
+        """A quotient as a value of its own, or the remainder. Raises NotAffine."""
+        value = self.polynomial(expr.a)
+        is_of_run = self._is_of_sizes_only(divisor) and not self._is_of_sizes_only(value)
+        if not is_of_run or self._parameters.sizes is not None or not self._is_less({}, divisor):
+            raise NotAffine(f"{_short(expr)} divides by what is no positive number")
+        # Div and Mod divide towards zero.
+        if not isinstance(expr, tirx.FloorDiv | tirx.FloorMod) and not self._is_least(value):
+            raise NotAffine(f"{_short(expr)} divides what may be negative")
+        quotient = self._atoms.number(tirx.FloorDiv(expr.a, expr.b))
+        is_known = quotient in self._values
+        found = self._values[quotient] = self._uninterpreted((quotient,))
+        divided, whole = self.value_of(value), self.value_of(product({(quotient,): 1}, divisor))
+        if not is_known:
+            self._note(divided.ge_set(whole))
+            self._note(divided.lt_set(whole.add(self.value_of(divisor))))
+        is_quotient = isinstance(expr, tirx.FloorDiv | tirx.Div)
+        return found if is_quotient else divided.sub(whole)
 
     def _constant(self, polynomial: Polynomial) -> int:
         """The number that a polynomial is, with the sizes that are sampled; 0 if it is none."""
@@ -464,7 +466,7 @@ class AffineReader:
             holds = self.value_of(first).lt_set(self.value_of(second))
         except NotAffine:
             return self._is_less_in_digits(first, second)
-        iterations = self._iterations.align_params(holds.get_space())
+        iterations = self._iterations.intersect(self.known).align_params(holds.get_space())
         return self._parameters.possible(iterations).is_subset(holds)
 
     def _is_less_in_digits(self, first: Polynomial, second: Polynomial) -> bool:

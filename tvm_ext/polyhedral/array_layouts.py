@@ -31,8 +31,10 @@ class NotedAccess:
 
     Attributes
     ----------
+    statement : str
+        The statement's name in the relation.
     name : str
-        The array's name in the relation.
+        The array's name there.
     buffer : tirx.Buffer
         The array.
     copies : list
@@ -53,6 +55,7 @@ class NotedAccess:
         Whether what belongs to a tile that was moved back lies in a place of its own.
     """
 
+    statement: str
     name: str
     buffer: Any
     copies: list[Any]
@@ -128,9 +131,11 @@ class NotedAccess:
 
     def _relation(self, parts: Sequence[isl.Map]) -> isl.Map:
         nowhere = isl.Set.universe(isl.Space.set_alloc(self.where.get_ctx(), 0, 0))
-        relation = isl.Map.from_domain_and_range(self.where, nowhere)
+        where = self.where.intersect(self.reader.known)
+        relation = isl.Map.from_domain_and_range(where, nowhere)
         for part in parts:
             relation = relation.flat_range_product(part)
+        relation = relation.set_tuple_name(isl.dim_type.in_, self.statement)
         return relation.set_tuple_name(isl.dim_type.out, self.name)
 
     def _any(self) -> isl.Map:

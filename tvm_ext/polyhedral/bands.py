@@ -7,7 +7,7 @@ from functools import cached_property
 import islpy as isl
 
 from tvm_ext.polyhedral.dependences import Dependence
-from tvm_ext.polyhedral.kernel_domain import Access, KernelDomain, Statement
+from tvm_ext.polyhedral.iteration_domains import Access, KernelDomain, Statement
 
 # Of the widest elements.
 _ELEMENT_BYTES = 8

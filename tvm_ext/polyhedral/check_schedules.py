@@ -9,7 +9,7 @@ them in the parallel loop, and both write the value that the element has.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,12 +17,15 @@ import islpy as isl
 import tvm
 from tvm import s_tir, tirx
 
-from tvm_ext.polyhedral.affine_expressions import SAMPLES, NotAffine, SampledSizes
+from tvm_ext.polyhedral.affine_expressions import NotAffine
 from tvm_ext.polyhedral.dependences import Dependence, dependence_between, same_element
 from tvm_ext.polyhedral.fused_loops import split_fused_loops
-from tvm_ext.polyhedral.kernel_domain import Access, KernelDomain, Statement, kernel_domain
+from tvm_ext.polyhedral.iteration_domains import Access, KernelDomain, Statement
+from tvm_ext.polyhedral.kernel_domain import kernel_domain
 from tvm_ext.polyhedral.legality import Violation, broken_by_lanes, carried_by, violation
 from tvm_ext.polyhedral.size_polynomials import total
+from tvm_ext.polyhedral.symbolic_sizes import SAMPLES, SampledSizes
+from tvm_ext.polyhedral.uninterpreted_values import UninterpretedValues, multiples_agree
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 
 
@@ -44,6 +47,8 @@ class ScheduleCheck:
     checked_at : list[dict[str, int]]
         Numbers for the symbolic sizes with which all loops and vectors were proved, where they were
         not with any size. Empty where that was not needed, or did not help.
+    proved_loops : list[tirx.For]
+        The loops of ``proved``.
     """
 
     proved: list[str] = field(default_factory=list)
@@ -51,6 +56,7 @@ class ScheduleCheck:
     moved_back: list[Violation] = field(default_factory=list)
     not_proved: list[str] = field(default_factory=list)
     checked_at: list[dict[str, int]] = field(default_factory=list)
+    proved_loops: list[Any] = field(default_factory=list, repr=False)
 
 
 def check_module(mod: tvm.IRModule) -> dict[str, ScheduleCheck]:
@@ -74,8 +80,31 @@ def check_schedule(func: tirx.PrimFunc) -> ScheduleCheck:
     placed = split_fused_loops(_with_placed_arrays(func))
     found = _check_at(placed, None)
     if found.not_proved and not found.races:
+        proved = _check_with_values(placed, found)
+        if proved is not None:
+            return proved
         _check_with_numbers(placed, found)
     return found
+
+
+def _check_with_values(func: tirx.PrimFunc, known: ScheduleCheck) -> ScheduleCheck | None:
+    """The check where what is not affine has dimensions of its own; None if it does not prove.
+
+    Loops that are proved without these are so with them.
+    """
+    values: UninterpretedValues | None = UninterpretedValues()
+    kernel: KernelDomain | None = None
+    while values is not None:
+        try:
+            kernel = kernel_domain(func, values=values)
+        except NotAffine:
+            return None
+        values = values.extended()
+    if kernel is None or not kernel.parameters.values.dimensions:
+        return None
+    found = replace(known, not_proved=[])
+    _check_loops(func, kernel, found)
+    return None if found.not_proved else found
 
 
 def _check_with_numbers(func: tirx.PrimFunc, found: ScheduleCheck) -> None:
@@ -101,10 +130,16 @@ def _check_at(func: tirx.PrimFunc, sizes: SampledSizes | None) -> ScheduleCheck:
     except NotAffine as error:
         found.not_proved.append(error.reason)
         return found
+    _check_loops(func, kernel, found)
+    return found
+
+
+def _check_loops(func: tirx.PrimFunc, kernel: KernelDomain, found: ScheduleCheck) -> None:
+    """Notes what is found of each loop that is not proved yet."""
     tiles = _MovedBackTiles(func, kernel)
     for loop in _loops_at_once(kernel):
-        _check_loop(kernel, loop, tiles, found)
-    return found
+        if not any(loop.same_as(one) for one in found.proved_loops):
+            _check_loop(kernel, loop, tiles, found)
 
 
 _AT_ONCE = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
@@ -135,7 +170,8 @@ class _MovedBackTiles:
     @cached_property
     def _apart(self) -> KernelDomain:
         """The kernel with the tiles that were moved back in a place of their own."""
-        return kernel_domain(self._func, self._kernel.parameters.sizes, self._kernel.layouts)
+        known = self._kernel.parameters
+        return kernel_domain(self._func, known.sizes, self._kernel.layouts, known.values)
 
     def explain(self, one: Dependence, broken: isl.Map, loop: tirx.For) -> bool | None:
         """Whether these pairs of a dependence, which a parallel loop carries, are harmless.
@@ -205,13 +241,14 @@ def _check_loop(
             moved.append(violation(what, one, broken))
             continue
         is_proved = False
-        if is_exact and is_harmless is not None:
+        if is_exact and is_harmless is not None and not kernel.parameters.values.dimensions:
             found.races.append(violation(what, one, broken))
             return
         found.not_proved.append(f"{what}: {_reason(kernel, one)}")
         return
     if is_proved:
         found.proved.append(what)
+        found.proved_loops.append(loop)
         found.moved_back += moved[:1]
 
 
@@ -286,9 +323,9 @@ def _elements_of(
     """From the iterations of a loop, and of those around it, to the elements that they access."""
     union = isl.UnionMap.read_from_str(kernel.context, "{ }")
     for statement, access in accesses:
-        relation = access.relation.project_out(
-            isl.dim_type.in_, depth + 1, len(statement.loops) - depth - 1
-        )
+        # The relation first: what is not affine of it is then known.
+        relation = access.relation
+        relation = relation.apply_domain(kernel.runs_with_values(statement, depth + 1))
         named = relation.set_tuple_name(isl.dim_type.in_, _ITERATION)
         union = union.union(isl.UnionMap.from_map(named))
     return union.coalesce()
@@ -300,8 +337,13 @@ _ITERATION = "iteration"
 def _apart(kernel: KernelDomain, depth: int) -> isl.UnionMap:
     """Pairs of iterations of a loop in one iteration of those around it."""
     around = [f"c{number}" for number in range(depth)]
-    first, second = (f"{_ITERATION}[{', '.join([*around, end])}]" for end in ("a", "b"))
-    return isl.UnionMap.read_from_str(kernel.context, f"{{ {first} -> {second} : a != b }}")
+    *ends, holds = multiples_agree(len(kernel.parameters.values.products))
+    first, second = (
+        f"{_ITERATION}[{', '.join([*around, name, *own])}]"
+        for name, own in zip(("a", "b"), ends, strict=True)
+    )
+    text = f"{{ {first} -> {second} : a != b and {holds} }}"
+    return isl.UnionMap.read_from_str(kernel.context, text)
 
 
 def _pairs(kernel: KernelDomain, meetings: Iterable[_Meeting]) -> Iterator[tuple[Dependence, bool]]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import islpy as isl
 
-from tvm_ext.polyhedral.kernel_domain import Access, KernelDomain, Statement, place_of
+from tvm_ext.polyhedral.iteration_domains import Access, KernelDomain, Statement, place_of
 
 Kind = Literal["flow", "anti", "output"]
 
@@ -150,6 +150,8 @@ def dependence_between(
     """The dependence of one access on another that comes before it; None where there is none."""
     relation = same_element(source[1], sink[1])
     relation = relation.intersect(kernel_order(kernel, source[0], sink[0]))
+    if kernel.parameters.values.products:
+        relation = relation.intersect(kernel.agreeing(source[0], sink[0]))
     if relation.is_empty():
         return None
     return Dependence(_kind(source[1], sink[1]), source[1].buffer, source[0], sink[0], relation)

@@ -14,7 +14,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_map
 
-from tvm_ext.polyhedral.kernel_domain import KernelDomain, LocalArray, Statement
+from tvm_ext.polyhedral.iteration_domains import KernelDomain, LocalArray, Statement
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.statements import in_root_block, sequence
 

@@ -13,7 +13,7 @@ import islpy as isl
 from tvm import tirx
 
 from tvm_ext.polyhedral.dependences import Dependence
-from tvm_ext.polyhedral.kernel_domain import KernelDomain, Place, Statement, place_of
+from tvm_ext.polyhedral.iteration_domains import KernelDomain, Place, Statement, place_of
 
 LoopName: TypeAlias = "str | tirx.For"
 """A loop, or the name of its variable."""
@@ -278,8 +278,8 @@ def violation(what: str, one: Dependence, broken: isl.Map) -> Violation:
     def value(kind: isl.dim_type, number: int) -> int:
         return int(pair.get_coordinate_val(kind, number).to_python())
 
-    split = len(one.source.loops)
-    source = [value(isl.dim_type.set, number) for number in range(split)]
+    split = broken.dim(isl.dim_type.in_)
+    source = [value(isl.dim_type.set, number) for number in range(len(one.source.loops))]
     sink = [value(isl.dim_type.set, split + number) for number in range(len(one.sink.loops))]
     names = [
         broken.get_dim_name(isl.dim_type.param, number)

@@ -16,7 +16,7 @@ import islpy as isl
 from tvm_ext.polyhedral.bands import Band, Loop, box_size, middle
 from tvm_ext.polyhedral.dependences import Dependence
 from tvm_ext.polyhedral.generate_loops import PARALLEL, VECTOR
-from tvm_ext.polyhedral.kernel_domain import KernelDomain
+from tvm_ext.polyhedral.iteration_domains import KernelDomain
 from tvm_ext.polyhedral.row_order import RowOrder, in_row_order, with_rows_or_diagonals
 from tvm_ext.polyhedral.schedule_legality import broken_by_schedule
 from tvm_ext.polyhedral.schedule_tree import with_loops, with_whole_tiles

@@ -6,7 +6,7 @@ from tvm import tirx
 from tvm_ffi import structural_map
 
 from tvm_ext.polyhedral.dependences import Dependence
-from tvm_ext.polyhedral.kernel_domain import KernelDomain
+from tvm_ext.polyhedral.iteration_domains import KernelDomain
 from tvm_ext.polyhedral.legality import carried_by
 from tvm_ext.tir_schedules.statements import in_root_block
 

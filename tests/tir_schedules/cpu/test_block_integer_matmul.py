@@ -26,6 +26,13 @@ def test_products_are_those_of_an_instruction():
     assert "vpdpbusd" in scheduled("avx512-amx").script()
 
 
+def test_products_of_four_bits_do_not_saturate_in_pairs():
+    """Twice 15 * 127 is a number of 16 bits; pairs of pairs are added in 32."""
+    script = scheduled("avx2").script()
+    assert "llvm.x86.avx2.pmadd.ub.sw" in script
+    assert script.count("pmadd.ub.sw") == script.count("pmadd.wd")
+
+
 def test_panels_are_shared_by_threads():
     kinds = {loop.kind for loop in nodes(scheduled("avx512-amx").body, tirx.For)}
     assert tirx.ForKind.PARALLEL in kinds
@@ -38,7 +45,7 @@ def test_other_functions_and_machines_are_left_alone():
     y = te.compute((4, 96), lambda i, j: x[i, j] + 1.0, "y")
     with pytest.raises(NotApplicable, match="no product with rows"):
         BlockIntegerMatmul().apply(te.create_prim_func([x, y]), machine("avx512-amx"))
-    for target in ("avx2", "aarch64-neon"):
+    for target in ("x86-64", "aarch64-neon"):
         with pytest.raises(NotApplicable, match="products of bytes"):
             scheduled(target)
 

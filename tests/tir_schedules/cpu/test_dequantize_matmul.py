@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from unoptimised import HOST
 
 import tvm_ext
 
@@ -72,7 +73,7 @@ def only_schedule(compiled):
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_rows_of_the_run(bits, has_zeros):
     weights = Weights(40, 192, 32, bits, has_zeros)
-    compiled = tvm_ext.compile(weights.model("rows"), threads=2)
+    compiled = tvm_ext.compile(weights.model("rows"), HOST, threads=2)
     assert only_schedule(compiled) == "dequantize matmul"
     for rows in (1, 2, 3, 5, 8, 9, 16, 17, 33):
         check(compiled, weights, rows)
@@ -82,7 +83,7 @@ def test_rows_of_the_run(bits, has_zeros):
 @pytest.mark.parametrize("columns", [1, 16, 130])
 def test_known_rows(rows, columns):
     weights = Weights(columns, 128, 64, 4, has_zeros=True)
-    compiled = tvm_ext.compile(weights.model(rows), threads=2)
+    compiled = tvm_ext.compile(weights.model(rows), HOST, threads=2)
     if columns > 1:
         assert only_schedule(compiled) == "dequantize matmul"
     check(compiled, weights, rows)
@@ -91,7 +92,7 @@ def test_known_rows(rows, columns):
 @pytest.mark.parametrize("rows", [1, "rows"])
 def test_what_follows_is_part_of_the_kernel(rows):
     weights = Weights(48, 64, 16, 4, has_zeros=False)
-    compiled = tvm_ext.compile(weights.model(rows, ["Relu", "Neg"]), threads=2)
+    compiled = tvm_ext.compile(weights.model(rows, ["Relu", "Neg"]), HOST, threads=2)
     assert [record.schedule for record in compiled.report.kernels] == ["dequantize matmul"]
     check(compiled, weights, 1, lambda y: -np.maximum(y, 0))
 

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from operator_models import by_runtime
 from small_models import mlp, model, node, rand, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import InputError, TargetError
@@ -46,7 +47,7 @@ def check(compiled: tvm_ext.CompiledModel, made: onnx.ModelProto) -> None:
 
 def test_each_size_runs_its_program(tmp_path: Path) -> None:
     made = proto()
-    compiled = tvm_ext.compile(made, specialize=SIZES)
+    compiled = tvm_ext.compile(made, HOST, specialize=SIZES)
     assert [one.inputs[0].shape for one in compiled.specialized] == [(2, "L", 5), (8, 16, 5)]
     assert compiled.specialized[1].outputs[0].shape == (8, 16, 64)
     check(compiled, made)
@@ -55,7 +56,7 @@ def test_each_size_runs_its_program(tmp_path: Path) -> None:
 
 
 def test_reports_and_profiles_tell_the_programs_apart() -> None:
-    compiled = tvm_ext.compile(proto(), specialize=SIZES)
+    compiled = tvm_ext.compile(proto(), HOST, specialize=SIZES)
     report = compiled.report
     assert CompileReport.from_json(report.to_json()) == report
     assert report.specialized_figure == ("x: float32[2, 'L', 5] and x: float32[8, 16, 5]")
@@ -88,7 +89,7 @@ def test_a_run_that_fails_says_where() -> None:
     nodes = [node("Add", ["x", "z"], ["s"], name="sum"), node("Relu", ["s"], ["y"], name="relu")]
     inputs = [value("x", ["N", "L"]), value("z", ["N", "M"])]
     made = model(nodes, inputs, [value("y", ["N", None])])
-    compiled = tvm_ext.compile(made, specialize=[{"N": 2}])
+    compiled = tvm_ext.compile(made, HOST, specialize=[{"N": 2}])
     feeds = {"x": rand(2, 3), "z": rand(2, 4)}
     with pytest.raises(tvm_ext.TvmExtError, match="sizes do not fit together"):
         compiled.run(feeds)
@@ -101,7 +102,7 @@ def test_sizes_of_one_name_that_differ_are_compiled_anew() -> None:
     inputs = [value("x", ["N", "L"]), value("z", ["L"])]
     nodes[1:1] = [node("Shape", ["z"], ["t"])]
     made = model(nodes, inputs, [value("y", [3], onnx.TensorProto.INT64)])
-    compiled = tvm_ext.compile(made, specialize=[{"N": 2}])
+    compiled = tvm_ext.compile(made, HOST, specialize=[{"N": 2}])
     with pytest.warns(match="compiled once more"):
         found = compiled.run({"x": rand(2, 3), "z": rand(4)})
     assert found["y"].tolist() == [2, 3, 4]
@@ -117,7 +118,7 @@ def test_a_module_of_tvm_is_specialised() -> None:
         def main(x: R.Tensor(("n", 4), "float32")) -> R.Tensor(("n", 4), "float32"):
             return R.nn.relu(x)
 
-    compiled = tvm_ext.compile(Module, specialize=[{"n": 3}])
+    compiled = tvm_ext.compile(Module, HOST, specialize=[{"n": 3}])
     given = {"x": rand(3, 4)}
     assert compiled.chosen_for(given).inputs[0].shape == (3, 4)
     np.testing.assert_array_equal(compiled.run(given)["output"], np.maximum(given["x"], 0))
@@ -142,7 +143,7 @@ def test_sizes_that_stay_open_keep_their_ranges() -> None:
         one=np.array([1]),
     )
     shapes = {"x": ["N:1:8", 2, "W"], "t": ["N:1:8", "L"]}
-    compiled = tvm_ext.compile(made, input_shapes=shapes, specialize=[{"N": 2}, {"W": 5}])
+    compiled = tvm_ext.compile(made, HOST, input_shapes=shapes, specialize=[{"N": 2}, {"W": 5}])
     described = [[spec.describe() for spec in one.inputs] for one in compiled.specialized]
     assert described == [
         ["x: float32[2, 2, 'W' (3:)]", "t: float32[2, 'L' (0:9)]"],

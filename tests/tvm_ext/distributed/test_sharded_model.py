@@ -15,6 +15,7 @@ import psutil
 import pytest
 from commands import refused, succeed
 from onnx import TensorProto, helper, numpy_helper
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.distributed import compile_sharded as module
@@ -50,12 +51,12 @@ MODEL, OPEN = mlp(), mlp("batch")
 
 @pytest.fixture(scope="module")
 def whole() -> np.ndarray:
-    return tvm_ext.compile(MODEL).run({"x": X})["y"]
+    return tvm_ext.compile(MODEL, HOST).run({"x": X})["y"]
 
 
 @pytest.fixture(scope="module")
 def tensor_parallel() -> ShardedModel:
-    model = tvm_ext.compile(MODEL, devices=2, shard="tensor")
+    model = tvm_ext.compile(MODEL, HOST, devices=2, shard="tensor")
     yield model
     model.close()
 
@@ -106,11 +107,14 @@ def test_a_saved_file_runs(file: Path, whole: np.ndarray) -> None:
 
 
 def test_an_open_batch_is_shared_and_has_to_divide(whole: np.ndarray) -> None:
-    model = tvm_ext.compile(OPEN, devices=2, shard="data")
+    model = tvm_ext.compile(OPEN, HOST, devices=2, shard="data")
     for count in (4, 2, 8):
         inputs = {"x": np.resize(X, (count, 8))}
         np.testing.assert_allclose(
-            model.run(inputs)["y"], tvm_ext.compile(OPEN).run(inputs)["y"], rtol=1e-5, atol=1e-5
+            model.run(inputs)["y"],
+            tvm_ext.compile(OPEN, HOST).run(inputs)["y"],
+            rtol=1e-5,
+            atol=1e-5,
         )
     with pytest.raises(InputError, match="has size 3; expected a multiple of the 2 devices"):
         model.run({"x": X[:3]})
@@ -159,7 +163,7 @@ def test_a_process_that_cannot_be_started_is_one_line(
 
 
 def test_patterns_of_a_pair_of_products(whole: np.ndarray) -> None:
-    model = tvm_ext.compile(MODEL, devices=2, shard={"fc1": 1, "fc2": 0})
+    model = tvm_ext.compile(MODEL, HOST, devices=2, shard={"fc1": 1, "fc2": 0})
     np.testing.assert_allclose(model.run({"x": X})["y"], whole, rtol=1e-5, atol=1e-5)
     model.close()
 

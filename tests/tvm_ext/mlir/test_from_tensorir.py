@@ -6,7 +6,8 @@ from both_generators import agree, compared
 from kernel_cases import CONVOLUTIONS, MATMULS, MOVES, POINTWISE, REDUCTIONS
 from lowering import f32, kernel_of, kernels_of
 from thoroughness import some_of
-from tvm import relax
+from torch_mlir import ir
+from tvm import relax, te, tirx
 from tvm.relax.op import nn
 from tvm.script import tirx as T
 
@@ -95,6 +96,51 @@ def test_unsigned_numbers_stay_unsigned():
     found = compared({"product": product})
     agree(found)
     assert found["product"].form == ON_TENSORS
+
+
+INSIDE = {
+    "exp": tirx.exp,
+    "negative": lambda x: -x,
+    "rounded": lambda x: x.astype("float16").astype("float32"),
+}
+
+
+@pytest.mark.parametrize("operator", INSIDE)
+def test_what_is_computed_within_a_product_stays_there(operator):
+    """Fusion puts it there; MLIR's named operations have no place for it."""
+    a, w = te.placeholder((7, 13)), te.placeholder((13, 24))
+    inside, k = te.compute((7, 13), lambda i, j: INSIDE[operator](a[i, j])), te.reduce_axis((0, 13))
+    product = te.compute((7, 24), lambda i, j: te.sum(inside[i, k] * w[k, j], axis=k))
+    agree(compared({operator: te.create_prim_func([a, w, product])}))
+
+
+@pytest.mark.parametrize("operator", ["math.exp", "math.absf"])
+@pytest.mark.parametrize("where", ["factor", "product", "sum"])
+def test_no_operation_is_lost_for_a_name(operator, where):
+    """In one operation, as a user's pass or fusion may leave it."""
+    lines = {
+        "factor": "%p = OP %x : f32\n%m = arith.mulf %p, %y : f32\n%o = arith.addf %z, %m : f32",
+        "product": "%p = arith.mulf %x, %y : f32\n%m = OP %p : f32\n%o = arith.addf %z, %m : f32",
+        "sum": "%p = OP %z : f32\n%m = arith.mulf %x, %y : f32\n%o = arith.addf %p, %m : f32",
+    }[where].replace("OP", operator)
+    text = f"""
+    func.func @f(%a: tensor<5x7xf32>, %b: tensor<7x9xf32>, %c: tensor<5x9xf32>)
+        -> tensor<5x9xf32> {{
+      %r = linalg.generic {{
+          indexing_maps = [affine_map<(i, j, k) -> (i, k)>, affine_map<(i, j, k) -> (k, j)>,
+                           affine_map<(i, j, k) -> (i, j)>],
+          iterator_types = ["parallel", "parallel", "reduction"]}}
+          ins(%a, %b : tensor<5x7xf32>, tensor<7x9xf32>) outs(%c : tensor<5x9xf32>) {{
+        ^bb0(%x: f32, %y: f32, %z: f32):
+          {lines}
+          linalg.yield %o : f32
+      }} -> tensor<5x9xf32>
+      return %r : tensor<5x9xf32>
+    }}"""
+    with ir.Context():
+        module = ir.Module.parse(text)
+        lower_to(module, "linalg")
+        assert operator in str(module)
 
 
 @T.prim_func(s_tir=True)

@@ -13,7 +13,8 @@ from tvm_ffi import structural_equal
 import tvm_ext
 from tvm_ext.configs.decision import Decision
 from tvm_ext.hardware.targets import compiling_for, resolve_target
-from tvm_ext.passes import registry
+from tvm_ext.passes import multi_output_fusion, registry
+from tvm_ext.passes.multi_output_fusion import check
 from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.spans import bindings_of
 
@@ -196,3 +197,30 @@ def test_the_kernel_has_the_origins_of_both() -> None:
     program = tvm_ext.compile(rotation([7, 33]))
     (kernel,) = program.report.kernels
     assert {"Sub_2", "Add_5"} <= set(kernel.origins[0].split(" + "))
+
+
+def test_candidates_of_one_form_are_looked_at_once(monkeypatch) -> None:
+    """As the steps of an unrolled loop are; each becomes a call of the same kernel."""
+
+    def steps(emit, *pairs):
+        return [
+            emit(made(x, y))
+            for x, y in zip(pairs[::2], pairs[1::2], strict=True)
+            for made in (op.add, op.subtract)
+        ]
+
+    looked_at = []
+    monkeypatch.setattr(
+        multi_output_fusion,
+        "check",
+        lambda candidate, *rest: looked_at.append(candidate) or check(candidate, *rest),
+    )
+    before = kernels_before(steps, *[(N, 100)] * 8)
+    after, decisions = fused(before)
+    assert len(looked_at) == 1
+    assert [one.applied for one in decisions] == [True] * 4
+    found = calls(after)
+    assert len(found) == 4
+    assert len({str(call.args[0].name_hint) for call in found}) == 1
+    read = [list(call.args[1].fields) for call in found]
+    assert [one for pair in read for one in pair] == list(after["main"].params)

@@ -42,7 +42,7 @@ def test_hooks_of_every_stage_see_what_their_stage_is_about(register):
         "target": {},
     }.items():
         watch(level, place)
-    made = tvm_ext.compile(mlp(4), opt_level="O3")
+    made = tvm_ext.compile(mlp(4), HOST, opt_level="O3")
     assert seen["graph"] == (2, 0, 0, False)
     operators, kernels, scheduled, allocated = seen["schedule"]
     assert (operators, scheduled, allocated) == (0, 0, False)

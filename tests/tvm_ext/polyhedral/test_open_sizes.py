@@ -4,10 +4,10 @@ import pytest
 from loop_kernels import shifted
 from tvm.script import tirx as T
 
-from tvm_ext.polyhedral.affine_expressions import SAMPLES
 from tvm_ext.polyhedral.check_schedules import check_schedule
 from tvm_ext.polyhedral.kernel_domain import kernel_domain
 from tvm_ext.polyhedral.size_polynomials import divided, product, total
+from tvm_ext.polyhedral.symbolic_sizes import SAMPLES
 
 
 @T.prim_func(private=True)
@@ -104,26 +104,76 @@ def test_places_that_are_counted_on_from_the_one_before_are_addresses():
     assert check_schedule(lines(0)).races
 
 
-def flat_rows(columns):
-    """As ``addresses``, of an array whose rows nothing tells of."""
+def flat_rows(columns, apart=0):
+    """As ``addresses``, of an array whose rows nothing tells of: they begin so much later."""
 
     @T.prim_func(private=True)
     def kernel(a: T.handle, n: T.int64, m: T.int64):
-        y = T.match_buffer(a, (n * m,), "float32")
+        y = T.match_buffer(a, (n * (m + m * apart),), "float32")
         for row in T.parallel(n):
             for column in range(m + columns):
-                y[row * m + column] = T.Cast("float32", row)
+                y[row * (m + m * apart - apart) + column] = T.Cast("float32", row)
 
     return kernel
 
 
+@T.prim_func(private=True)
+def shared_out(a: T.handle, n: T.int64, parts: T.int64):
+    y = T.match_buffer(a, (n,), "float32")
+    for part in T.parallel(parts):
+        for one in range(
+            T.min(
+                T.Div(n + parts - T.int64(1), parts),
+                n - part * T.Div(n + parts - T.int64(1), parts),
+            )
+        ):
+            y[part * T.Div(n + parts - T.int64(1), parts) + one] = T.float32(1)
+
+
+@T.prim_func(private=True)
+def taken_apart(a: T.handle, n: T.int64, m: T.int64, parts: T.int64):
+    y = T.match_buffer(a, (n, m), "float32")
+    if m >= T.int64(1) and parts >= T.int64(0):
+        for part in T.parallel(parts):
+            for one in range(T.int64(8)):
+                y[(part * 8 + one) // m, (part * 8 + one) % m] = T.float32(1)
+
+
+def test_multiples_and_quotients_by_sizes_are_known_to_be_apart():
+    for kernel in (flat_rows(0), shared_out, taken_apart):
+        found = check_schedule(kernel)
+        assert (found.races, found.not_proved, found.checked_at) == ([], [], [])
+        assert found.proved
+    assert check_schedule(flat_rows(1)).races
+
+
+def overlapping(step):
+    """Parts of a length that sizes decide, each ``step`` of these lengths behind the last."""
+
+    @T.prim_func(private=True)
+    def kernel(a: T.handle, n: T.int64, m: T.int64):
+        y = T.match_buffer(a, (n * m * 2,), "float32")
+        for part in T.parallel(n):
+            for one in range(m * T.int64(2)):
+                y[part * m * T.int64(step) + one] = T.Cast("float32", part)
+
+    return kernel
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_parts_that_reach_into_the_next_one_are_a_race(step):
+    found = check_schedule(overlapping(step))
+    assert bool(found.races) == (step == 1)
+    assert bool(found.proved) == (step == 2)
+
+
 def test_what_is_not_affine_is_checked_with_numbers():
-    found = check_schedule(flat_rows(0))
+    found = check_schedule(flat_rows(0, apart=1))
     assert not found.races
     assert "multiplies two values" in found.not_proved[0]
     assert len(found.checked_at) == len(SAMPLES)
     assert {sizes["m"] for sizes in found.checked_at} == set(SAMPLES)
-    found = check_schedule(flat_rows(1))
+    found = check_schedule(flat_rows(1, apart=0))
     assert found.races
     assert not found.checked_at
 

@@ -4,12 +4,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from training_models import Graph, batch_for, gru_of_reset_state, lstm, mlp
+from training_models import Graph, batch_for, compile_training, gru_of_reset_state, lstm, mlp
 from tvm import relax
 
 from tvm_ext.errors import InputError, UnsupportedOperatorError
 from tvm_ext.onnx_frontend.trainable import import_trainable
-from tvm_ext.training import SGD, CrossEntropy, compile_training
+from tvm_ext.training import SGD, CrossEntropy
 
 
 def _losses(model, loss="cross_entropy", steps=3, **options):

@@ -38,6 +38,7 @@ CASES: list[tuple[str, _Build, list[tuple[int, ...]], tuple[float, float]]] = [
     ("sigmoid", op.sigmoid, [(3, 5)], (-2, 2)),
     ("tanh", op.tanh, [(3, 5)], (-2, 2)),
     ("silu", op.nn.silu, [(3, 5)], (-2, 2)),
+    ("abs", op.abs, [(3, 5)], (-1, 1)),
     ("tan", op.tan, [(3, 5)], (-1, 1)),
     ("sinh", op.sinh, [(3, 5)], (-1, 1)),
     ("cosh", op.cosh, [(3, 5)], (-1, 1)),
@@ -227,3 +228,25 @@ def test_gradient_is_the_limit_of_differences(
             assert np.sum(gradient * direction) == pytest.approx(
                 expected, rel=_TOLERANCE, abs=_TOLERANCE
             )
+
+
+@pytest.mark.parametrize(
+    ("build", "wanted"),
+    [
+        (op.abs, [-1, 0, 1]),
+        (op.nn.relu, [0, 0, 1]),
+        (lambda x: op.maximum(x, relax.const(0.0, "float64")), [0, 0.5, 1]),
+        (lambda x: op.clip(x, 0, 9), [0, 1, 1]),
+    ],
+    ids=["abs", "relu", "maximum", "clip"],
+)
+def test_where_there_is_no_derivative(build: _Build, wanted: list[float]) -> None:
+    register_gradients()
+    bb, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((3,), "float64"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            total = bb.emit_output(op.sum(bb.emit(build(x))))
+        bb.emit_func_output(total)
+    both = relax.transform.Gradient("main")(bb.get())
+    gradients = _program(both, "main_adjoint")(np.array([-2.0, 0.0, 3.0]))[1]
+    np.testing.assert_array_equal(gradients[0].numpy(), wanted)

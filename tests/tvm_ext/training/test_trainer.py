@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from training_models import Graph, batch_for, mlp
+from training_models import Graph, batch_for, compile_training, mlp
 from tvm import relax
 
 import tvm_ext
 from tvm_ext.errors import BuildError, InputError, ModelError, UnsupportedOperatorError
-from tvm_ext.training import SGD, Adam, AdamW, CrossEntropy, compile_training
+from tvm_ext.training import SGD, Adam, AdamW, CrossEntropy
 
 
 @pytest.fixture(scope="module")
@@ -289,8 +289,8 @@ def test_a_step_writes_weights_and_states_where_they_are(optimizer, options):
 
 _KILLED = """
 import sys
-from training_models import batch_for, mlp
-from tvm_ext.training import Adam, compile_training
+from training_models import batch_for, compile_training, mlp
+from tvm_ext.training import Adam
 
 (path,) = sys.argv[1:]
 trainer = compile_training(mlp(), "cross_entropy", Adam(lr=1e-2), opt_level="O1", threads=1)

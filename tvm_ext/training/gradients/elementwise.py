@@ -42,6 +42,8 @@ def _reciprocal_root(square: relax.Expr) -> relax.Expr:
 
 
 _DERIVATIVES: dict[str, _Derivative] = {
+    # 0 at 0, as in PyTorch and JAX; TVM has 1 there.
+    "abs": lambda x, y: op.sign(x),
     "acos": lambda x, y: op.negative(op.rsqrt(_one_minus(op.multiply(x, x), x))),
     "acosh": lambda x, y: op.rsqrt(op.subtract(op.multiply(x, x), number(1, x))),
     "asin": lambda x, y: op.rsqrt(_one_minus(op.multiply(x, x), x)),

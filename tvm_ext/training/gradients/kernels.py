@@ -229,7 +229,9 @@ _DERIVATIVES: dict[str, _Derivative] = {
     "tirx.cos": lambda x, y: -tirx.sin(x),
     "tirx.erf": lambda x, y: tirx.exp(-x * x) * _number(2 / math.sqrt(math.pi), x),
     "tirx.exp": lambda x, y: y,
-    "tirx.fabs": lambda x, y: tirx.Select(x < 0, _number(-1, x), _number(1, x)),
+    "tirx.fabs": lambda x, y: tirx.Select(
+        x < 0, _number(-1, x), tirx.Select(x > 0, _number(1, x), _number(0, x))
+    ),
     "tirx.log": lambda x, y: _number(1, x) / x,
     "tirx.rsqrt": lambda x, y: y * y * y * _number(-0.5, x),
     "tirx.sigmoid": lambda x, y: y * (_number(1, x) - y),
@@ -276,8 +278,10 @@ class _Reads:
         if isinstance(expr, tirx.Div):
             return [(expr.a, 1 / expr.b, None), (expr.b, -expr / expr.b, None)]
         if isinstance(expr, tirx.Max | tirx.Min):
-            is_first = expr.a >= expr.b if isinstance(expr, tirx.Max) else expr.a <= expr.b
-            return self._choice(is_first, expr.a, expr.b)
+            # Half to each of two that are equal.
+            share = tirx.Select(expr.a.equal(expr.b), _number(0.5, expr), _number(1, expr))
+            low, high = (expr.b, expr.a) if isinstance(expr, tirx.Max) else (expr.a, expr.b)
+            return [(expr.a, share, high >= low), (expr.b, share, high <= low)]
         if isinstance(expr, tirx.Select):
             return self._choice(expr.condition, expr.true_value, expr.false_value)
         if isinstance(expr, tirx.Cast) and "float" in str(expr.value.ty.dtype):

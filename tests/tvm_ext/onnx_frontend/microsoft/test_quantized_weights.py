@@ -101,7 +101,7 @@ def test_accuracy_level_4_multiplies_bytes_as_onnx_runtime(columns, rows, block,
     runtime = pytest.importorskip("onnxruntime")
     proto = bytes_model(columns, rows, block, zero, ("b", "n"))
     session = runtime.InferenceSession(proto.SerializeToString())
-    compiled = tvm_ext.compile(proto)
+    compiled = tvm_ext.compile(proto, HOST)
     for length in (1, 3, 4, 9):
         x = rand(2, length, columns)
         x[0, 0] = 0
