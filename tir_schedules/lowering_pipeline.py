@@ -28,6 +28,7 @@ from tvm_ext.tir_schedules.cpu.llvm_preparation import (
 )
 from tvm_ext.tir_schedules.cpu.thread_choice import OutlineThreadChoices
 from tvm_ext.tir_schedules.loops_from_zero import StartLoopsAtZero
+from tvm_ext.tir_schedules.parameter_sizes import FactorParameterSizes
 from tvm_ext.tir_schedules.statements import has_exact_arrays
 
 # Launches that turn out to be empty in a run: a driver refuses them, so the host leaves them out.
@@ -119,11 +120,12 @@ _WITHOUT_WORK = (
 _Passes = Sequence[Callable[[], tvm.transform.Pass]]
 # What runs ahead of TVM's own pipeline, and behind it.
 _OURS: dict[str, tuple[_Passes, _Passes]] = {
-    "cuda": ((InsertBoundsChecks,), (LeaveOutEmptyLaunches,)),
+    "cuda": ((InsertBoundsChecks, FactorParameterSizes), (LeaveOutEmptyLaunches,)),
     "llvm": (
         (
             StartLoopsAtZero,
             InsertBoundsChecks,
+            FactorParameterSizes,
             FlattenFewAccesses,
             SerialFills,
             NoAliasOfLoneArguments,

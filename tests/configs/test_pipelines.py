@@ -63,6 +63,12 @@ def test_batch_norm_is_folded_before_it_is_taken_apart():
         assert graph.index("ConvBnReluFold") < graph.index("DecomposeOpsForInference")
 
 
+def test_integers_that_stay_integers_get_the_instruction_for_them():
+    """``AccumulateInFloat32`` leaves products to the instruction that ``CompressWeights`` wants."""
+    for level in PIPELINES.values():
+        assert ("AccumulateInFloat32" in level.graph) == ("CompressWeights" in level.graph)
+
+
 def test_summaries_are_one_line():
     summaries = [config.summary for config in PIPELINES.values()]
     assert all(summary and "\n" not in summary for summary in summaries)

@@ -1,11 +1,10 @@
 """Matmuls and convolutions by instructions that add several products to each lane of a vector.
 
 They are of 8-bit integers, four products at a time, or two where they are widened to 16 bits, or of
-bfloat16, two; twice as many where Arm's
-instructions multiply two rows by two columns. Weights are packed so that these steps of the sum,
-for as many columns as a vector of sums serves, are one vector; as many elements of the other
-operand go to all lanes, or those of two rows into one vector. How the loops around a tile go is as
-for symbolic tiles; extents may be known or symbolic.
+bfloat16, two; twice as many where Arm's instructions multiply two rows by two columns. Weights are
+packed so that these steps of the sum, for as many columns as a vector of sums serves, are one
+vector; as many elements of the other operand go to all lanes, or those of two rows into one vector.
+How the loops around a tile go is as for symbolic tiles; extents may be known or symbolic.
 """
 
 from collections.abc import Sequence

@@ -223,16 +223,20 @@ def _vector_axis(access: BlockAccess) -> int | None:
 
 
 def _row_axes(access: BlockAccess, vector_axis: int) -> list[int]:
-    """Spatial loops along which a vector that was loaded once serves several outputs.
+    """Spatial loops along which what was loaded once serves several outputs.
 
-    The innermost first: its rows are the nearest to each other in memory.
+    First those that a vector serves, of which the innermost first: its rows are the nearest to each
+    other in memory. Where these have fewer rows than keep the multiply-add units busy, as with a
+    single output channel, those that a broadcast element serves.
     """
+    spatial = [axis for axis in reversed(access.spatial) if axis != vector_axis]
     vectors = [strides for strides in access.read_strides if strides[vector_axis] == 1]
-    return [
-        axis
-        for axis in reversed(access.spatial)
-        if axis != vector_axis and any(strides[axis] == 0 for strides in vectors)
-    ]
+    served = [axis for axis in spatial if any(strides[axis] == 0 for strides in vectors)]
+    if math.prod(access.extents[axis] for axis in served) >= ENOUGH_ACCUMULATORS:
+        return served
+    others = [strides for strides in access.read_strides if strides[vector_axis] == 0]
+    more = [axis for axis in spatial if any(strides[axis] == 0 for strides in others)]
+    return [*served, *(axis for axis in more if axis not in served)]
 
 
 # A copy of an operand that is written piece by piece, right before register tiles read it.

@@ -92,7 +92,8 @@ class SymbolicTiles:
             raise NotApplicable("no loop walks the output and the operands without a stride")
         computed = static_extent(sch.get(anchor).iter_vars[columns.position].dom.extent)
         tile = _decide(found, columns, computed, machine)
-        if found.is_decided_by(columns, tile.rows, *found.reduction[-1:]):
+        inner = (columns, tile.rows, *found.reduction[-1:])
+        if found.condition is not None and (not found.reduction or found.is_decided_by(*inner)):
             raise NotApplicable("whether an iteration adds anything is no matter of outer loops")
         sch = _packed(sch, anchor, tile)
         packed = symbolic_contraction(sch, anchor, epilogue, conditional=True)

@@ -51,7 +51,7 @@ class DeviceProgram:
     ) -> dict[str, np.ndarray]:
         """What the device gives for the inputs of the whole model."""
         own = {name: self._own(name, array) for name, array in inputs.items()}
-        if self._kept is None:
+        if self._kept is None or self._kept.arrays.keys() <= own.keys():
             return self._model.run(own, out=out)
         made = self._model.run_in_place(own, self._kept.tensors)
         ahead = len(made) - len(self._changed)

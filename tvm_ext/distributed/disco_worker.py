@@ -93,8 +93,8 @@ class DeviceWorker:
         return self._program
 
     def end(self) -> None:
-        """Lets go of the program."""
-        self._program = None
+        """Lets go of the program, and of what it kept."""
+        self._program = self.kept = None
 
     def run(self, number: int, text: str) -> None:
         """Runs the program on the inputs in the group's memory."""

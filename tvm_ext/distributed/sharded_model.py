@@ -62,6 +62,8 @@ class ShardedModel(CompiledModel):
         if is_temporary:
             artifact.path.unlink()
         self._group: DiscoGroup | MpiGroup | None = None
+        # Ends the group with the model.
+        self._ending: weakref.finalize | None = None
         # The processes that keep inputs, and which.
         self._kept_by: DiscoGroup | MpiGroup | None = None
         self._kept_names: frozenset[str] = frozenset()
@@ -93,8 +95,11 @@ class ShardedModel(CompiledModel):
     def _started(self) -> "DiscoGroup | MpiGroup":
         with self._starting:
             if self._group is None or not self._group.is_open:
+                if self._ending is not None:
+                    # It has ended, and its memory is let go of.
+                    self._ending.detach()
                 self._group = DiscoGroup(self._file, self.sharding, self._given_threads)
-                weakref.finalize(self, self._group.close)
+                self._ending = weakref.finalize(self, self._group.close)
             return self._group
 
     def _results(self, inputs: Mapping[str, Any], on_device: bool | None) -> dict[str, Any]:

@@ -71,6 +71,7 @@ class SharedSegment:
 
     def close(self) -> None:
         """Closes the descriptor; arrays that look at the memory keep it."""
+        self._mapped = np.empty(0, np.uint8)
         os.close(self.descriptor)
         self.descriptor = -1
 

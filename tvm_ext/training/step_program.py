@@ -224,7 +224,7 @@ class _StepWriter:
             bb.emit_func_output(returned)
         mod = _simplified(_donating(bb.get(), [one.name for one in made]))
         if buckets is not None:
-            split = {str(var.name) for var in (*given, *step)}
+            split = {str(var.name) for var in (*given, *step) if var.ty.ndim}
             axes = [0 if str(var.name) in split else None for var in mod["main"].params]
             mod = with_sharding(mod, buckets.record(axes, 1 + len(made)))
         return StepProgram(

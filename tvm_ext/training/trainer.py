@@ -310,7 +310,8 @@ class Trainer:
         arrays = check_inputs(specs, batch)
         if count == 1:
             return [arrays]
-        cut = [np.split(array, count) for array in arrays]
+        # Each pass has the whole of what has no rows.
+        cut = [np.split(array, count) if array.ndim else [array] * count for array in arrays]
         return [list(part) for part in zip(*cut, strict=True)]
 
     def _run(
@@ -349,7 +350,7 @@ def _zeros(spec: TensorSpec) -> np.ndarray:
 
 
 def _repeated(shape: Sequence[int | str], count: int) -> tuple[int | str, ...]:
-    """The shape of an array with as many times the rows."""
-    if count == 1:
+    """The shape of an array with as many times the rows, if it has rows."""
+    if count == 1 or not shape:
         return tuple(shape)
     return (int(shape[0]) * count, *shape[1:])

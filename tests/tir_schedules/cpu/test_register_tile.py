@@ -43,6 +43,15 @@ def test_registers() -> None:
     assert vector_registers(resolve_target("aarch64-neon")) == 32
 
 
+def test_rows_of_one_output_channel_share_its_weights() -> None:
+    """A vector serves no other result; an element of the weights serves each line."""
+    func = kernel_of(nn.conv2d, f32(1, 8, 14, 18), f32(1, 8, 3, 3))
+    decision = decided(func, "conv2d_nchw", NARROW)
+    assert (decision.columns, decision.rows) == (16, {2: 6})
+    many = kernel_of(nn.conv2d, f32(1, 8, 14, 18), f32(8, 8, 3, 3))
+    assert decided(many, "conv2d_nchw", NARROW).rows == {1: 4}
+
+
 @pytest.mark.parametrize(("extent", "count"), [(1, 1), (17, 9), (19, 10), (38, 10), (101, 12)])
 def test_rows_with_a_rest_are_even_and_below_the_limit(extent: int, count: int) -> None:
     assert rows_with_tail(extent, 14) == count

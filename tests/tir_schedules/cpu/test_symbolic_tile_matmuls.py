@@ -183,3 +183,17 @@ def test_iterations_that_add_nothing_are_left_out() -> None:
 def test_conditions_of_rows_and_of_the_innermost_sum_are_left_to_others(decides: str) -> None:
     with pytest.raises(NotApplicable, match="no matter of outer loops"):
         SymbolicTiles().apply(phases(decides), host_description())
+
+
+def test_a_condition_of_the_only_iteration_is_left_to_others() -> None:
+    m, one = size("rows"), tirx.const(1, "int64")
+    x, w = te.placeholder((m, one), name="x"), te.placeholder((one, one * 32), name="w")
+    i = te.reduce_axis((one * 0, one), name="i")
+
+    def element(row: tirx.Var, phase: tirx.Var, column: tirx.Var) -> tirx.Expr:
+        product = tirx.if_then_else(phase <= 0, x[row, i] * w[i, column], tirx.const(0, "float32"))
+        return te.sum(product, axis=[i])
+
+    y = te.compute((m, one * 2, one * 32), element, name="y")
+    with pytest.raises(NotApplicable, match="no matter of outer loops"):
+        SymbolicTiles().apply(te.create_prim_func([x, w, y]), host_description())

@@ -97,13 +97,19 @@ def test_results_are_written_to_a_callers_array(
     np.testing.assert_allclose(out, whole, rtol=1e-5, atol=1e-5)
 
 
+def shared_memories() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:tvm-ext")
+
+
 def test_a_saved_file_runs(file: Path, whole: np.ndarray) -> None:
-    model = tvm_ext.load(file)
+    model, before = tvm_ext.load(file), shared_memories()
     np.testing.assert_allclose(model.run({"x": X})["y"], whole, rtol=1e-5, atol=1e-5)
     model.close()
     # A closed model starts again.
     np.testing.assert_allclose(model.run({"x": X})["y"], whole, rtol=1e-5, atol=1e-5)
     model.close()
+    # Of a group that has ended no arrays stay, only what processes counted by.
+    assert shared_memories() <= before + 2
 
 
 def test_an_open_batch_is_shared_and_has_to_divide(whole: np.ndarray) -> None:

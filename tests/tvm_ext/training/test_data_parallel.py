@@ -5,8 +5,10 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import onnx
 import psutil
 import pytest
+from onnx import TensorProto, helper
 from training_models import Graph, batch_for, mlp
 from tvm import relax
 
@@ -62,6 +64,19 @@ def test_the_curve_is_that_of_one_process(two: Trainer) -> None:
         np.testing.assert_allclose(two.weights[name], weight, rtol=0, atol=_TOLERANCE)
 
 
+def test_a_run_on_other_weights_leaves_those_that_are_kept(two: Trainer) -> None:
+    two.step(*_batches(0, 1))
+    zeros = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in two.program.inputs}
+    weights = two.weights
+    loss, *made = two.program.run(zeros).values()
+    assert loss == pytest.approx(np.log(10))
+    assert len(made) == len(two.program.outputs) - 1
+    assert all(np.array_equal(two.weights[name], one) for name, one in weights.items())
+    steps = two.steps
+    two.step(*_batches(1, 1))
+    assert two.steps == steps + 1
+
+
 def test_small_gradients_and_the_loss_are_exchanged_together(two: Trainer) -> None:
     two.step(*_batches(0, 1))
     (planned,) = two.program.report.sharding.collectives
@@ -106,6 +121,30 @@ def test_each_device_draws_a_mask_of_its_own() -> None:
     expected = np.mean([one.step(batch), one.step(batch)])
     assert two.step(twice) == pytest.approx(expected, abs=1e-6)
     two.program.close()
+
+
+def test_an_input_without_rows_is_whole_in_each_pass() -> None:
+    def model(batch: int) -> onnx.ModelProto:
+        g = Graph("scaled")
+        made = g.model([batch, 8], [batch, 10], g("Mul", g.linear("fc", "x", 8, 10), "scale"))
+        made.graph.input.append(helper.make_tensor_value_info("scale", TensorProto.FLOAT, []))
+        return made
+
+    batch = {**batch_for(model(8)), "scale": np.array(0.5, "float32")}
+    losses = {}
+    for devices, accumulate in [(1, 1), (1, 2), (2, 1)]:
+        rows = 8 // devices // accumulate
+        trainer = compile_training(
+            *(model(rows), "cross_entropy", SGD(lr=0.1)),
+            opt_level="O1",
+            devices=devices,
+            accumulate=accumulate,
+        )
+        losses[devices, accumulate] = [trainer.step(batch) for _ in range(2)]
+        if devices > 1:
+            trainer.program.close()
+    for found in losses.values():
+        np.testing.assert_allclose(found, losses[1, 1], rtol=0, atol=_TOLERANCE)
 
 
 def test_buckets_hold_what_is_small_by_type() -> None:

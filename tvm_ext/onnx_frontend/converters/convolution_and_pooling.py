@@ -1,4 +1,4 @@
-"""Conv, AveragePool, LpPool, MaxPool, MaxUnpool and Col2Im.
+"""Conv, ConvTranspose, AveragePool, LpPool, MaxPool, MaxUnpool and Col2Im.
 
 ``auto_pad`` SAME is numbers where sizes are known, else padding that the run computes.
 
@@ -189,6 +189,23 @@ class Conv(_Windows):
             if size + pads[k] + pads[k + count] < (kernel[k] - 1) * dilations[k] + 1:
                 raise FormError(_does_not_fit(kernel[k], k + 2, size))
         return data, attr
+
+
+class ConvTranspose(OnnxOpConverter):
+    """Contractions whose outputs are windows; TVM's gives results of less than nothing."""
+
+    @classmethod
+    def get_converter(cls, opset: int) -> _Convert:
+        plain = onnx_converter_map()["ConvTranspose"].get_converter(opset)
+
+        def convert(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+            result = bb.normalize(plain(bb, inputs, attr, params))
+            for axis, size in enumerate(sizes_of(result)):
+                if isinstance(size, int) and size < 0:
+                    raise FormError(f"its pads leave a size of {size} for axis {axis}")
+            return result
+
+        return convert
 
 
 class LpPool(_Windows):

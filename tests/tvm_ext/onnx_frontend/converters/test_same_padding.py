@@ -11,6 +11,7 @@ from one_model import in_one_model, program, run_model
 from operator_models import by_runtime, check_operator
 from small_models import model, node, rand, value
 
+from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend import import_model
 
 SIDES = ((7, 9), (8, 6), (5, 5))
@@ -149,3 +150,15 @@ def test_transposed_convolution_to_a_given_size(attributes: dict) -> None:
     check_operator(
         "ConvTranspose", arrays, strides=[3, 2], output_shape=[11, 9], tolerance=1e-4, **attributes
     )
+
+
+def test_a_transposed_convolution_that_pads_away_more_than_there_is() -> None:
+    with pytest.raises(ModelError, match=r"its pads leave a size of -2 for axis 2"):
+        check_operator(
+            "ConvTranspose",
+            {"x": rand(1, 4, 1), "w": rand(4, 2, 3)},
+            reference=lambda model, feeds: [],
+            strides=[3],
+            dilations=[3],
+            pads=[4, 5],
+        )
