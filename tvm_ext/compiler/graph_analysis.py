@@ -242,17 +242,17 @@ def independent_items(mod: tvm.IRModule) -> str:
     if not all(_has_items(ty, size) for ty in results):
         return ""
     items = _Items(mod, size)
-    return str(size.name) if all(map(items.are_apart_in, _used_values(main))) else ""
+    return str(size.name) if all(map(items.are_apart_in, _used_bindings(main))) else ""
 
 
-def _used_values(func: relax.Function) -> list[relax.Expr]:
-    """What is bound in a function and decides its results."""
+def _used_bindings(func: relax.Function) -> list[relax.Binding]:
+    """What decides the results of a function."""
     used: set[relax.Var] = set(relax.analysis.free_vars(func.body.body))
     found = []
     for binding in reversed(list(bindings_of(func))):
         if binding.var in used:
             used.update(relax.analysis.free_vars(binding.value))
-            found.append(binding.value)
+            found.append(binding)
     return found
 
 
@@ -283,8 +283,15 @@ class _Items:
         # By kernel and the variable that stands for the batch in it.
         self._known: dict[tuple[str, tirx.Var], bool] = {}
 
-    def are_apart_in(self, value: relax.Expr) -> bool:
-        """Whether ``value`` has the items along one dimension, and no item decides another."""
+    def are_apart_in(self, binding: relax.Binding) -> bool:
+        """Whether a value has the items along one dimension, and no item decides another."""
+        value = binding.value
+        if isinstance(binding, relax.MatchCast):
+            types = value.ty, binding.ty
+            # A number that is asked of the whole batch is another one for a part of it.
+            return all(_has_items(ty, self._size) for ty in types) or not any(
+                _mentions(ty, self._size) for ty in types
+            )
         name = operator_name(value)
         if name == "relax.reshape":
             return _keeps_items(value.args[0].ty, value.ty, self._size)
