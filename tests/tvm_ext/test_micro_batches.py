@@ -187,8 +187,25 @@ def one_operator(
             [value("x", ["N", 4])],
             [value("y", [4, 4])],
         ),
+        model(
+            [
+                node("Concat", ["x", "x"], ["c"], axis=0),
+                node("Split", ["c", "sizes"], ["a", "b"], axis=0),
+                node("Exp", ["b"], ["e"]),
+                node("Add", ["a", "e"], ["y"]),
+            ],
+            [value("x", ["N", 4])],
+            [value("y", ["N", 4])],
+            sizes=np.array([8, 8]),
+        ),
+        model(
+            [node("Reshape", ["x", "to"], ["r"]), node("Exp", ["r"], ["y"])],
+            [value("x", ["N", 4])],
+            [value("y", ["N", 4])],
+            to=np.array([8, 4]),
+        ),
     ],
-    ids=["softmax", "transpose", "maximum", "sum", "backwards", "size", "gram"],
+    ids=["softmax", "transpose", "maximum", "sum", "backwards", "size", "gram", "split", "fixed"],
 )
 def test_items_that_meet_are_computed_together(made: onnx.ModelProto) -> None:
     compiled = tvm_ext.compile(made, HOST, threads=2)
