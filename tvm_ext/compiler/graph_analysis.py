@@ -246,11 +246,11 @@ def independent_items(mod: tvm.IRModule) -> str:
 
 
 def _used_bindings(func: relax.Function) -> list[relax.Binding]:
-    """What decides the results of a function."""
+    """What decides the results of a function, and the sizes that it asks for."""
     used: set[relax.Var] = set(relax.analysis.free_vars(func.body.body))
     found = []
     for binding in reversed(list(bindings_of(func))):
-        if binding.var in used:
+        if binding.var in used or isinstance(binding, relax.MatchCast):
             used.update(relax.analysis.free_vars(binding.value))
             found.append(binding)
     return found
