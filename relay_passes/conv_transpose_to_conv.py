@@ -218,8 +218,9 @@ class InterleavedKernel:
                 m + tap + axis.skipped
                 for m, tap, axis in zip(positions, taps, self.axes, strict=True)
             ]
-            for n, (phase, axis) in enumerate(zip(phases, self.axes, strict=False)):
-                places[n] = places[n] + axis.shift * phase if axis.shift else places[n]
+            for n, phase in enumerate(phases):
+                if self.axes[n].shift:
+                    places[n] += self.axes[n].shift * phase
             value = padded(batch, *places, group * inputs + i).astype(self.out_dtype)
             product = value * weight(*phases, *taps, i, *rest).astype(self.out_dtype)
             conditions = [

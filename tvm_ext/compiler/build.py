@@ -73,7 +73,7 @@ def build(
     tell(f"code for {kernels} kernels")
     try:
         with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
-            built = _executable(mod, target)
+            built = _executable(mod, code_target(target))
         for module in library_modules(mod):
             # Beside the device code of the kernels that call it.
             built.mod.imports[0].import_module(module)
@@ -117,7 +117,6 @@ def _executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecuta
     attrs = dict(mod.attrs.items()) if mod.attrs else {}
     libraries = [*attrs.get("external_mods", ()), *objects]
     constants = dict(attrs.get("const_name_to_constant", {}))
-    target = code_target(target)
     return vm_build._vmlink(builder, target, rest, lowering_pipeline(target), libraries, constants)
 
 
@@ -206,7 +205,6 @@ def _side_by_side(modules: Sequence[tvm.IRModule], target: tvm.target.Target) ->
 
 def _object(kernels: tvm.IRModule, target: tvm.target.Target) -> bytes:
     """An object file with ``kernels``; for a thread, which has no context of the others."""
-    target = code_target(target)
     with (
         tvm.transform.PassContext(opt_level=3, config=pass_options(target)),
         _file_in_memory() as path,
