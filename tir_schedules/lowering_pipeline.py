@@ -11,7 +11,7 @@ from tvm_ffi import structural_map
 
 from tvm_ext.hardware.cpu.description import code_target
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
-from tvm_ext.tir_schedules.analysis.in_place import CODE_ATTRIBUTE
+from tvm_ext.tir_schedules.analysis.in_place import keeps_module
 from tvm_ext.tir_schedules.check_bounds import InsertBoundsChecks
 from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, TruncateDivisions
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
@@ -275,4 +275,4 @@ def compile_kernels(
 
 
 def _keeps_code(func: tvm.ir.BaseFunc) -> bool:
-    return isinstance(func, tirx.PrimFunc) and CODE_ATTRIBUTE in (func.attrs or {})
+    return isinstance(func, tirx.PrimFunc) and keeps_module(func)

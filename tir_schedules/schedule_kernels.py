@@ -12,7 +12,7 @@ from tvm_ext.configs.errors import FAILED, NotApplicable, ScheduleRefusedError, 
 from tvm_ext.configs.progress import tell
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.tvm_compat import without_scope_marks
-from tvm_ext.tir_schedules.analysis.in_place import CODE_ATTRIBUTE
+from tvm_ext.tir_schedules.analysis.in_place import keeps_module
 from tvm_ext.tir_schedules.apply_template import (
     SCHEDULED_ATTRIBUTE,
     ScheduledKernel,
@@ -92,7 +92,7 @@ def schedule_kernel(
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """One kernel scheduled for ``machine``, and how; ``func`` itself stays as it is."""
     stated = stated or {}
-    if func.attrs is not None and CODE_ATTRIBUTE in func.attrs:
+    if keeps_module(func):
         return func, ScheduleChoice("MLIR", "user", "a pass of MLIR changed it")
     if func.attrs is not None and SCHEDULED_ATTRIBUTE in func.attrs:
         return func, ScheduleChoice("user schedule", "user", "it was scheduled before")

@@ -24,9 +24,14 @@ from tvm_ext.tir_schedules.analysis.buffer_access import elements, is_compact, n
 CODE_ATTRIBUTE = "tvm_ext.mlir"
 
 
+def keeps_module(func: tirx.PrimFunc) -> bool:
+    """Whether a kernel keeps a module of MLIR, which is such code."""
+    return func.attrs is not None and CODE_ATTRIBUTE in func.attrs
+
+
 def in_place_operands(func: tirx.PrimFunc, result: int) -> list[int]:
     """The parameters whose memory the parameter at place ``result`` may have; see above."""
-    if func.attrs is not None and CODE_ATTRIBUTE in func.attrs:
+    if keeps_module(func):
         return []
     written = func.params[result]
     alike = [

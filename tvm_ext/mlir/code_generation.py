@@ -24,9 +24,10 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.mlir import MlirError
 from tvm_ext.mlir.from_tensorir import convert_scheduled, is_buffer
-from tvm_ext.mlir.kept_modules import keeps_module, kernel_at, without_module
+from tvm_ext.mlir.kept_modules import kernel_at, without_module
 from tvm_ext.mlir.lowering import lower_to
 from tvm_ext.relay_passes.spans import with_functions
+from tvm_ext.tir_schedules.analysis.in_place import keeps_module
 
 # What TVM's code generator reads LLVM's text from.
 _IMPORT = "pragma_import_llvm"

@@ -25,7 +25,7 @@ from tvm_ext.mlir.lowering import STAGES, lower_to
 from tvm_ext.mlir.memory_optimization import optimize_memory
 from tvm_ext.relay_passes.graph_pass import record_applied, record_refusal
 from tvm_ext.relay_passes.spans import with_functions
-from tvm_ext.tir_schedules.analysis.in_place import CODE_ATTRIBUTE
+from tvm_ext.tir_schedules.analysis.in_place import CODE_ATTRIBUTE, keeps_module
 from tvm_ext.tir_schedules.apply_template import SCHEDULED_ATTRIBUTE
 
 _STAGE_ATTRIBUTE = f"{CODE_ATTRIBUTE}_stage"
@@ -34,11 +34,6 @@ _FORM_ATTRIBUTE = f"{CODE_ATTRIBUTE}_form"
 
 # Changes a module in place, and says in a few words what it did.
 Change = Callable[[ir.Module], str]
-
-
-def keeps_module(kernel: tirx.PrimFunc) -> bool:
-    """Whether a kernel keeps a module."""
-    return kernel.attrs is not None and CODE_ATTRIBUTE in kernel.attrs
 
 
 def kernel_in_mlir(

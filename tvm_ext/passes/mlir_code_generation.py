@@ -8,7 +8,7 @@ from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.mlir import require_mlir
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
 from tvm_ext.relay_passes.spans import with_functions
-from tvm_ext.tir_schedules.analysis.in_place import CODE_ATTRIBUTE
+from tvm_ext.tir_schedules.analysis.in_place import keeps_module
 
 
 @graph_pass
@@ -35,16 +35,11 @@ class MlirCodeGeneration:
         machine = current_cpu()
         kernels = {v: f for v, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)}
         if not self.enabled:
-            kernels = {
-                v: f
-                for v, f in kernels.items()
-                if f.attrs is not None and CODE_ATTRIBUTE in f.attrs
-            }
+            kernels = {v: f for v, f in kernels.items() if keeps_module(f)}
         if machine is None or not kernels:
             return mod
         require_mlir()
         from tvm_ext.mlir.code_generation import with_kept_code, with_mlir_code
-        from tvm_ext.mlir.kept_modules import keeps_module
 
         changed: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
         for variable, func in kernels.items():

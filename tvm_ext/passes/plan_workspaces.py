@@ -17,7 +17,7 @@ from tvm_ext.passes.share_storage import planned_bytes
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import relax_functions
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
-from tvm_ext.tir_schedules.analysis.in_place import CODE_ATTRIBUTE
+from tvm_ext.tir_schedules.analysis.in_place import keeps_module
 from tvm_ext.tir_schedules.statements import changed_block
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
@@ -102,7 +102,7 @@ def _workspaces(
     func: tirx.PrimFunc, arrays_of: Callable[[tirx.PrimFunc], list[tirx.Buffer]]
 ) -> list[tirx.Buffer]:
     """Arrays that are to be results of a kernel; none when a size is symbolic."""
-    if func.attrs is not None and CODE_ATTRIBUTE in func.attrs:
+    if keeps_module(func):
         return []
     if not isinstance(func.body, s_tir.SBlockRealize) or not func.body.block.alloc_buffers:
         return []
