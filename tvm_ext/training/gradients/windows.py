@@ -150,94 +150,77 @@ def by_weight(
     attrs: Any,
 ) -> relax.Expr:
     """The gradient of a convolution by its weights, of sizes ``wanted``."""
-    strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
-    groups, count = int(attrs.groups), len(wanted) - 2
-    padding = _numbers(attrs.padding)
-    if groups == 1:
-        return _by_products(bb, given, data, wanted, attrs)
-
-    def kernel(given: te.Tensor, data: te.Tensor) -> te.Tensor:
-        padded = topi.nn.pad(data, [0, 0, *padding[:count]], [0, 0, *padding[count:]])
-        steps = [te.reduce_axis((0, size), name=f"r{n}") for n, size in enumerate(given.shape[2:])]
-        item = te.reduce_axis((0, data.shape[0]), name="n")
-        first = wanted[0] // groups
-
-        def value(o: tirx.Var, i: tirx.Var, *tap: tirx.Var) -> tirx.Expr:
-            places = [
-                step * stride + k * apart
-                for step, stride, k, apart in zip(steps, strides, tap, dilation, strict=True)
-            ]
-            channel = i if groups == 1 else tirx.floordiv(o, first) * wanted[1] + i
-            product = given(item, o, *steps) * padded(item, channel, *places)
-            return te.sum(product, axis=[item, *steps])
-
-        return te.compute(list(wanted), value, name="weight_gradient")
-
-    return bb.emit_te(kernel, given, data, primfunc_name_hint="convolution_weight_gradient")
-
-
-# Bytes of a copy of all windows, above which there is a product for each tap instead.
-_MOST_BYTES = 1 << 26
-
-
-def _by_products(
-    bb: relax.BlockBuilder,
-    given: relax.Expr,
-    data: relax.Expr,
-    wanted: Sequence[int],
-    attrs: Any,
-) -> relax.Expr:
-    """``transposed gradient @ windows``: what each window reads is a row, channels innermost."""
-    count, taps = len(wanted) - 2, list(wanted[2:])
-    last = [0, *range(2, 2 + count), 1]
-    padding = _numbers(attrs.padding)
-    pixels = bb.emit(op.permute_dims(data, last))
-    if any(padding):
-        ends = zip(padding[:count], padding[count:], strict=True)
-        widths = [0, 0, *(width for pair in ends for width in pair), 0, 0]
-        pixels = bb.emit(op.nn.pad(pixels, widths))
-    rows = bb.emit(op.reshape(bb.emit(op.permute_dims(given, last)), [-1, wanted[0]]))
-    columns = bb.emit(op.permute_dims(rows, [1, 0]))
-    places = list(itertools.product(*map(range, taps)))
-    size = math.prod(sizes(rows)) // wanted[0] * wanted[1] * len(places) * 8
-    groups = [places] if size <= _MOST_BYTES else [[place] for place in places]
-    windows = [sizes(given)[0], *sizes(given)[2:]]
-    parts = []
-    for group in groups:
-        read = _windows(
-            bb, pixels, windows, group[0], taps if len(group) > 1 else [1] * count, attrs
+    count = len(wanted) - 2
+    if int(attrs.groups) > 1:
+        return bb.emit_te(
+            lambda given, data: _grouped_by_weight(given, data, wanted, attrs),
+            given,
+            data,
+            primfunc_name_hint="convolution_weight_gradient",
         )
-        read = bb.emit(op.reshape(read, [math.prod(windows), len(group) * wanted[1]]))
-        parts.append(bb.emit(op.matmul(columns, read)))
-    whole = bb.emit(op.concat(parts, 1)) if len(parts) > 1 else parts[0]
-    whole = bb.emit(op.reshape(whole, [wanted[0], *taps, wanted[1]]))
-    return bb.emit(op.permute_dims(whole, [0, count + 1, *range(1, count + 1)]))
+    channels_last = [0, *range(2, 2 + count), 1]
+    pixels, slopes = (bb.emit(op.permute_dims(one, channels_last)) for one in (data, given))
+    # Vectors run along the innermost axis.
+    inputs_last = wanted[1] > wanted[0]
+    made = bb.emit_te(
+        lambda given, data: _dense_by_weight(given, data, wanted, attrs, inputs_last),
+        slopes,
+        pixels,
+        primfunc_name_hint="convolution_weight_gradient",
+    )
+    taps = range(count)
+    order = [0, count + 1, *(1 + n for n in taps)] if inputs_last else [count + 1, count, *taps]
+    return bb.emit(op.permute_dims(made, order))
 
 
-def _windows(
-    bb: relax.BlockBuilder,
-    pixels: relax.Expr,
-    windows: Sequence[int],
-    first: Sequence[int],
-    taps: Sequence[int],
-    attrs: Any,
-) -> relax.Expr:
-    """The channels of each tap of each window, [items, windows, taps, channels]."""
+def _dense_by_weight(
+    given: te.Tensor, data: te.Tensor, wanted: Sequence[int], attrs: Any, inputs_last: bool
+) -> te.Tensor:
+    """Sums over all positions, as [taps, I, O] or [O, taps, I]; operands have channels last."""
     strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
-    count = len(taps)
+    padding, count = _numbers(attrs.padding), len(wanted) - 2
+    padded = topi.nn.pad(data, [0, *padding[:count], 0], [0, *padding[count:], 0])
+    item = te.reduce_axis((0, data.shape[0]), name="n")
+    steps = [te.reduce_axis((0, size), name=f"r{n}") for n, size in enumerate(given.shape[1:-1])]
 
-    def kernel(pixels: te.Tensor) -> te.Tensor:
-        def value(item: tirx.Var, *place: tirx.Var) -> tirx.Expr:
-            at = [
-                place[n] * strides[n] + (place[count + n] + first[n]) * dilation[n]
-                for n in range(count)
-            ]
-            return pixels(item, *at, place[-1])
+    def value(*place: tirx.Var) -> tirx.Expr:
+        if inputs_last:
+            o, *taps, i = place
+        else:
+            *taps, i, o = place
+        places = [
+            step * stride + k * apart
+            for step, stride, k, apart in zip(steps, strides, taps, dilation, strict=True)
+        ]
+        product = given(item, *steps, o) * padded(item, *places, i)
+        return te.sum(product, axis=[item, *steps])
 
-        shape = [*windows, *taps, pixels.shape[-1]]
-        return te.compute(shape, value, name="windows", tag="injective")
+    outputs, inputs, *taps = wanted
+    shape = [outputs, *taps, inputs] if inputs_last else [*taps, inputs, outputs]
+    return te.compute(shape, value, name="weight_gradient")
 
-    return bb.emit_te(kernel, pixels, primfunc_name_hint="windows")
+
+def _grouped_by_weight(
+    given: te.Tensor, data: te.Tensor, wanted: Sequence[int], attrs: Any
+) -> te.Tensor:
+    """The same for a convolution in groups, with channels first."""
+    strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
+    padding, count = _numbers(attrs.padding), len(wanted) - 2
+    padded = topi.nn.pad(data, [0, 0, *padding[:count]], [0, 0, *padding[count:]])
+    item = te.reduce_axis((0, data.shape[0]), name="n")
+    steps = [te.reduce_axis((0, size), name=f"r{n}") for n, size in enumerate(given.shape[2:])]
+    first = wanted[0] // int(attrs.groups)
+
+    def value(o: tirx.Var, i: tirx.Var, *taps: tirx.Var) -> tirx.Expr:
+        places = [
+            step * stride + k * apart
+            for step, stride, k, apart in zip(steps, strides, taps, dilation, strict=True)
+        ]
+        channel = tirx.floordiv(o, first) * wanted[1] + i
+        product = given(item, o, *steps) * padded(item, channel, *places)
+        return te.sum(product, axis=[item, *steps])
+
+    return te.compute(list(wanted), value, name="weight_gradient")
 
 
 @gradient_of("nn.conv1d", "nn.conv2d", "nn.conv3d")
