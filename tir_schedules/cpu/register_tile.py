@@ -22,6 +22,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     kernel_blocks,
     only_reduction,
     operands_of,
+    read_position,
     same_block,
     static_extent,
     writer_of,
@@ -175,7 +176,8 @@ class RegisterTile:
 
         Decisions: those of ``decide_tile``, ``reduction_blocks``, ``column_panel`` and
         ``padding_stage``;
-        ``columns_first``, the order of the tiles; ``packed``; ``reduction_unroll``; ``threads``.
+        ``columns_first``, the order of the tiles; ``packed``; ``packed_columns``;
+        ``reduction_unroll``; ``threads``.
         """
         sch = inlined_schedule(func)
         access = _anchor_access(sch)
@@ -196,8 +198,12 @@ class RegisterTile:
         if stage is None and _has_two_orders(access, decision):
             columns_first = bool(decisions.pick("columns_first", (0, 1), int(columns_first)))
         sch = _packed(sch, access, decision, stage is None, decisions)
-        if stage is None and not columns_first:
+        has_panel = stage is not None
+        if not has_panel and not columns_first:
             stage = padding_stage(sch, access, decision, machine, decisions)
+        if not has_panel:
+            sch, copies = _with_packed_columns(sch, access, decision, decisions)
+            others += copies
         tile_loop = self._tile(
             sch, access, decision, machine, columns_first, stage, lengths, decisions
         )
@@ -374,6 +380,37 @@ def _pack_operands(
             if is_group and move_outermost(sch, access.block, index, others[0]):
                 return True
     return False
+
+
+# Register tiles that read each column of an operand, at least, for a packed copy of it to pay.
+_LEAST_READERS = 16
+
+
+def _with_packed_columns(
+    sch: s_tir.Schedule, access: BlockAccess, decision: RegisterTileDecision, decisions: Decisions
+) -> tuple[s_tir.Schedule, list[SBlockRV]]:
+    """A schedule in which what the columns select was packed in the run, and the block that does.
+
+    Weights that are trained are no constants. They lie in rows, of which a tile reads a few columns
+    each: these share few sets of L1, and leave it before the next tile wants them.
+    """
+    axis, size = decision.vector_axis, decision.columns
+    for index, strides in enumerate(access.read_strides):
+        others = [a for a in access.spatial if a != axis and access.extents[a] > 1]
+        if access.constant_reads[index] or strides[axis] != 1 or any(strides[a] for a in others):
+            continue
+        source = operands_of(sch.get(access.block))[index].source
+        tiles = math.prod(-(-access.extents[a] // decision.rows.get(a, 1)) for a in others)
+        if writer_of(sch, access.block, source) is not None or access.extents[axis] % size:
+            continue
+        packed = sch.copy()
+        position = read_position(packed.get(access.block), source)
+        copy = packed.cache_read(access.block, position, "global")
+        if not pack_operand(packed, access.block, index, axis, size):
+            continue
+        if decisions.pick("packed_columns", (0, 1), int(tiles >= _LEAST_READERS)):
+            return packed, [copy]
+    return sch, []
 
 
 def _result_count(access: BlockAccess) -> int:
