@@ -15,7 +15,7 @@ from tvm_ext.onnx_frontend.converters.loops import local_array
 from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
 
 # Points whose places are worked out together.
-_LANES = 16
+LANES = 16
 # Keys' parameter of the cubic kernel, as ONNX Runtime and PyTorch have it.
 _CUBIC = -0.75
 # What an image of one element is divided by instead of its extent, which is 0.
@@ -35,20 +35,20 @@ class PointBlock:
     @staticmethod
     def count(points: Any) -> Any:
         """The blocks of so many points."""
-        return tirx.ceildiv(points, _LANES)
+        return tirx.ceildiv(points, LANES)
 
     def inside(self, lane: Any) -> Any:
         """The point of a lane, or the last one of all where it has none."""
-        return tirx.min(self.number * _LANES + lane, self.points - 1)
+        return tirx.min(self.number * LANES + lane, self.points - 1)
 
     def store(self, channels: Any, writer: Callable[[Any], Callable[[Any, Any], None]]) -> None:
         """Writes what ``writer(channel)(point, lane)`` does for each channel and point."""
-        first = self.number * _LANES
-        rest = tirx.min(self.points - first, wide(_LANES))
-        with T.If(first + _LANES <= self.points):
+        first = self.number * LANES
+        rest = tirx.min(self.points - first, wide(LANES))
+        with T.If(first + LANES <= self.points):
             with T.Then(), T.serial(0, channels) as channel:
                 write = writer(channel)
-                with T.vectorized(0, _LANES) as lane:
+                with T.vectorized(0, LANES) as lane:
                     write(first + lane, lane)
             with T.Else(), T.serial(0, channels) as channel:
                 write = writer(channel)
@@ -91,8 +91,8 @@ class ImageNeighbours:
         # Where an image begins: at the middle of its first element, or ahead of that.
         self.edge = self._number(0.0 if aligned else -0.5)
         self.count = TAPS[mode] ** len(self.sizes)
-        self.places = local_array(self.count * _LANES, "int32")
-        self.shares = local_array(self.count * _LANES, dtype)
+        self.places = local_array(self.count * LANES, "int32")
+        self.shares = local_array(self.count * LANES, dtype)
 
     def find(
         self,
@@ -100,7 +100,7 @@ class ImageNeighbours:
         weight: Callable[[Any], Any] | None = None,
     ) -> None:
         """Looks for those of each lane's coordinates, whose shares ``weight`` multiplies."""
-        with T.vectorized(0, _LANES) as lane:
+        with T.vectorized(0, LANES) as lane:
             taps_of_axes = map(self._taps, coordinates(lane), self.lengths)
             for number, corner in enumerate(itertools.product(*taps_of_axes)):
                 place, inside = tirx.const(0, "int64"), []
@@ -111,14 +111,14 @@ class ImageNeighbours:
                     inside += [] if is_inside is None else [is_inside]
                 if inside:
                     place = tirx.Select(tirx.all(*inside), place, tirx.const(-1, "int64"))
-                self.places[number * _LANES + lane] = place.astype("int32")
-                self.shares[number * _LANES + lane] = share
+                self.places[number * LANES + lane] = place.astype("int32")
+                self.shares[number * LANES + lane] = share
 
     def value(self, plane: Any, lane: Any) -> Any:
         """The sum of their shares in a plane."""
         found = None
         for number in range(self.count):
-            at = number * _LANES + lane
+            at = number * LANES + lane
             place = self.places[at]
             has_outside = self.padding == "zeros"
             inside = tirx.max(place, T.int32(0)) if has_outside else place
