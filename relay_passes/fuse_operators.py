@@ -13,7 +13,7 @@ from tvm_ffi import structural_map
 from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import OPAQUE, graph_pass
-from tvm_ext.relay_passes.kernel_sizes import sizes_as_called
+from tvm_ext.relay_passes.kernel_sizes import sizes_as_called, sizes_in_order
 from tvm_ext.relay_passes.spans import (
     all_bindings_of,
     origins_of,
@@ -280,7 +280,8 @@ class FuseOperators:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns the fused module; ``mod`` is left as it is."""
-        mod = sizes_as_called(results_ungrouped(cast_results_ungrouped(mod)))
+        mod = results_ungrouped(cast_results_ungrouped(sizes_in_order(mod)))
+        mod = sizes_as_called(mod)
         fused = sizes_defined_first(relax.transform.FuseOps()(mod))
         merged: dict[relax.Var, tuple[str, ...]] = {}
         for global_var, func in relax_functions(mod).items():

@@ -1,5 +1,6 @@
-"""Kernels whose parameters have their sizes written as their calls write them."""
+"""Kernels whose parameters have their sizes written as their calls write them, in one order."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,80 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import OPAQUE
-from tvm_ext.relay_passes.spans import all_bindings_of, relax_functions
+from tvm_ext.relay_passes.spans import all_bindings_of, relax_bindings, relax_functions
+
+# TVM 0.27 takes the sizes that a kernel needs, and that are none of its arrays' own, out of a set:
+# they come in another order for each kernel, and in each process.
+
+
+def sizes_in_order(mod: tvm.IRModule) -> tvm.IRModule:
+    """``mod`` with kernels that are given their sizes in the order in which their arrays name them.
+
+    Kernels that compute the same are one then, and they are numbered in the order of their calls: a
+    model that is compiled twice has the same kernels.
+    """
+    kernels = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
+    if not any(len(_numbers_of(kernel)) > 1 for kernel in kernels):
+        return mod
+    calls = [one.value for one in relax_bindings(mod) if isinstance(one.value, relax.Call)]
+    kept = {
+        argument: mod[argument]
+        for call in calls
+        if operator_name(call) != "relax.call_tir"
+        for argument in (call.op, *call.args)
+        if isinstance(argument, tvm.ir.GlobalVar)
+    }
+    functions = relax_functions(mod)
+    builder = relax.BlockBuilder(tvm.IRModule({**kept, **functions}, attrs=mod.attrs))
+    taken = {str(name.name_hint) for name in mod.functions}
+    ordered: dict[tvm.ir.GlobalVar, tuple[tvm.ir.GlobalVar, list[int]]] = {}
+    for call in calls:
+        if operator_name(call) == "relax.call_tir" and call.args[0] not in {**ordered, **kept}:
+            kernel, order = _in_order(mod[call.args[0]])
+            name = _without_number(str(call.args[0].name_hint), taken)
+            ordered[call.args[0]] = builder.add_func(kernel, name), order
+
+    def called(call: tvm.ir.Call) -> tvm.ir.Call:
+        if operator_name(call) != "relax.call_tir" or call.args[0] not in ordered:
+            return call
+        name, order = ordered[call.args[0]]
+        given = call.args[1].fields
+        arguments = relax.Tuple([given[place] for place in order[: len(given)]])
+        made = [name, arguments, *call.args[2:]]
+        return builder.normalize(relax.Call(call.op, made, call.attrs, call.ty_args, call.span))
+
+    for name, func in functions.items():
+        builder.update_func(name, tvm_ffi.structural_map(func, (tvm.ir.Call, called)))
+    return builder.get()
+
+
+def _numbers_of(kernel: tirx.PrimFunc) -> list[int]:
+    """The places of the parameters that are no arrays."""
+    return [n for n, param in enumerate(kernel.params) if not hasattr(param.ty, "shape")]
+
+
+def _in_order(kernel: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[int]]:
+    """The kernel, and which of the old parameters each of its new ones is."""
+    params, numbers = list(kernel.params), _numbers_of(kernel)
+    if len(numbers) < 2:
+        return kernel, list(range(len(params)))
+    sizes = [size for param in params for size in getattr(param.ty, "shape", ())]
+    read = [var for size in sizes for var in tirx.analysis.undefined_vars(size)]
+    tvm_ffi.structural_walk(kernel.body, (tirx.Var, read.append))
+    first = {var: place for place, var in reversed(list(enumerate(read)))}
+    moved = sorted(numbers, key=lambda place: first.get(params[place], len(read)))
+    order = list(range(len(params)))
+    for place, old in zip(numbers, moved, strict=True):
+        order[place] = old
+    mixed = [params[place] for place in order]
+    return tirx.PrimFunc(mixed, kernel.body, kernel.ret_type, kernel.attrs, kernel.span), order
+
+
+def _without_number(name: str, taken: set[str]) -> str:
+    """The name that TVM has numbered, if another one has it."""
+    plain = re.sub(r"\d+$", "", name)
+    return plain if plain in taken else name
+
 
 # TVM 0.27's FuseTIR compares the sizes of a kernel with those of its arguments term by term. Where
 # one says ``n + min(n, 4)`` and the other ``min(n, 4) + n``, it takes ``n`` for ``min(n, 4)`` and

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
-from tvm_ext.relay_passes.kernel_sizes import sizes_as_called
+from tvm_ext.relay_passes.kernel_sizes import sizes_as_called, sizes_in_order
 
 Size = Callable[[tirx.Var, tirx.Var], tirx.Expr]
 FOUR = tirx.IntImm("int64", 4)
@@ -105,3 +105,34 @@ def test_a_module_with_sizes_as_they_are_called_is_left_alone() -> None:
     given, _ = SPELLINGS["of_itself"]
     mod = module([given], [given], given)
     assert sizes_as_called(mod).same_as(mod)
+
+
+def test_kernels_that_are_given_their_sizes_in_another_order_are_one() -> None:
+    """TVM takes the sizes out of a set: here two calls of a kernel have them both ways round."""
+    n, m = (tirx.Var(name, "int64") for name in "nm")
+    x = relax.Var("x", relax.TensorType([n + m], "float32"))
+    params = [
+        relax.Var(name, relax.TensorType([size], "float32"))
+        for name, size in {"a": n, "b": m}.items()
+    ]
+    builder = relax.BlockBuilder()
+    with builder.function("main", [*params, x]):
+        with builder.dataflow():
+            call = builder.call_te(twice, x)
+            first = builder.emit(call)
+            kernel = builder.get()[call.args[0]]
+            array, *sizes, result = kernel.params
+            turned = tirx.PrimFunc(
+                [array, *sizes[::-1], result], kernel.body, kernel.ret_type, kernel.attrs
+            )
+            given = [first, *call.args[1].fields[:0:-1]]
+            name = builder.add_func(turned, "turned")
+            again = relax.Call(call.op, [name, relax.Tuple(given)], None, call.ty_args)
+            output = builder.emit_output(again)
+        builder.emit_func_output(output)
+    mod = sizes_in_order(builder.get())
+    assert len(mod.functions) == 2
+    machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    xs = [np.arange(size, dtype="float32") for size in (2, 3, 5)]
+    got = machine["main"](*map(tvm.runtime.tensor, xs)).numpy()
+    np.testing.assert_array_equal(got, 4 * xs[-1])
