@@ -228,7 +228,7 @@ def canonical_call(call: relax.Call) -> relax.Call:
         if axes == [int(axis) for axis in call.attrs.axis]:
             return call
         return relax.op.squeeze(call.args[0], axes)
-    if name not in BROADCASTING:
+    if name not in BROADCASTING and name != "relax.where":
         return call
     if not all(isinstance(arg.ty, relax.TensorType) for arg in call.args):
         return call
