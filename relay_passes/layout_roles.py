@@ -48,6 +48,7 @@ def register_layout_functions() -> None:
         name: Op.get(other).get_attr(_ATTRIBUTE) for name, other in _LIKE.items()
     }
     functions["relax.nn.pad"] = _infer_pad
+    functions["relax.where"] = _infer_where
     functions["relax.quantize"] = functools.partial(_infer_scaled, relax.op.quantize)
     functions["relax.dequantize"] = functools.partial(_infer_scaled, relax.op.dequantize)
     for name, function in functions.items():
@@ -62,6 +63,22 @@ def _infer_pad(call: relax.Call, _desired: Any, layouts: Mapping[relax.Var, Any]
     widths = [int(attrs.pad_width[2 * axis + side]) for axis in order for side in (0, 1)]
     padded = relax.op.nn.pad(call.args[0], widths, str(attrs.pad_mode), float(attrs.pad_value))
     return _output([decision], [decision], padded.attrs)
+
+
+def _infer_where(call: relax.Call, _desired: Any, layouts: Mapping[relax.Var, Any]) -> Any:
+    """All operands and the result have one layout, beside numbers, which have none."""
+    ranks = {arg.ty.ndim for arg in call.args} - {0}
+    known = layouts if len(ranks) == 1 else {}
+    found = [_unary_layout(arg, known) for arg in call.args]
+    images = [one for one, arg in zip(found, call.args, strict=True) if arg.ty.ndim]
+    moved = [one for one in images if one.layout is not None and not _is_first(one.layout.name)]
+    if not images:
+        return _output(found, [found[0]], call.attrs)
+    chosen = [*moved, *images][0]
+    if not known:
+        return _output(found, [_unary_layout(relax.Var("made", call.ty), {})], call.attrs)
+    taken = [chosen if arg.ty.ndim else one for one, arg in zip(found, call.args, strict=True)]
+    return _output(taken, [chosen], call.attrs)
 
 
 def _infer_stack(call: relax.Call, _desired: Any, _layouts: Mapping[relax.Var, Any]) -> Any:
@@ -211,7 +228,7 @@ def canonical_call(call: relax.Call) -> relax.Call:
         if axes == [int(axis) for axis in call.attrs.axis]:
             return call
         return relax.op.squeeze(call.args[0], axes)
-    if name not in BROADCASTING:
+    if name not in BROADCASTING and name != "relax.where":
         return call
     if not all(isinstance(arg.ty, relax.TensorType) for arg in call.args):
         return call

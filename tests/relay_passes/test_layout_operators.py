@@ -78,6 +78,10 @@ FOLLOWING = {
     "clip": (4, lambda x: relax.op.clip(x, -0.5, 0.5)),
     "leakyrelu": (4, lambda x: nn.leakyrelu(x, 0.2)),
     "softplus": (4, nn.softplus),
+    "where": (
+        4,
+        lambda x: relax.op.where(relax.op.greater(x, relax.const(0.0)), x, constant(8, 1, 1)),
+    ),
     "cast": (4, lambda x: relax.op.astype(x, "float32")),
     "add_scalar": (4, lambda x: relax.op.add(x, relax.const(2.0, "float32"))),
     "subtract_from_constant": (4, lambda x: relax.op.subtract(constant(8, 1, 1), x)),

@@ -47,6 +47,7 @@ from tvm_ext.cli import (
     wafer,
 )
 from tvm_ext.configs.errors import TvmExtError
+from tvm_ext.distributed.mpi_environment import end_all
 
 if TYPE_CHECKING:
     from tvm_ext.hardware.backend import Backend
@@ -87,6 +88,9 @@ class ErrorGroup(TyperGroup):
                 # Only the group's own help gets here.
                 _print_error(f"the help cannot be printed ({error.strerror}): send it elsewhere")
                 code = BAD_INPUT
+        if isinstance(code, int) and code:
+            sys.stdout.flush()
+            end_all(code)
         sys.exit(code if isinstance(code, int) else 0)
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -10,6 +10,8 @@ from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.compiler.backend import programs_of, target_record, threads_of
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.configs.sharding_record import ShardingRecord
+from tvm_ext.distributed.mpi_communicator import mpi_communicator
+from tvm_ext.distributed.mpi_environment import mpi_rank
 from tvm_ext.distributed.sharded_model import ShardedModel, temporary_file
 from tvm_ext.errors import BuildError, InputError, PassError
 from tvm_ext.hardware.machine import MachineDescription
@@ -67,6 +69,9 @@ class ShardingRequest:
             raise InputError(
                 f"devices: target '{machine.name}' is not a CPU; expected a CPU: leave devices out"
             )
+        if self.devices > 1 and mpi_rank() is not None:
+            # A process that fails from here on is noticed by the others.
+            mpi_communicator()
 
     def _are_patterns(self) -> bool:
         if not isinstance(self.shard, Mapping) or not self.shard:

@@ -1,11 +1,28 @@
-"""Collectives of processes that ``mpiexec`` started, by MPI."""
+"""Collectives of processes that ``mpiexec`` started, by MPI.
 
+MPI waits without end for a process that has left Python, which stays in ``MPI_Finalize``. So a
+process that leaves tells the others, and those look for that while they wait in a collective. What
+is killed is noticed by ``mpiexec``.
+"""
+
+import atexit
+import contextlib
+import functools
 from typing import Any
 
 import numpy as np
 
 from tvm_ext.distributed.communicator import Communicator
-from tvm_ext.errors import TargetError
+from tvm_ext.errors import RunError, TargetError
+
+# Of the message of a process that leaves.
+_LEFT = 27180
+
+
+@functools.cache
+def mpi_communicator() -> "MpiCommunicator":
+    """That of this process. The others are told when it leaves from here on."""
+    return MpiCommunicator()
 
 
 class MpiCommunicator(Communicator):
@@ -28,6 +45,26 @@ class MpiCommunicator(Communicator):
         self._mpi: Any = MPI
         self.world: Any = MPI.COMM_WORLD
         super().__init__(self.world.Get_rank(), self.world.Get_size())
+        # Ahead of MPI's own end, which is registered with Python's.
+        atexit.register(self._leave)
+
+    def _leave(self) -> None:
+        """Tells the other processes that this one takes part in no further collective."""
+        with contextlib.suppress(self._mpi.Exception):
+            for other in range(self.size):
+                if other != self.rank:
+                    self.world.Isend(np.empty(0, np.uint8), other, _LEFT).Free()
+
+    def _wait(self, request: Any) -> None:
+        """Waits for a collective; raises where a process has left that it waits for."""
+        status = self._mpi.Status()
+        while not request.Test():
+            # A process leaves behind its last collective, which may just now be complete.
+            if self.world.Iprobe(tag=_LEFT, status=status) and not request.Test():
+                raise RunError(
+                    f"the process of device {status.Get_source() + 1} of {self.size} has ended; "
+                    "expected it to run: see what it printed, and start mpiexec again"
+                )
 
     def _operation(self, reduce: np.ufunc) -> Any:
         mpi = self._mpi
@@ -36,7 +73,7 @@ class MpiCommunicator(Communicator):
 
     def _all_reduce(self, send: np.ndarray, receive: np.ndarray, reduce: np.ufunc) -> None:
         if send.dtype.char in self._mpi._typedict:
-            self.world.Allreduce(send, receive, op=self._operation(reduce))
+            self._wait(self.world.Iallreduce(send, receive, op=self._operation(reduce)))
             return
         # MPI does not know the type, float16 among them.
         parts = np.empty((self.size, send.size), send.dtype)
@@ -44,7 +81,7 @@ class MpiCommunicator(Communicator):
         reduce.reduce(parts, axis=0, out=receive)
 
     def _all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
-        self.world.Allgather(_bytes(send), _bytes(receive))
+        self._wait(self.world.Iallgather(_bytes(send), _bytes(receive)))
 
     def _reduce_scatter(self, send: np.ndarray, receive: np.ndarray, reduce: np.ufunc) -> None:
         whole = np.empty_like(send)
@@ -53,7 +90,7 @@ class MpiCommunicator(Communicator):
 
     def _broadcast(self, send: np.ndarray, receive: np.ndarray) -> None:
         receive[...] = send
-        self.world.Bcast(_bytes(receive), root=0)
+        self._wait(self.world.Ibcast(_bytes(receive), root=0))
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The processes of a model that ``mpiexec`` started, each of which runs one device."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +11,7 @@ from tvm_ext.artifact.library import load_runtime
 from tvm_ext.configs.sharding_record import ShardingRecord
 from tvm_ext.distributed.collective_functions import register_collectives, use_communicator
 from tvm_ext.distributed.device_program import DeviceProgram, assembled, plain_error, raised
-from tvm_ext.distributed.mpi_communicator import MpiCommunicator
+from tvm_ext.distributed.mpi_communicator import mpi_communicator
 from tvm_ext.distributed.mpi_environment import mpi_size
 from tvm_ext.errors import TargetError
 from tvm_ext.kept_tensors import KeptTensors
@@ -47,7 +48,7 @@ class MpiGroup:
                 f"{mpi_size()} processes; expected one for each device: use "
                 f"mpiexec -n {record.devices}, or compile the model again"
             )
-        self._communicator = MpiCommunicator()
+        self._communicator = mpi_communicator()
         self._record = record
         load_runtime()
         register_collectives(is_disco=False)
@@ -59,10 +60,11 @@ class MpiGroup:
         """The outputs of the whole model, in each process."""
         try:
             return self._ran(inputs)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (the others would wait without end)
             print(f"error: {raised(*plain_error(error))}", file=sys.stderr, flush=True)
             self._communicator.world.Abort(1)
-            raise
+            # Where that comes back, this process has nothing more to say.
+            os._exit(1)
 
     def keep(self, arrays: Mapping[str, np.ndarray], changed: Sequence[str]) -> KeptTensors:
         """Has this device keep inputs, as ``DeviceProgram.keep``."""

@@ -48,6 +48,10 @@ class GradientBuckets:
             found |= zip(bucket, self._means_of_bucket(bb, own), strict=True)
         return [found[place] for place in range(len(values))]
 
+    def mean(self, bb: relax.BlockBuilder, value: relax.Var) -> relax.Expr:
+        """The mean of a value that is wanted ahead of the others."""
+        return bb.emit(self._mean(bb, value, [value]))
+
     def record(self, inputs: list[int | None], outputs: int) -> ShardingRecord:
         """How a step is split: its inputs along these axes; each device has all outputs."""
         whole: list[int | None] = [None] * outputs

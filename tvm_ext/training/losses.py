@@ -5,7 +5,7 @@ labels by ``nll_loss``, which no template of ours schedules, and whose gradient 
 ``ignore_index`` for a class.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,8 +17,20 @@ from tvm_ext.relay_passes.expressions import operator_name, static_extents
 from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.training.function_gradients import emit_function
 
+DeviceMean: TypeAlias = Callable[[relax.BlockBuilder, relax.Expr], relax.Expr]
+"""The mean over all devices of a value that each has its own of."""
+
+
+def _own(_: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
+    return value
+
+
 # The name of the target of a loss that takes one.
 TARGET = "target"
+
+
+# Below the mean of one label over as many devices as can be asked for.
+_LEAST_MEAN = 2.0**-10
 
 
 @dataclass(frozen=True)
@@ -50,9 +62,16 @@ class CrossEntropy:
         return [TensorSpec(TARGET, "int64", tuple(shape))]
 
     def value(
-        self, bb: relax.BlockBuilder, outputs: Sequence[relax.Expr], targets: Sequence[relax.Expr]
+        self,
+        bb: relax.BlockBuilder,
+        outputs: Sequence[relax.Expr],
+        targets: Sequence[relax.Expr],
+        over_devices: DeviceMean = _own,
     ) -> relax.Expr:
-        """The loss, as an expression of the outputs and the labels."""
+        """The loss, as an expression of the outputs and the labels.
+
+        The labels that count are those of all devices.
+        """
         shape = outputs[0].ty.shape.values
         axis = self.axis % len(shape)
         logits, labels = _exact(bb, _before_softmax(bb, outputs[0], axis)), targets[0]
@@ -64,7 +83,8 @@ class CrossEntropy:
         chosen = bb.emit(relax.op.astype(is_label, dtype))
         counted = bb.emit(relax.op.sum(chosen))
         # Where no label counts the loss is 0 rather than 0 / 0.
-        counted = bb.emit(relax.op.maximum(counted, relax.const(1, dtype)))
+        counted = over_devices(bb, counted)
+        counted = bb.emit(relax.op.maximum(counted, relax.const(_LEAST_MEAN, dtype)))
         logs = bb.emit(relax.op.nn.log_softmax(logits, axis))
         # Not a product: classes that are masked have logits of minus infinity.
         own = bb.emit(relax.op.where(is_label, logs, relax.const(0, dtype)))
@@ -81,7 +101,11 @@ class MeanSquaredError:
         return [TensorSpec(TARGET, outputs[0].dtype, outputs[0].shape)]
 
     def value(
-        self, bb: relax.BlockBuilder, outputs: Sequence[relax.Expr], targets: Sequence[relax.Expr]
+        self,
+        bb: relax.BlockBuilder,
+        outputs: Sequence[relax.Expr],
+        targets: Sequence[relax.Expr],
+        over_devices: DeviceMean = _own,
     ) -> relax.Expr:
         """The loss, as an expression of the output and the target."""
         output, target = (_exact(bb, value) for value in (outputs[0], targets[0]))
@@ -131,7 +155,11 @@ class FunctionLoss:
             )
 
     def value(
-        self, bb: relax.BlockBuilder, outputs: Sequence[relax.Expr], targets: Sequence[relax.Expr]
+        self,
+        bb: relax.BlockBuilder,
+        outputs: Sequence[relax.Expr],
+        targets: Sequence[relax.Expr],
+        over_devices: DeviceMean = _own,
     ) -> relax.Expr:
         """The function's own bindings, with the outputs and the targets in its parameters."""
         return emit_function(bb, self.function, [*outputs, *targets])

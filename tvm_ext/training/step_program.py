@@ -120,11 +120,13 @@ def step_programs(
     require_known_sizes(model)
     targets = loss.targets(model.imported.outputs[: model.outputs])
     _require_own_names(model, targets)
-    parts = _forward(model, loss, targets)
+    cost = options.collectives
+    buckets = None if cost is None else GradientBuckets(cost)
+    parts = _forward(model, loss, targets, buckets)
     differentiation = Differentiation(parts.mod, model.imported.name)
     differentiated = differentiation.of(parts.function, parts.weights)
     parts = replace(parts, mod=differentiation.module())
-    writer = _StepWriter(model, parts, targets, differentiated, optimizer, options)
+    writer = _StepWriter(model, parts, targets, differentiated, optimizer, options, buckets)
     if options.batches == 1:
         return (writer.program(updates=True),)
     return writer.program(updates=False), writer.program(updates=True)
@@ -140,7 +142,12 @@ def _require_own_names(model: TrainableModel, targets: Sequence[TensorSpec]) -> 
             )
 
 
-def _forward(model: TrainableModel, loss: Loss, specs: Sequence[TensorSpec]) -> _Parts:
+def _forward(
+    model: TrainableModel,
+    loss: Loss,
+    specs: Sequence[TensorSpec],
+    buckets: GradientBuckets | None,
+) -> _Parts:
     """The function from everything to the loss and the next statistics, as one dataflow block."""
     targets = [
         relax.Var(spec.name, relax.TensorType(list(spec.shape), spec.dtype)) for spec in specs
@@ -153,7 +160,8 @@ def _forward(model: TrainableModel, loss: Loss, specs: Sequence[TensorSpec]) -> 
     with bb.function("forward", [*params, *targets]):
         with bb.dataflow():
             results = results_of(bb, emit_function(bb, main, params))
-            value = loss.value(bb, results[: model.outputs], targets)
+            given = (results[: model.outputs], targets)
+            value = loss.value(bb, *given, buckets.mean) if buckets else loss.value(bb, *given)
             returned = [bb.emit_output(one) for one in (value, *results[model.outputs :])]
         bb.emit_func_output(relax.Tuple(returned))
     passes = [
@@ -182,7 +190,9 @@ class _StepWriter:
         differentiated: Differentiated,
         optimizer: Optimizer,
         options: StepOptions,
+        buckets: GradientBuckets | None,
     ) -> None:
+        self._buckets = buckets
         self._model, self._parts = model, parts
         self._differentiated = differentiated
         self._optimizer, self._options = optimizer, options
@@ -207,8 +217,7 @@ class _StepWriter:
         numbers = {name: relax.Var(name, relax.TensorType([], dtype)) for name in names}
         given = [own[param] for param in (*parts.inputs, *parts.targets)]
         step = [own[param] for param in parts.step]
-        cost = self._options.collectives
-        buckets = None if cost is None else GradientBuckets(cost)
+        buckets = self._buckets
         bb = relax.BlockBuilder(parts.mod)
         with bb.function("main", [*given, *kept, *numbers.values(), *step]):
             with bb.dataflow():

@@ -33,7 +33,7 @@ def mpi(devices: int, *arguments: str) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=200,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
 
@@ -65,6 +65,62 @@ def test_a_file_for_fewer_devices_is_refused(file: Path) -> None:
     ended = mpi(3, *_run(file))
     assert ended.returncode != 0
     assert "two.tvmx is for 2 devices, and mpiexec started 3 processes" in ended.stderr
+
+
+_FAILING = """
+import os
+import signal
+import sys
+from training_models import batch_for, mlp
+from tvm_ext.training import Adam, compile_training
+
+path, how = sys.argv[1:]
+is_second = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))) == 1
+if is_second and how == "compile":
+    path = "missing.onnx"
+trainer = compile_training(
+    path, "cross_entropy", Adam(lr=1e-2), opt_level="O0", threads=1, devices=2
+)
+trainer.step(batch_for(mlp(16), 0))
+print("stepped", flush=True)
+if is_second:
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "leave":
+        sys.exit()
+    trainer.step({})
+trainer.step(batch_for(mlp(16), 1))
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["compile", "raise", "leave", "kill"])
+def test_a_process_that_fails_ends_all(how: str, tmp_path: Path) -> None:
+    """Those that wait for it would do so without end."""
+    onnx.save(mlp(8), tmp_path / "mlp.onnx")
+    ended = mpi(2, "-c", _FAILING, str(tmp_path / "mlp.onnx"), how)
+    assert ended.returncode != 0
+    assert "done" not in ended.stdout
+    assert ended.stdout.count("stepped") == (0 if how == "compile" else 2)
+    if how != "kill":
+        # A process that is killed is noticed by mpiexec, which has words of its own.
+        lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+        assert lines == [
+            "error: the process of device 2 of 2 has ended; expected it to run: see what it "
+            "printed, and start mpiexec again"
+        ]
+
+
+def test_a_command_that_fails_in_one_process_ends_all(file: Path) -> None:
+    script = (
+        "import os, sys; second = int(os.environ.get('PMI_RANK', "
+        "os.environ.get('OMPI_COMM_WORLD_RANK'))) == 1; "
+        f"sys.argv[2] = 'missing.tvmx' if second else sys.argv[2]; {_COMMAND}"
+    )
+    ended = mpi(2, "-c", script, *_run(file)[2:])
+    assert ended.returncode != 0
+    (line,) = (one for one in ended.stderr.splitlines() if one.startswith("error: "))
+    assert "missing.tvmx" in line
 
 
 _TRAINING = """

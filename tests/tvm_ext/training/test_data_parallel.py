@@ -79,9 +79,21 @@ def test_a_run_on_other_weights_leaves_those_that_are_kept(two: Trainer) -> None
 
 def test_small_gradients_and_the_loss_are_exchanged_together(two: Trainer) -> None:
     two.step(*_batches(0, 1))
-    (planned,) = two.program.report.sharding.collectives
+    labels, planned = two.program.report.sharding.collectives
     nbytes = sum(two.weights[name].nbytes for name in two.trained) + 4
-    assert two.program.exchanged == {"all-reduce": nbytes} == {planned.kind: planned.nbytes}
+    assert (labels.nbytes, planned.nbytes) == (4, nbytes)
+    assert two.program.exchanged == {"all-reduce": nbytes + 4}
+
+
+def test_labels_that_count_for_nothing_are_those_of_all_devices() -> None:
+    two, one = _trainer(2), _trainer(1)
+    batch = batch_for(mlp(16))
+    batch["target"][:7] = -100
+    losses = [[trainer.step(batch) for _ in range(3)] for trainer in (two, one)]
+    np.testing.assert_allclose(*losses, rtol=0, atol=_TOLERANCE)
+    batch["target"][:] = -100
+    assert two.step(batch) == one.step(batch) == 0
+    two.program.close()
 
 
 def test_what_was_killed_goes_on_bit_for_bit(two: Trainer, start: Path) -> None:
