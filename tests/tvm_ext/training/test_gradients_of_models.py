@@ -177,6 +177,8 @@ CASES: dict[str, Callable[[], onnx.ModelProto]] = {
     "elements": _one("GatherND", (2, 3), [[0, -1], [1, 1], [0, -1]]),
     "triangle": _one("Trilu", (4, 4), 1, upper=1),
     "columns to image": _one("Col2Im", (1, 4, 4), [3, 3], [2, 2]),
+    "columns far apart to images": _one(
+        "Col2Im", (2, 12, 6), [5, 6], [2, 3], strides=[2, 2], dilations=[1, 2], pads=[1, 1, 0, 1]),
     "reversed sequences": _one("ReverseSequence", (4, 2), [2, 3], batch_axis=1, time_axis=0),
     "attention": _one("Attention", (1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4)),
     "causal attention of fewer heads": _one(
