@@ -275,11 +275,13 @@ def _product(x: te.Tensor, words: te.Tensor, packing: _Packing) -> te.Tensor:
         first = start + own_zeros + block * packing.block_words
         scale = tirx.reinterpret("float32", words(first, column))
         stored = words(first + 1 + word, column)
+        number, power = _raised(stored, place, packing.bits)
         if own_zeros:
-            number = _number(stored, place, packing.bits)
-            number = number - _number(words(start, column), block, packing.bits)
+            # Beside the power, which is the same for many integers of the block.
+            zero, added = _raised(words(start, column), block, packing.bits)
+            number = number - (power + (zero - added))
         else:
-            number = _number(stored, place, packing.bits, packing.zero or 0)
+            number = number - (power - float(packing.zero or 0))
         depth = ((group * packing.group + block) * extents[2] + word) * extents[3] + place
         return te.sum(x(*rows, depth) * (number * scale), axis=axes)
 
@@ -287,14 +289,14 @@ def _product(x: te.Tensor, words: te.Tensor, packing: _Packing) -> te.Tensor:
     return te.compute(shape, each, "dequantize_matmul")
 
 
-def _number(word: Any, position: Any, bits: int, added: int = 0) -> tvm.ir.Expr:
-    """The integer at a position of a word as a float32, plus ``added``.
+def _raised(word: Any, position: Any, bits: int) -> tuple[tvm.ir.Expr, tvm.ir.Expr]:
+    """The integer at a position of a word as a float32, plus a power of two; and that power.
 
-    The integer takes the last bits of a float between ``2 ** n`` and ``2 ** (n + 1)``, and ``2 **
-    n`` is subtracted, which is exact. Words are shifted only for integers that would be among the
-    bits of the exponent. For a position that is known this takes two instructions, where shifting,
-    masking and converting are three; the constants are without a sign, since TVM would take int32
-    for places in memory, and widen them to int64.
+    The integer takes the last bits of a float between ``2 ** n`` and ``2 ** (n + 1)``. To subtract
+    ``2 ** n``, and small integers with it, is exact. Words are shifted only for integers that
+    would be among the bits of the exponent. For a position that is known this takes two
+    instructions, where shifting, masking and converting are three; the constants are without a
+    sign, since TVM would take int32 for places in memory, and widen them to int64.
     """
     each_shift = _MANTISSA_BITS // bits
     shift, place = position // each_shift, position % each_shift
@@ -304,4 +306,4 @@ def _number(word: Any, position: Any, bits: int, added: int = 0) -> tvm.ir.Expr:
     power = tirx.shift_left(exponent, tirx.const(_MANTISSA_BITS, "uint32"))
     moved = tirx.shift_right(word, tirx.Cast("uint32", shift * (each_shift * bits)))
     number = tirx.reinterpret("float32", tirx.bitwise_or(moved & mask, power))
-    return number - (tirx.reinterpret("float32", power) - float(added))
+    return number, tirx.reinterpret("float32", power)

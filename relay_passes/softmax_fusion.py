@@ -47,6 +47,8 @@ class SoftmaxFusion:
     After:  ``log_softmax(x)``
     Before: ``m = max(x); log(sum(exp(x - m))) + m``
     After:  ``log_sum_exp(x)``, also where 0 takes the place of a maximum that is infinite
+    Before: ``softmax(x - max(x))``, or ``log_softmax`` of it
+    After:  ``softmax(x)``, which takes the maximum away itself
 
     Reductions may drop their axes where a reshape puts them back.
 
@@ -75,14 +77,19 @@ class _Reduced:
     starts_infinite: bool = False
 
 
+# The operators that this pass makes, which models write as well.
+_NAMED = ("relax.nn.softmax", "relax.nn.log_softmax")
+
+
 class _SoftmaxFuser(BindingRewriter):
     pass_name = "SoftmaxFusion"
     # Logarithms of sums whose one reader drops the axes that they keep: that one becomes a kernel.
     _squeezed: set[int]
-    roots = frozenset({"relax.divide", "relax.subtract", "relax.add", "relax.squeeze"})
+    roots = frozenset({"relax.divide", "relax.subtract", "relax.add", "relax.squeeze", *_NAMED})
 
     def has_work(self, func: relax.Function) -> bool:
-        return "relax.exp" in view_of(func).operators and super().has_work(func)
+        is_read = {"relax.exp", *_NAMED} & view_of(func).operators
+        return bool(is_read) and super().has_work(func)
 
     def start_function(self, func: relax.Function) -> None:
         super().start_function(func)
@@ -138,6 +145,15 @@ class _SoftmaxFuser(BindingRewriter):
         if x is None:
             return None
         return x, lambda: relax.op.nn.log_softmax(x, found.axes[0]), "log_softmax named"
+
+    def _less_twice(self, named: relax.Call) -> "_Found | None":
+        """What is named already, of what its maximum was taken from before."""
+        (shifted,), rank = named.args, named.ty.ndim
+        axis = int(named.attrs.axis) % rank
+        x = self._less_its_maximum(shifted, _Reduced(shifted, (axis,), is_kept=True))
+        if x is None:
+            return None
+        return x, lambda: relax.Call(named.op, [x], named.attrs), "one maximum"
 
     def _squeezed_log_sum_exp(self, squeeze: relax.Call) -> "_Found | None":
         add = self.view.call(squeeze.args[0], "relax.add")
@@ -238,6 +254,7 @@ _READINGS: dict[str, Callable[[_SoftmaxFuser, relax.Call], _Found | None]] = {
     "relax.subtract": _SoftmaxFuser._log_softmax,
     "relax.add": _SoftmaxFuser._log_sum_exp,
     "relax.squeeze": _SoftmaxFuser._squeezed_log_sum_exp,
+    **dict.fromkeys(_NAMED, _SoftmaxFuser._less_twice),
 }
 
 

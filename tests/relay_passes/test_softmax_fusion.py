@@ -43,6 +43,18 @@ def test_parts_become_the_operator(parts):
     np.testing.assert_allclose(run(new, x)[0], wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("operator", [op.nn.softmax, op.nn.log_softmax])
+def test_a_maximum_is_taken_away_once(operator):
+    def twice(emit, x):
+        return [emit(operator(emit(op.subtract(x, emit(op.max(x, 2, keepdims=True)))), -1))]
+
+    def of_other_axis(emit, x):
+        return [emit(operator(emit(op.subtract(x, emit(op.max(x, 1, keepdims=True)))), -1))]
+
+    assert operators(named(module([N, 3, K], twice))) == [f"nn.{operator.__name__}"]
+    assert len(operators(named(module([N, 3, K], of_other_axis)))) == 3
+
+
 def dropped_axes(emit, x):
     """jnp: reductions drop their axis, and a reshape puts it back."""
     maximum = emit(op.reshape(emit(op.max(x, 2)), [N, 3, 1]))

@@ -32,6 +32,7 @@ class AttentionCase:
     zero_rows: bool = False
     masks: Sequence[tuple[Mask, np.ndarray]] = ()
     decided: Mapping[str, int] = field(default_factory=dict)
+    sink: np.ndarray | None = None
 
     @property
     def compute(self) -> AttentionCompute:
@@ -44,6 +45,7 @@ class AttentionCase:
             masks=tuple(mask for mask, _ in self.masks),
             causal=self.causal,
             zero_rows=self.zero_rows,
+            sink=None if self.sink is None else "bhqk"[-self.sink.ndim :],
         )
 
     def shapes(self) -> list[list[int]]:
@@ -60,19 +62,23 @@ class AttentionCase:
             shape(shared, self.keys, self.width or self.depth),
         ]
 
+    def others(self) -> list[np.ndarray]:
+        """Masks, and behind them the sink."""
+        return [tensor for _, tensor in self.masks] + [x for x in (self.sink,) if x is not None]
+
     def function(self) -> tirx.PrimFunc:
         """The function that is scheduled."""
-        tensors = [tensor for _, tensor in self.masks]
+        tensors = self.others()
         shapes = [*self.shapes(), *(tensor.shape for tensor in tensors)]
         dtypes = [*[self.dtype] * 3, *(str(tensor.dtype) for tensor in tensors)]
         return self.compute.function(shapes, dtypes)
 
     def arrays(self) -> list[np.ndarray]:
-        """Operands and masks."""
+        """Operands, masks and sink."""
         draw = np.random.default_rng(self.keys)
         kind = _TYPES[self.dtype]
         operands = [draw.standard_normal(shape).astype(kind) for shape in self.shapes()]
-        return [*operands, *(tensor for _, tensor in self.masks)]
+        return [*operands, *self.others()]
 
     def expected(self, query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
         """What it computes, in float64."""
@@ -89,6 +95,10 @@ class AttentionCase:
         if self.causal is not None:
             seen = np.tri(self.queries, self.keys, self.causal, dtype=bool)
             scores = np.where(seen, scores, -np.inf)
+        if self.sink is not None:
+            column = np.broadcast_to(self.sink.astype("float64"), (*scores.shape[:3], 1))
+            scores = np.concatenate([scores, column], 3)
+            v = np.concatenate([v, np.zeros_like(v[:, :, :1])], 2)
         with np.errstate(invalid="ignore"):
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             weights /= weights.sum(-1, keepdims=True)

@@ -1,5 +1,8 @@
 """Attention as exporters write it: models in ONNX, made by hand after what they really contain."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
@@ -118,6 +121,24 @@ def torch_dynamo() -> onnx.ModelProto:
     scores = g.op("MatMul", g.op("Mul", q, root), g.op("Mul", turned, root))
     weights = g.op("Softmax", scores, axis=-1)
     return g.model(g.op("MatMul", weights, v), RESULT)
+
+
+def sink(is_first: bool = False, sizes: Sequence[object] = (BATCH, QUERIES, KEYS)) -> Any:
+    """A score by head beside the others, dropped behind the softmax, as GPT-OSS is written."""
+    g = Graph()
+    batch, queries, keys = sizes
+    q = g.input("q", [batch, HEADS, queries, DEPTH])
+    k, v = (g.input(name, [batch, HEADS, keys, DEPTH]) for name in "kv")
+    scores = g.op("Mul", g.op("MatMul", q, g.turned(k)), g.const(DEPTH**-0.5))
+    lead = g.op("Shape", scores, start=0, end=3)
+    column = g.const(np.linspace(-1, 1, HEADS).reshape(1, HEADS, 1, 1))
+    column = g.op("Expand", column, g.op("Concat", lead, g.ints(1), axis=0))
+    both = g.op("Concat", *([column, scores] if is_first else [scores, column]), axis=-1)
+    less = g.op("Sub", both, g.op("ReduceMax", both, axes=[-1]))
+    weights = g.op("Softmax", less, axis=-1)
+    first, end = (1, np.iinfo("int64").max) if is_first else (0, -1)
+    weights = g.op("Slice", weights, g.ints(first), g.ints(end), g.ints(3))
+    return g.model(g.op("MatMul", weights, v), [batch, HEADS, queries, DEPTH])
 
 
 def masked_fill() -> onnx.ModelProto:

@@ -73,16 +73,22 @@ def symbolic_tile_code(
     *others, (smaller, code) = versions
     rows = tile.rows.extent
     for least, longer in reversed(others):
-        # Of few rows as many as there are in whole tiles are computed: five in two tiles of three.
-        is_few = 1 < smaller < least < tile.row_sizes[0]
-        also = [_rounded(rows, least) <= _rounded(rows, smaller)] if is_few else []
-        code = where_long([rows], least, longer, code, also)
+        code = where_long([rows], least, longer, code, _saves(tile, least, smaller))
         smaller = least
     return code
 
 
-def _rounded(extent: Any, size: int) -> Any:
-    return tirx.truncdiv(extent + (size - 1), tirx.const(size, str(extent.ty))) * size
+def _saves(tile: SymbolicTile, least: int, smaller: int) -> list[Any]:
+    """Whether tiles of ``least`` rows are better than those of fewer; no condition where always."""
+    sizes, rows = tile.row_sizes, tile.rows.extent if tile.rows is not None else None
+    if smaller == 1 or least not in sizes:
+        return []
+    tiles = [tirx.truncdiv(rows + (n - 1), tirx.const(n, str(rows.ty))) for n in (least, smaller)]
+    if least == sizes[0]:
+        # Those read the operand of the columns less often: eight rows are two of six or of four.
+        return [tiles[0] < tiles[1]]
+    # Of few rows as many as there are in whole tiles are computed: five in two tiles of three.
+    return [tiles[0] * least <= tiles[1] * smaller]
 
 
 def _row_versions(tile: SymbolicTile) -> list[tuple[int, int, Panel | None]]:

@@ -62,6 +62,10 @@ class AttentionCompute:
         Of the result.
     cap : float or None
         When given, ``cap * tanh(score / cap)`` takes the place of a score, ahead of all masks.
+    sink : str or None
+        When given, a tensor behind the masks has a score that joins the softmax and has no value
+        (an attention sink: Xiao et al., "Efficient streaming language models", 2023): its axes,
+        as a mask's, of which those of queries and keys are of size 1.
     held : bool
         Whether keys and values lie in buffers with room for more of them: how many there are is
         then a number, the function's last parameter but one.
@@ -81,6 +85,7 @@ class AttentionCompute:
     first_heads: tuple[int, int, int] = (0, 0, 0)
     held: bool = False
     cap: float | None = None
+    sink: str | None = None
 
     def to_attribute(self) -> str:
         """The description as text, to be kept at the function."""
@@ -103,8 +108,9 @@ class AttentionCompute:
         return [sizes[letter] for letter in self.output]
 
     def function(self, shapes: Sequence[Sequence[Any]], dtypes: Sequence[str]) -> tirx.PrimFunc:
-        """The function of query, key, value and the masks; the result is its last parameter."""
+        """The function of query, key, value, masks and sink; the result is its last parameter."""
         names = ["query", "key", "value", *(f"mask{i}" for i in range(len(self.masks)))]
+        names += ["sink"] * (self.sink is not None)
         inputs = [
             te.placeholder(shape, dtype, name)
             for shape, dtype, name in zip(shapes, dtypes, names, strict=True)
@@ -120,13 +126,15 @@ class AttentionCompute:
         query: te.Tensor,
         key: te.Tensor,
         value: te.Tensor,
-        *masks: Any,
+        *others: Any,
         keys: tirx.Var | None = None,
     ) -> te.Tensor:
         """The tensor expression, with scores and sums in float32.
 
-        ``keys`` is how many keys there are, where the tensors have room for more.
+        ``others`` are the masks, and behind them the sink if there is one. ``keys`` is how many
+        keys there are, where the tensors have room for more.
         """
+        masks = others[: len(self.masks)]
         sizes = dict(zip(self.query, query.shape, strict=True))
         batch, rows = sizes["b"], sizes["s"]
         heads = sizes.get("h", 1) if self.heads is None else self.heads
@@ -149,6 +157,11 @@ class AttentionCompute:
         highest = te.compute(
             (batch, heads, rows), lambda b, h, i: te.max(scores(b, h, i, column), column), "highest"
         )
+        if self.sink is not None:
+            seen = highest
+            highest = te.compute(
+                seen.shape, lambda *at: tirx.max(seen(*at), self._sink(others[-1], *at)), "shift"
+            )
         weights = te.compute(
             products.shape,
             lambda b, h, i, j: te.exp(scores(b, h, i, j) - highest(b, h, i)),
@@ -158,6 +171,13 @@ class AttentionCompute:
         totals = te.compute(
             (batch, heads, rows), lambda b, h, i: te.sum(weights(b, h, i, other), other), "totals"
         )
+        if self.sink is not None:
+            counted = totals
+            totals = te.compute(
+                counted.shape,
+                lambda *at: counted(*at) + te.exp(self._sink(others[-1], *at) - highest(*at)),
+                "totals_with_sink",
+            )
         last = te.reduce_axis((0, columns), "last")
 
         def element(*at: Any) -> tvm.ir.Expr:
@@ -181,6 +201,11 @@ class AttentionCompute:
             return result.astype(self.dtype)
 
         return te.compute(shape, finished, "attention")
+
+    def _sink(self, sink: te.Tensor, *at: Any) -> tvm.ir.Expr:
+        """The sink's score for a batch, a head and a query."""
+        place = dict(zip("bhqk", (*at, 0), strict=True))
+        return _at(sink, self.sink or "", **place).astype("float32")
 
     def _masked(self, score: tvm.ir.Expr, masks: Sequence[Any], *at: Any) -> tvm.ir.Expr:
         place = dict(zip("bhqk", at, strict=True))

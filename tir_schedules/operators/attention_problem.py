@@ -74,6 +74,8 @@ class AttentionProblem:
         Operands and result.
     masks : tuple[NamedTensor, ...]
         As many as ``compute.masks``.
+    sink : NamedTensor or None
+        As ``compute.sink``.
     held : expression or None
         How many keys there are, where their tensor has room for more.
     """
@@ -84,6 +86,7 @@ class AttentionProblem:
     value: NamedTensor
     masks: tuple[NamedTensor, ...]
     output: NamedTensor
+    sink: NamedTensor | None = None
     held: Any = None
 
     @property
@@ -132,13 +135,14 @@ def read_problem(func: tirx.PrimFunc, views: FlatViews) -> AttentionProblem:
     compute = AttentionCompute.from_attribute(str(func.attrs[ATTRIBUTE]))
     params = list(func.params)
     held = params.pop(-2) if compute.held and len(params) > 1 else None
-    if len(params) != 4 + len(compute.masks):
+    if len(params) != 4 + len(compute.masks) + (compute.sink is not None):
         raise NotApplicable("its parameters are not those of a fused attention")
     is_symbolic = views.symbolic_sizes
     for param in params:
         if not isinstance(param.ty, tirx.BufferType) or not is_compact(param, is_symbolic):
             raise NotApplicable("a size is symbolic")
     axes = [compute.query, compute.key, compute.value, *(m.axes for m in compute.masks)]
+    axes += [] if compute.sink is None else [compute.sink]
     tensors = []
     for param, letters in zip(params, [*axes, compute.output], strict=True):
         shape = tuple(
@@ -149,11 +153,12 @@ def read_problem(func: tirx.PrimFunc, views: FlatViews) -> AttentionProblem:
             raise NotApplicable("a tensor is empty or has more than 2^31 elements")
         tensors.append(NamedTensor(views.of(param), letters, shape))
     query, key, value, *masks, output = tensors
+    sink = None if compute.sink is None else masks.pop()
     query, key, value = (
         replace(tensor, first_head=first)
         for tensor, first in zip((query, key, value), compute.first_heads, strict=True)
     )
-    problem = AttentionProblem(compute, query, key, value, tuple(masks), output, held)
+    problem = AttentionProblem(compute, query, key, value, tuple(masks), output, sink, held)
     _refuse(problem)
     return problem
 

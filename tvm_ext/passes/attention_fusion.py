@@ -34,7 +34,8 @@ class AttentionFusion:
     The function has the attribute of ``AttentionCompute``, and is right under any schedule. Scales
     may stand before or after, as factor or divisor, on either operand; masks are added or choose a
     number, and are read where they are; a constant one that hides what is ahead becomes a rule;
-    scores may be capped by a tanh ahead of them, and may have one axis for batch and heads;
+    scores may be capped by a tanh ahead of them, and may have one axis for batch and heads; a sink
+    may be concatenated with them for the softmax and dropped from the weights;
     transposes and repeated heads are read through; sums are in float32, with casts or without.
 
     Leaves alone: other targets than CPUs and GPUs; scores or weights with another user; scales that
@@ -172,6 +173,7 @@ def _words(match: AttentionMatch) -> str:
     words = [f"scale {compute.scale:.4g}"]
     words += [f"{len(compute.masks)} mask" + "s" * (len(compute.masks) > 1)] * bool(compute.masks)
     words += [f"capped at {compute.cap:.4g}"] if compute.cap is not None else []
+    words += ["a sink"] if compute.sink is not None else []
     words += ["causal"] if compute.causal is not None else []
     words += [f"{compute.group} heads share keys"] if compute.group > 1 else []
     return ", ".join(words)

@@ -1,7 +1,7 @@
 """Recognises ``softmax(masked(scale * Q K^T)) V`` around its last matmul."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from ml_dtypes import finfo
@@ -15,6 +15,7 @@ from tvm_ext.passes.attention_operands import (
     scaled_by,
     uniform_value,
 )
+from tvm_ext.passes.attention_sinks import AttentionSink, find_sink
 from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.relay_passes.expressions import constant_value
 from tvm_ext.tir_schedules.operators.attention import AttentionCompute, Mask
@@ -152,7 +153,7 @@ class AttentionMatch:
     compute : AttentionCompute
         What it computes.
     arguments : list[relax.Expr]
-        Query, key, value and the masks.
+        Query, key, value, the masks, and the sink if there is one.
     passed : list[relax.Var]
         The variables that it replaces, in their order.
     empty_rows : relax.Expr or None
@@ -191,7 +192,8 @@ def find_attention(view: GraphView, product: relax.Call) -> AttentionMatch | Non
         return None
     if int(softmax.attrs.axis) % softmax.args[0].ty.ndim != softmax.args[0].ty.ndim - 1:
         return None
-    scores = _read_scores(view, softmax.args[0])
+    sink = weights.sink
+    scores = _read_scores(view, softmax.args[0] if sink is None else sink.scores)
     if scores is None:
         return None
     query_axes, key_axes, value_axes = _AXES[product.args[0].ty.ndim]
@@ -214,6 +216,10 @@ def find_attention(view: GraphView, product: relax.Call) -> AttentionMatch | Non
         cap=scores.cap,
     )
     arguments = [query.value, key.value, value.value, *(tensor for _, tensor in scores.masks)]
+    if sink is not None:
+        tensor, axes = sink.operand(view)
+        compute = replace(compute, sink=axes)
+        arguments.append(tensor)
     parts = (query.passed, key.passed, scores.passed, weights.passed, value.passed)
     inner = [var for part in parts for var in reversed(part)]
     passed = [var for var in inner if view.uses(var) == 1]
@@ -254,6 +260,7 @@ class _Chain:
     passed: list[relax.Var]
     zero_rows: bool = False
     empty_rows: relax.Expr | None = None
+    sink: AttentionSink | None = None
 
     def through(self, expr: relax.Expr, uses: int = 1) -> relax.Expr:
         """``expr``, noted as replaced. Raises NotApplicable when it has other users."""
@@ -284,10 +291,17 @@ class _Chain:
             self.passed.append(expr)
             uses = _USES_WITH_NAN_CHECK if self.zero_rows else 1
             expr = where.args[2]
-        softmax = self.view.call(self.uncast(expr), "relax.nn.softmax")
+        weights = self.uncast(expr)
+        self.sink = find_sink(self.view, weights)
+        softmax = self.view.call(weights, "relax.nn.softmax")
+        if self.sink is not None:
+            softmax = self.sink.softmax
         if softmax is not None:
             self.through(start)
             self.through(expr, uses)
+        if self.sink is not None:
+            self.through(self.view.value(weights).args[0])
+            self.through(self.sink.both)
         return softmax
 
     def _chooses_rows(self, where: relax.Call) -> bool:

@@ -7,6 +7,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.passes.attention_sinks import AttentionSink, find_sink
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import BROADCAST_ATTRIBUTE, same_extents
 from tvm_ext.relay_passes.spans import all_bindings_of, relax_functions
@@ -56,7 +57,7 @@ class SizesOfScores(BindingRewriter):
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         product = self.view.call(var, "relax.matmul")
         cast = None if product is None else self._casts.get(hash(product.args[0]))
-        if product is None or cast is None or self.view.call(cast.value, *_STEPS) is None:
+        if product is None or cast is None:
             return None
         if self.view.uses(product.args[0]) != 1:
             return None
@@ -106,6 +107,9 @@ class _Chain:
         """Whether behind all steps are scores that had the wanted sizes before."""
         if self._source(expr) is not None:
             return True
+        sink = find_sink(self.view, expr)
+        if sink is not None:
+            return self.is_broadcast(sink.scores)
         call = self.view.call(expr, *_STEPS)
         return call is not None and any(map(self.is_broadcast, self._wide(call)))
 
@@ -119,6 +123,9 @@ class _Chain:
         source = self._source(expr)
         if source is not None:
             return source
+        sink = find_sink(self.view, expr)
+        if sink is not None and self.is_broadcast(expr):
+            return self._beside_sink(sink, expr)
         call = self.view.call(expr, *_STEPS)
         if call is None or not self.is_broadcast(expr):
             return self.rewriter.cast(expr, relax.TensorType(self._shape(expr), expr.ty.dtype))
@@ -130,6 +137,19 @@ class _Chain:
         self.passed.append(expr)
         made = relax.Call(call.op, arguments, call.attrs, call.ty_args)
         return self.rewriter.bind(made, self.var)
+
+    def _beside_sink(self, sink: AttentionSink, expr: relax.Expr) -> relax.Expr:
+        """The weights ``expr`` of scores beside a sink, with the wanted sizes."""
+        self.passed += [expr, self.rewriter.view.value(expr).args[0], sink.both]
+        scores = self.sized(sink.scores)
+        sides = [scores, sink.column] if sink.first == 0 else [sink.column, scores]
+        both = self.rewriter.bind(relax.op.concat(sides, axis=-1), self.var)
+        softmax = relax.Call(sink.softmax.op, [both], sink.softmax.attrs)
+        weights = self.rewriter.bind(softmax, self.var)
+        last, size = scores.ty.ndim - 1, scores.ty.shape.values[-1]
+        begin, end = tirx.const(sink.first, "int64"), size + sink.first
+        dropped = relax.op.strided_slice(weights, [last], [begin], [end], assume_inbound=True)
+        return self.rewriter.bind(dropped, self.var)
 
     def _wide(self, call: relax.Call) -> list[relax.Expr]:
         """The operands that have the size of the result on an axis that is renamed."""

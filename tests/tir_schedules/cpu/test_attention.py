@@ -83,6 +83,25 @@ CASES = {
         decided=PARTS_ON_THREADS,
     ),
     "one query of float16": AttentionCase(1, 2, 1, 30, 24, 12),
+    "sink": case(1, 2, 12, 64, 16, sink=normal(1, 2, 1, 1)),
+    "sink in parts": case(
+        *(2, 2, 70, 100, 16), causal=30, sink=normal(2, 2, 1, 1), decided=PARTS_OF_KEYS
+    ),
+    "sink of parts of the keys of one query": case(
+        *(1, 3, 1, 150, 16), group=3, sink=normal(3, 1, 1), decided=PARTS_ON_THREADS
+    ),
+    "sink alone seen": case(
+        *(1, 2, 20, 100, 16),
+        masks=[(KEEP, seen(1, 2, 20, 100, blind=True))],
+        sink=normal(1, 1, 1, 1),
+        decided=PARTS_OF_KEYS,
+    ),
+    "sink alone seen by one query": case(
+        *(1, 2, 1, 30, 16),
+        masks=[(KEEP, np.zeros((1, 2, 1, 30), bool))],
+        sink=normal(1, 2, 1, 1),
+    ),
+    "sink of float16": AttentionCase(1, 2, 1, 30, 24, 12, sink=normal(2, 1, 1, dtype="float16")),
     "one row": case(1, 1, 9, 20, 16, decided={"rows": 1, "columns": 16}),
 }
 
@@ -122,6 +141,7 @@ SYMBOLIC: dict[str, tuple[AttentionCase, list[tuple[Mask, str]]]] = {
     "causal": (case(1, 1, 1, 1, 16, causal=2), []),
     "added to all rows": (case(1, 2, 1, 1, 16), [(ADD, "b11k")]),
     "zeros": (case(1, 1, 1, 1, 8, zero_rows=True), [(KEEP, "11qk")]),
+    "sink": (case(1, 2, 1, 1, 16, sink=normal(1, 2, 1, 1)), [(KEEP, "11qk")]),
 }
 # Batch, queries and keys: around tiles of rows, vectors, tiles of columns and parts of keys.
 RUNS = [(0, 3, 3), (1, 0, 4), (1, 4, 0), (1, 1, 1), (2, 1, 77), (2, 3, 16), (1, 4, 15), (2, 5, 64)]
@@ -140,13 +160,20 @@ def at_sizes(name: str, batch: Any, queries: Any, keys: Any) -> AttentionCase:
     return replace(one, batch=batch, queries=queries, keys=keys, masks=masks)
 
 
+def operands_of(one: AttentionCase) -> tuple[list[Any], list[str]]:
+    """The shapes and types of the operands of a case whose masks are shapes."""
+    sinks = [x.shape for x in (one.sink,) if x is not None]
+    types = ["float32" if mask.kind == "add" else "bool" for mask, _ in one.masks]
+    shapes = [*one.shapes(), *(shape for _, shape in one.masks), *sinks]
+    return shapes, ["float32"] * 3 + types + ["float32"] * len(sinks)
+
+
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_symbolic_numbers(name: str) -> None:
     """Beside memory that may not be touched."""
     whole = at_sizes(name, *(tirx.Var(letter, "int64") for letter in "bqk"))
-    shapes = [*whole.shapes(), *(shape for _, shape in whole.masks)]
-    types = ["float32" if m.kind == "add" else "bool" for m, _ in whole.masks]
-    func = whole.compute.function(shapes, ["float32"] * 3 + types)
+    shapes, types = operands_of(whole)
+    func = whole.compute.function(shapes, types)
     # Parts of keys that the sizes below have several of.
     made = scheduled(TEMPLATE, func, MACHINE.with_cores(2), FixedDecisions({"keys": 128}))
     final = with_vector_math(made).func.with_attr("global_symbol", "main")
@@ -165,12 +192,11 @@ def test_symbolic_numbers(name: str) -> None:
 def test_keys_in_buffers_with_room_for_more(name: str) -> None:
     """What lies behind the last key is NaN, and is not read."""
     whole = at_sizes(name, *(tirx.Var(letter, "int64") for letter in "bqk"))
-    shapes = [*whole.shapes(), *(shape for _, shape in whole.masks)]
+    shapes, types = operands_of(whole)
     room = tirx.Var("room", "int64")
     for place in (1, 2):
         shapes[place] = [room if size is whole.keys else size for size in shapes[place]]
-    types = ["float32" if m.kind == "add" else "bool" for m, _ in whole.masks]
-    func = replace(whole.compute, held=True).function(shapes, ["float32"] * 3 + types)
+    func = replace(whole.compute, held=True).function(shapes, types)
     made = scheduled(TEMPLATE, func, MACHINE.with_cores(2), FixedDecisions({"keys": 128}))
     final = with_vector_math(made).func.with_attr("global_symbol", "main")
     function = compile_kernels(final, HOST.tvm_target())["main"]

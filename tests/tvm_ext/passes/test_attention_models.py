@@ -12,7 +12,7 @@ from emulated_models import emulated_model
 from memory_planning import plan_memory
 from onnx import TensorProto
 from side_by_side import Rewrite, assert_all_same
-from unoptimised import LLVM, machine_of
+from unoptimised import HOST, LLVM, machine_of
 
 import tvm_ext
 from tvm_ext.compiler.build import build
@@ -86,6 +86,31 @@ def test_every_form_is_one_kernel_with_the_same_numbers(half: bool, tolerance: f
             assert "softmax" not in fused.script(), (name, target)
             rewrites[f"{name}, {target}"] = Rewrite(plain, fused, [inputs_of(model)])
     assert_all_same(rewrites, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_sink_joins_the_softmax_of_one_kernel(is_first: bool) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    _, decisions = lowered(models.sink(is_first), "nvidia-h100")
+    assert [d.reason for d in decisions] == ["there is no kernel for a sink of the softmax"]
+    fixed = tvm_ext.compile(models.sink(is_first), HOST)
+    open_sizes = tvm_ext.compile(models.sink(is_first, "bsk"), HOST)
+    session = runtime.InferenceSession(models.sink(is_first).SerializeToString())
+    given = dict(zip("qkv", inputs_of(models.sink(is_first)), strict=True))
+    (wanted,) = session.run(None, given)
+    for compiled in (fixed, open_sizes):
+        assert [k.schedule for k in compiled.report.kernels] == ["attention"]
+        (found,) = compiled.run(given).values()
+        np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_sink_that_differs_by_query_stays() -> None:
+    model = models.sink()
+    (column,) = [w for w in model.graph.initializer if list(w.dims) == [1, HEADS, 1, 1]]
+    wide = np.arange(HEADS * QUERIES, dtype="float32").reshape(1, HEADS, QUERIES, 1)
+    column.CopyFrom(onnx.numpy_helper.from_array(wide, column.name))
+    _, decisions = lowered(model, "avx512")
+    assert [d.reason for d in decisions] == ["a sink of the softmax differs by query"]
 
 
 @pytest.mark.parametrize("scale", [{}, {"scale": 0.3}])

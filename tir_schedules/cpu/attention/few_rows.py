@@ -175,6 +175,11 @@ class _HeadBlock(RowBlock):
         """See ``RowBlock``."""
         return self.head + row, self.first
 
+    @property
+    def counts_sink(self) -> Any:
+        """See ``RowBlock``; the first part of the keys counts it."""
+        return tirx.EQ(self.part, number(0)) if self.all_rows.is_split else super().counts_sink
+
     def slot(self, row: Any) -> Any:
         """See ``RowBlock``; a part of the keys has slots of its own."""
         return self._slot(row, self.part)

@@ -104,20 +104,44 @@ class RowBlock:
         return RowTile
 
     def _started(self, place: Any, rows: int) -> tirx.Stmt:
-        """Nothing seen yet."""
+        """Nothing seen yet but the sink."""
         slot = self.slot(place)
 
         def filled(array: Any, size: int, value: float) -> list[tirx.Stmt]:
             store = store_of(array, tirx.const(value, FLOAT))
             return in_lanes(0, rows * size, lambda n: store(slot * number(size) + n))
 
+        results = filled(self.results, self.held.padded_width, 0)
+        if self.problem.sink is None:
+            return sequence(
+                [*filled(self.highest, 1, -math.inf), *filled(self.totals, 1, 0), *results]
+            )
+        sinks = [self._started_with_sink(place + number(row)) for row in range(rows)]
+        return sequence([*results, *sinks])
+
+    def _started_with_sink(self, row: Any) -> tirx.Stmt:
+        """The sink of a row is the highest score so far, and the only weight."""
+        none, zero = tirx.const(-math.inf, FLOAT), tirx.const(0, FLOAT)
+        first = tirx.Select(self.counts_sink, self.sink(row), none)
+        total = tirx.Select(self.counts_sink, tirx.const(1, FLOAT), zero)
+        slot = [self.slot(row)]
         return sequence(
             [
-                *filled(self.highest, 1, -math.inf),
-                *filled(self.totals, 1, 0),
-                *filled(self.results, self.held.padded_width, 0),
+                tirx.BufferStore(self.highest, first, slot),
+                tirx.BufferStore(self.totals, total, slot),
             ]
         )
+
+    @property
+    def counts_sink(self) -> Any:
+        """Whether the sink is counted here, where several share the keys of a row."""
+        return tirx.const(True, "bool")
+
+    def sink(self, row: Any) -> Any:
+        """The score of a row that has no value."""
+        sink: Any = self.problem.sink
+        head, _ = self.head_and_query(row)
+        return widened(sink.buffer, sink.address(b=self.held.batch, h=head))
 
     def _finished(self, place: Any, rows: int) -> tirx.Stmt:
         width = self.held.padded_width
@@ -394,16 +418,20 @@ class _RowSoftmax:
         found += self._over_scores(lambda n, score: tirx.max(at(self.partial, n), score))
         found += halved(self.partial, self.size, tirx.max)
         first = at(self.partial, number(0))
+        has_sink = self.tile.problem.sink is not None
         if not self.rows.is_online:
+            if has_sink:
+                first = tirx.max(first, self.rows.sink(self.place))
             return [*found, tirx.BufferStore(self.facts, first, [number(0)])]
         before = at(self.rows.highest, self.slot)
         highest = tirx.Var("highest", FLOAT)
         # Without a key that is seen, the exponents are of minus infinity, not of NaN.
         none, zero = tirx.const(-math.inf, FLOAT), tirx.const(0, FLOAT)
         seen = tirx.Select(tirx.EQ(highest, none), zero, highest)
-        # Of the first keys it is zero, which takes no exponential.
-        is_later = self.tile.first_key > number(0)
-        factor = tirx.if_then_else(is_later, tirx.exp(before - seen), zero)
+        factor = tirx.exp(before - seen)
+        if not has_sink:
+            # Of the first keys it is zero, which takes no exponential.
+            factor = tirx.if_then_else(self.tile.first_key > number(0), factor, zero)
         return [
             *found,
             tirx.Bind(highest, tirx.max(first, before)),
@@ -427,6 +455,8 @@ class _RowSoftmax:
         found += halved(self.partial, self.size, lambda a, b: a + b)
         first = at(self.partial, number(0))
         if not self.rows.is_online:
+            if self.tile.problem.sink is not None:
+                first = first + tirx.exp(self.rows.sink(self.place) - self.highest)
             return [*found, tirx.BufferStore(self.facts, first, [number(2)])]
         total = at(self.rows.totals, self.slot) * self.factor + first
         return [*found, tirx.BufferStore(self.rows.totals, total, [self.slot])]

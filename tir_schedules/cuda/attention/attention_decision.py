@@ -241,6 +241,8 @@ def decide_attention(
         raise NotApplicable(f"there is no kernel for {dtype}")
     if problem.compute.cap is not None:
         raise NotApplicable("there is no kernel for scores that are capped")
+    if problem.sink is not None:
+        raise NotApplicable("there is no kernel for a sink of the softmax")
     fitting = list(_fitting(problem, machine, _KINDS[dtype]))
     if not fitting:
         raise NotApplicable("no tile fits into the registers and the shared memory of a block")

@@ -108,6 +108,8 @@ def _refuse(problem: AttentionProblem) -> None:
         raise NotApplicable(f"operands are of {dtype}, not of a type of 16 bits")
     if problem.compute.cap is not None:
         raise NotApplicable("there is no kernel for scores that are capped")
+    if problem.sink is not None:
+        raise NotApplicable("there is no kernel for a sink of the softmax")
     if problem.key.size("h") != problem.value.size("h"):
         raise NotApplicable("keys and values have different numbers of heads")
     for tensor in (problem.query, problem.key, problem.value):

@@ -314,7 +314,9 @@ def broadcast_alike(
 def broadcast_sizes(bb: relax.BlockBuilder, shapes: Sequence[Sequence[Size]]) -> list[Size]:
     """What the shapes broadcast to; sizes that only the run can tell are new dimensions.
 
-    The run fails when sizes neither agree nor are 1.
+    The run fails when sizes neither agree nor are 1. Where one is never less than the others, the
+    result has it: so it is beside rows of a table, ``table[first:first + length]``, which has no
+    row for a position beyond its end.
     """
     rank = max(len(shape) for shape in shapes)
     columns = [
@@ -347,13 +349,32 @@ def broadcast_sizes(bb: relax.BlockBuilder, shapes: Sequence[Sequence[Size]]) ->
     if key not in known:
         sizes = bb.emit_te(kernel, flat, primfunc_name_hint="broadcast_sizes")
         sizes = bb.match_cast(sizes, relax.TensorType([2 * len(unclear)], "int64"))
-        new = [tirx.Var(f"broadcast_{axis}", "int64") for axis in unclear]
+        new = [_largest(columns[axis], tirx.Var(f"broadcast_{axis}", "int64")) for axis in unclear]
         shape = bb.emit(relax.op.tensor_to_shape(sizes))
         bb.match_cast(shape, relax.ShapeType([*new, *[tirx.const(1, "int64")] * len(new)]))
         known[key] = new
     for axis, size in zip(unclear, known[key], strict=True):
         common[axis] = size
     return common
+
+
+def _largest(column: Sequence[Size], new: tirx.Var) -> tirx.Var:
+    """The variable of a column that is no less than any other size in any run; else ``new``."""
+    variables = (size for size in column if isinstance(size, tirx.Var))
+    return next((v for v in variables if all(_is_at_most(size, v) for size in column)), new)
+
+
+def _is_at_most(size: Size, most: tirx.Var) -> bool:
+    if size is most or (not isinstance(size, int) and holds(size <= most)):
+        return True
+    # Both ends of a slice stop at the table's.
+    if not isinstance(size, tirx.Sub):
+        return False
+    ends = (size.a, size.b)
+    if not all(isinstance(end, tirx.Min) and isinstance(end.b, tirx.IntImm) for end in ends):
+        return False
+    (end, limit), (begin, same_limit) = ((end.a, end.b) for end in ends)
+    return int(limit) == int(same_limit) and equal_sizes(end - begin, most)
 
 
 def _key(size: Size) -> Any:

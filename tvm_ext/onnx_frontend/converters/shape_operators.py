@@ -60,9 +60,7 @@ class Expand(OnnxOpConverter):
         pairs = [[sizes[axis] for axis in unclear] for sizes in (old, new)]
         for axis, size in zip(unclear, broadcast_sizes(bb, pairs), strict=True):
             shape[axis] = size
-        if not unclear and all(
-            not isinstance(a, int) or isinstance(b, int) for a, b in zip(old, shape, strict=True)
-        ):
+        if not unclear:
             return relax.op.broadcast_to(data, relax.ShapeExpr(shape))
         return bb.emit_te(_expanded, data, shape, primfunc_name_hint="expand")
 

@@ -324,14 +324,26 @@ def group_query_attention(b: Builder) -> list[ir.Value | None]:
     scores = b.op("Add", scores, _hidden_from(b, own, b.size(key, 2)))
     if b.optional(10) is not None:
         scores = b.op("Add", scores, b.input(10))
-    weights = b.op("Softmax", scores, axis=-1)
+    weights = _weights_beside_sink(b, scores, count)
     result = b.op("MatMul", weights, _repeated(b, value, count, depth))
     return [joined_heads(b, result), key, value]
 
 
+def _weights_beside_sink(b: Builder, scores: ir.Value, count: int) -> ir.Value:
+    """The softmax of the scores and of a score by head that has no value, 0 for a smooth one."""
+    sink = b.optional(11)
+    if sink is None and b.attribute("smooth_softmax", 0) <= 0:
+        return b.op("Softmax", scores, axis=-1)
+    if sink is None:
+        sink = b.op("Expand", b.number(0), b.constant(np.array([count])))
+    one, none, last = (b.constant(np.array([place])) for place in (1, 0, -1))
+    sizes = b.op("Concat", b.op("Shape", scores, start=0, end=3), one, axis=0)
+    column = b.op("Expand", b.unsqueezed(sink, 1, 2), sizes)
+    both = b.op("Softmax", b.op("Concat", scores, column, axis=3), axis=3)
+    return b.op("Slice", both, none, last, b.constant(np.array([3])))
+
+
 def _refuse(b: Builder) -> None:
-    if b.attribute("smooth_softmax", 0) > 0 or b.optional(11) is not None:
-        raise NotApplicable("a sink of the softmax")
     if b.attribute("qk_output", 0) or b.used(3):
         raise NotApplicable("scores as a result")
     if any(b.attribute(f"{of}_quant_type", "NONE") not in ("NONE", b"NONE") for of in "kv"):

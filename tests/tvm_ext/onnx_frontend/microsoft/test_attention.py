@@ -179,8 +179,14 @@ def grouped(past: int, lengths: list[int], rotary: bool, packed: bool = False) -
             grouped(PAST, [PAST + NEW], rotary=True),
             {"local_window_size": 2, "rotary_interleaved": 1},
         ),
+        (
+            grouped(PAST, [PAST + NEW], rotary=True)
+            | {"positions": None, "bias": None, "sink": drawn(HEADS)},
+            {"local_window_size": 4},
+        ),
+        (grouped(0, [NEW, NEW], rotary=False), {"smooth_softmax": 1, "softcap": 5.0}),
     ],
-    ids=["prompt", "packed, scaled and capped", "later in a window"],
+    ids=["prompt", "packed, scaled and capped", "later in a window", "sink", "smooth"],
 )
 def test_group_query_attention(arrays: Arrays, attributes: dict[str, Any]) -> None:
     rotary = int("cos" in arrays)
