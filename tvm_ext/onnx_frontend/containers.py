@@ -245,8 +245,8 @@ def _split(node: ir.Node, known: _Known) -> bool:
         known.contents[node.outputs[0]] = _Slices(data, axis, _keeps_axis(node))
         return False
     step = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
-    is_open = step is not None and step.ndim == 0 and not isinstance(data.shape[axis], int)
-    if is_open and step.item() >= 1:
+    is_open = not isinstance(data.shape[axis], int)
+    if is_open and step is not None and step.ndim == 0 and step.item() >= 1:
         known.contents[node.outputs[0]] = _Slices(data, axis, True, int(step.item()))
         return False
     sizes, keep = _parts(node, data.shape[axis])
