@@ -157,6 +157,7 @@ CASES: dict[str, Callable[[], onnx.ModelProto]] = {
     "running sums": _one("CumSum", (2, 3, 2), 1),
     "running sums from behind": _one("CumSum", (2, 3), -1, reverse=1, exclusive=1),
     "largest": _one("TopK", (3, 8), [2], outputs=2),
+    "whole rows sorted": _one("TopK", (3, 8), [8], outputs=2),
     "smallest along an axis": _one("TopK", (5, 3), [2], outputs=2, axis=0, largest=0),
     "resize to nearest": _one("Resize", (1, 2, 4, 4), None, _UP, mode="nearest"),
     "resize by lines": _one("Resize", (1, 2, 4, 4), None, _UP, mode="linear"),
