@@ -26,11 +26,15 @@ class _Nothing:
 
 @dataclass(frozen=True)
 class _Slices:
-    """A sequence of the slices of size 1 of a tensor, whose number only the run may know."""
+    """A sequence of the slices of a tensor, whose number only the run may know.
+
+    Each is of ``step`` elements along the axis, and the last one of what is left.
+    """
 
     data: ir.Value
     axis: int
     keeps_axis: bool
+    step: int = 1
 
 
 @dataclass
@@ -128,6 +132,8 @@ def _at(node: ir.Node, known: _Known) -> bool:
     slices = _slices(node.inputs[0], known)
     if slices is not None:
         inserter = Inserter(node, f"{node.name}/item")
+        if slices.step > 1:
+            return _becomes(node, _chunk(inserter, slices, node.inputs[1], known.opset))
         item = inserter.node("Gather", [slices.data, node.inputs[1]], axis=slices.axis)
         item.dtype = slices.data.dtype
         if slices.keeps_axis:
@@ -136,6 +142,29 @@ def _at(node: ir.Node, known: _Known) -> bool:
     items = _listed(node.inputs[0], known)
     item = items[_checked(node, _position(node, 1, 0), len(items))]
     return _becomes(node, item)
+
+
+def _chunk(inserter: Inserter, slices: _Slices, place: ir.Value, opset: int) -> ir.Value:
+    """The slice of a place: its start is looked up, as one element's place would be."""
+    zero, step = (inserter.constant(np.array(n, np.int64)) for n in (0, slices.step))
+    size = inserter.size(slices.data, slices.axis)
+    start = inserter.node("Gather", [inserter.node("Range", [zero, size, step]), place], axis=0)
+    end = inserter.node("Add", [start, step])
+    bounds = [unsqueezed(inserter, bound, 0, opset) for bound in (start, end)]
+    along = inserter.constant(np.array([slices.axis], np.int64))
+    found = inserter.node("Slice", [slices.data, *bounds, along])
+    found.dtype = slices.data.dtype
+    return found
+
+
+def _count(inserter: Inserter, slices: _Slices) -> ir.Value:
+    """How many slices there are: the size by the step, rounded up."""
+    size = inserter.size(slices.data, slices.axis)
+    if slices.step == 1:
+        return size
+    step = inserter.constant(np.array(slices.step, np.int64))
+    rest = inserter.constant(np.array(slices.step - 1, np.int64))
+    return inserter.node("Div", [inserter.node("Add", [size, rest]), step])
 
 
 def _becomes(node: ir.Node, value: ir.Value) -> bool:
@@ -149,7 +178,7 @@ def _becomes(node: ir.Node, value: ir.Value) -> bool:
 def _length(node: ir.Node, known: _Known) -> bool:
     slices = _slices(node.inputs[0], known)
     if slices is not None:
-        replace_outputs(node, [Inserter(node, f"{node.name}/n").size(slices.data, slices.axis)])
+        replace_outputs(node, [_count(Inserter(node, f"{node.name}/n"), slices)])
         return True
     count = len(_listed(node.inputs[0], known))
     replace_outputs(node, [Inserter(node, f"{node.name}/n").constant(np.array(count, np.int64))])
@@ -214,6 +243,11 @@ def _split(node: ir.Node, known: _Known) -> bool:
     axis %= len(data.shape)
     if len(node.inputs) < 2 and not isinstance(data.shape[axis], int):
         known.contents[node.outputs[0]] = _Slices(data, axis, _keeps_axis(node))
+        return False
+    step = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    is_open = not isinstance(data.shape[axis], int)
+    if is_open and step is not None and step.ndim == 0 and step.item() >= 1:
+        known.contents[node.outputs[0]] = _Slices(data, axis, True, int(step.item()))
         return False
     sizes, keep = _parts(node, data.shape[axis])
     inserter = Inserter(node, f"{node.name}/parts")

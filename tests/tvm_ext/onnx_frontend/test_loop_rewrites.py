@@ -78,6 +78,35 @@ def test_a_loop_over_the_parts_of_a_tensor(keepdims):
     assert_same(proto, *FEEDS, levels=["O0"])
 
 
+def test_a_loop_over_parts_of_several_rows():
+    """As ``for part in x.split(3)`` is exported; the last part may be shorter, or the only one."""
+    steps = [
+        node("SequenceAt", ["parts", "i"], ["part"]),
+        node("CumSum", ["part", "zero"], ["element"]),
+        node("SequenceInsert", ["list", "element"], ["longer"]),
+    ]
+    inner = loop_body(steps, ["list"], "longer")
+    kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    for described in (inner.input[2], inner.output[1]):
+        described.type.CopyFrom(kind)
+    nodes = [
+        node("SplitToSequence", ["x", "three"], ["parts"], axis=0),
+        node("SequenceLength", ["parts"], ["n"]),
+        node("SequenceEmpty", [], ["empty"]),
+        node("Loop", ["n", "", "empty"], ["all"], body=inner),
+        joined(0, 0),
+        node("SequenceAt", ["parts", "minus"], ["last"]),
+        node("ConcatFromSequence", ["parts"], ["whole"], axis=0),
+    ]
+    stored = {"zero": np.array(0), "three": np.array(3), "minus": np.array(-1)}
+    outputs = [value("y", None), value("last", None), value("whole", None)]
+    outputs.append(value("n", [], TensorProto.INT64))
+    proto = model(nodes, [X], outputs, **stored)
+    assert_same(proto, *FEEDS, {"x": rand(6, 3)}, levels=["O0"])
+    left = {n.op_type for n in prepare_model(proto).prepared.graph.node}
+    assert not any("Sequence" in name for name in left)
+
+
 def test_parts_along_a_later_axis_are_put_together_again():
     nodes = [
         node("Transpose", ["x"], ["t"]),

@@ -157,6 +157,7 @@ CASES: dict[str, Callable[[], onnx.ModelProto]] = {
     "running sums": _one("CumSum", (2, 3, 2), 1),
     "running sums from behind": _one("CumSum", (2, 3), -1, reverse=1, exclusive=1),
     "largest": _one("TopK", (3, 8), [2], outputs=2),
+    "whole rows sorted": _one("TopK", (3, 8), [8], outputs=2),
     "smallest along an axis": _one("TopK", (5, 3), [2], outputs=2, axis=0, largest=0),
     "resize to nearest": _one("Resize", (1, 2, 4, 4), None, _UP, mode="nearest"),
     "resize by lines": _one("Resize", (1, 2, 4, 4), None, _UP, mode="linear"),
@@ -177,6 +178,8 @@ CASES: dict[str, Callable[[], onnx.ModelProto]] = {
     "elements": _one("GatherND", (2, 3), [[0, -1], [1, 1], [0, -1]]),
     "triangle": _one("Trilu", (4, 4), 1, upper=1),
     "columns to image": _one("Col2Im", (1, 4, 4), [3, 3], [2, 2]),
+    "columns far apart to images": _one(
+        "Col2Im", (2, 12, 6), [5, 6], [2, 3], strides=[2, 2], dilations=[1, 2], pads=[1, 1, 0, 1]),
     "reversed sequences": _one("ReverseSequence", (4, 2), [2, 3], batch_axis=1, time_axis=0),
     "attention": _one("Attention", (1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4)),
     "causal attention of fewer heads": _one(

@@ -14,9 +14,9 @@ from tvm_ext.onnx_frontend.converters.activations import (
 )
 from tvm_ext.onnx_frontend.converters.arguments import of_tvm
 from tvm_ext.onnx_frontend.converters.cast import Cast, CastLike
+from tvm_ext.onnx_frontend.converters.col2im import Col2Im
 from tvm_ext.onnx_frontend.converters.convolution_and_pooling import (
     AveragePool,
-    Col2Im,
     Conv,
     ConvTranspose,
     LpPool,

@@ -1,11 +1,10 @@
-"""Conv, ConvTranspose, AveragePool, LpPool, MaxPool, MaxUnpool and Col2Im.
+"""Conv, ConvTranspose, AveragePool, LpPool, MaxPool and MaxUnpool.
 
 ``auto_pad`` SAME is numbers where sizes are known, else padding that the run computes.
 
 TVM rounds SAME_LOWER down, may pad by less than nothing, and takes no symbolic sizes.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of, takes_sizes, text
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
 from tvm_ext.onnx_frontend.converters.runtime_sizes import sizes_in_the_run, wide
-from tvm_ext.onnx_frontend.converters.shape_constraints import of_sizes
 from tvm_ext.onnx_frontend.sizes import scalar_rules as rules
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map
 
@@ -57,8 +55,8 @@ def _total(size: Size, stride: int, reach: int) -> Size:
     """The padding of one axis."""
     if stride == 1:
         return reach - 1
-    windows = rules.divide(rules.add(size, stride - 1, "int64"), stride, "int64")
-    spanned = rules.add(rules.multiply(windows, stride, "int64"), reach - stride, "int64")
+    starts = rules.divide(rules.add(size, stride - 1, "int64"), stride, "int64")
+    spanned = rules.add(rules.multiply(starts, stride, "int64"), reach - stride, "int64")
     return rules.maximum(rules.subtract(spanned, size, "int64"), 0, "int64")
 
 
@@ -118,7 +116,7 @@ def without_taps_outside(data: relax.Expr, attr: dict, kernel: Sequence[int]) ->
         if not isinstance(size, int) or not 0 < size <= widths[k] - pads[k] or dilations[k] != 1:
             continue
         around = pads[k], pads[k + count]
-        if _windows(size, around, strides[k], widths[k], ceil) == 1:
+        if windows(size, around, strides[k], widths[k], ceil) == 1:
             widths[k], pads[k], pads[k + count] = size, 0, 0
     kept = {name: attr[name] for name in attr if name != "auto_pad"}
     return {**kept, "kernel_shape": widths, "pads": pads}
@@ -232,9 +230,9 @@ class LpPool(_Windows):
         rest: list[Size] = []
         for k, size in enumerate(sizes_of(data)[2:]):
             reach = (kernel[k] - 1) * dilations[k] + 1
-            windows = _windows(size, (front[k], behind[k]), strides[k], reach, True)
+            count_of_windows = windows(size, (front[k], behind[k]), strides[k], reach, True)
             spanned = rules.add(
-                rules.multiply(windows, strides[k], "int64"), reach - strides[k], "int64"
+                rules.multiply(count_of_windows, strides[k], "int64"), reach - strides[k], "int64"
             )
             inside = rules.add(size, front[k], "int64")
             rest.append(rules.maximum(rules.subtract(spanned, inside, "int64"), 0, "int64"))
@@ -290,10 +288,10 @@ class AveragePool(_Windows):
         return bb.normalize(plain(bb, [inside], kept, []))
 
 
-# MaxPool with indices, MaxUnpool, and Col2Im: windows over images, forward and back.
+# MaxPool with indices, and MaxUnpool: windows over images, forward and back.
 #
 # TVM's MaxPool has no second output; its MaxUnpool takes no output shape of the run and reads the
-# pads in the wrong order; it has no Col2Im.
+# pads in the wrong order.
 
 
 class MaxPool(MaxPoolValues):
@@ -324,7 +322,7 @@ def _with_indices(bb: relax.BlockBuilder, data: relax.Expr, attr: dict) -> relax
     pads = list(attr.get("pads", [0] * 2 * count))
     spatial, rounds_up = sizes[2:], bool(attr.get("ceil_mode", 0))
     new = [
-        _windows(spatial[k], (pads[k], pads[k + count]), strides[k], reach, rounds_up)
+        windows(spatial[k], (pads[k], pads[k + count]), strides[k], reach, rounds_up)
         for k, reach in enumerate((w - 1) * d + 1 for w, d in zip(kernel, dilations, strict=True))
     ]
     dtype, by_columns = str(data.ty.dtype), bool(attr.get("storage_order", 0))
@@ -363,7 +361,7 @@ def _with_indices(bb: relax.BlockBuilder, data: relax.Expr, attr: dict) -> relax
     )
 
 
-def _windows(size: Size, pads: tuple[int, int], stride: int, reach: int, rounds_up: bool) -> Size:
+def windows(size: Size, pads: tuple[int, int], stride: int, reach: int, rounds_up: bool) -> Size:
     """How many windows there are along an axis; rounded up, as far as they start inside."""
 
     def steps(room: int) -> Size:
@@ -417,54 +415,3 @@ class MaxUnpool(OnnxOpConverter):
                     written[tuple(found)] = values[tuple(index)]
 
         return emit_loops(bb, "max_unpool", [data, indices], [(shape, dtype)], body)[0]
-
-
-@takes_sizes(1, 2)
-class Col2Im(OnnxOpConverter):
-    """Adds up columns of blocks into an image: each element sums the blocks that cover it."""
-
-    @classmethod
-    def _impl_v18(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        image = sizes_in_the_run(bb, inputs[1], params, "image")
-        block = sizes_in_the_run(bb, inputs[2], params, "block")
-        count = len(image)
-        strides = list(attr.get("strides", [1] * count))
-        dilations = list(attr.get("dilations", [1] * count))
-        pads = list(attr.get("pads", [0] * 2 * count))
-        steps = []
-        for k in range(count):
-            reach = (block[k] - 1) * dilations[k] + 1
-            found = _windows(image[k], (pads[k], pads[k + count]), strides[k], reach, False)
-            steps.append(rules.maximum(found, 0, "int64"))
-        # Blocks that do not fit the image or the columns would make loops of any length.
-        batch, rows, _ = sizes_of(inputs[0])
-        elements = rules.maximum(math.prod(block), 1, "int64")
-        channels = rules.divide(rows, elements, "int64")
-        columns = of_sizes(bb, inputs[0], [batch, channels * elements, math.prod(steps)])
-
-        def kernel(
-            columns: te.Tensor, image: list, block: list, steps: list, channels: Any
-        ) -> te.Tensor:
-            shape = [columns.shape[0], channels, *image]
-            taps = [te.reduce_axis((0, size), f"tap_{k}") for k, size in enumerate(block)]
-
-            def element(batch: Any, channel: Any, *places: Any) -> tirx.Expr:
-                row, step, fits = channel, 0, []
-                for k in range(count):
-                    reach = places[k] + pads[k] - taps[k].var * dilations[k]
-                    window = tirx.floordiv(reach, strides[k])
-                    fits += [
-                        tirx.floormod(reach, strides[k]) == 0,
-                        window >= 0,
-                        window < steps[k],
-                    ]
-                    row, step = row * block[k] + taps[k].var, step * steps[k] + window
-                zero = tirx.const(0, str(columns.dtype))
-                value = tirx.if_then_else(tirx.all(*fits), columns[batch, row, step], zero)
-                return te.sum(value, axis=taps)
-
-            return te.compute(shape, element, name="col2im")
-
-        return bb.emit_te(
-            kernel, columns, image, block, steps, channels, primfunc_name_hint="col2im"
-        )

@@ -1,13 +1,16 @@
 """TopK with a k of the run, of every type of numbers.
 
 TVM's converter takes a constant k and sorted results only. On CPUs TVM sorts whole rows, one after
-the other, with a function of its runtime; here a heap keeps the best k while a row is read.
+the other, with a function of its runtime; here a heap keeps the best k while a row is read, and
+rows of which all is asked for are sorted in the loops of a kernel.
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
@@ -16,6 +19,7 @@ from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.onnx_frontend.converters.arguments import size_argument, sizes_of, takes_sizes
 from tvm_ext.onnx_frontend.converters.heap import Heap
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, on_threads
+from tvm_ext.onnx_frontend.converters.merge_sort import MergeSort
 from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
@@ -53,7 +57,9 @@ def _top(bb: relax.BlockBuilder, data: relax.Expr, k: Any, attr: dict) -> relax.
     if isinstance(k, int) and isinstance(sizes[axis], int) and not 0 <= k <= sizes[axis]:
         raise FormError(f"its k is {k}, and the axis has {sizes[axis]} elements")
     if current_cpu() is not None and not (isinstance(k, int) and k == 0):
-        return relax.Tuple(_by_heaps(bb, data, k, axis, largest))
+        is_all = tvm_ffi.structural_equal(wide(k), wide(sizes[axis]))
+        select = _by_merging if is_all else _by_heaps
+        return relax.Tuple(select(bb, data, k, axis, largest)[:2])
     if isinstance(k, int) and k > 0 and str(data.ty.dtype) in _SORTED:
         return relax.op.topk(data, k, axis, ret_type="both", largest=largest, dtype="int64")
     return _of_sorted(bb, data, k, axis, largest)
@@ -65,10 +71,7 @@ def _by_heaps(
     """Reads each row once. The worst of the best k so far is the root of a heap."""
     sizes, dtype = sizes_of(data), str(data.ty.dtype)
     size, before, behind = sizes[axis], sizes[:axis], sizes[axis + 1 :]
-
-    def below(key: Any, other: Any) -> Any:
-        key, other = _comparable(key), _comparable(other)
-        return key < other if largest else key > other
+    below = _order(largest)
 
     def worse(one: Any, other: Any) -> Any:
         (key, place), (other_key, other_place) = one, other
@@ -117,6 +120,37 @@ def _by_heaps(
     form = {TOP: json.dumps({"axis": axis})}
     outputs = [(shape, dtype), (shape, "int64")]
     return emit_loops(bb, "top_k", [data], outputs, body, primfunc_attrs=form)
+
+
+def _by_merging(
+    bb: relax.BlockBuilder, data: relax.Expr, k: Any, axis: int, largest: bool
+) -> list[relax.Expr]:
+    """Sorts each row, between the results and two buffers of their size."""
+    sizes, below = sizes_of(data), _order(largest)
+    before, behind = sizes[:axis], sizes[axis + 1 :]
+
+    def body(read: Any, values: Any, places: Any, *others: Any) -> None:
+        with on_threads(*before, *behind) as outer:
+
+            def at(number: Any) -> tuple[Any, ...]:
+                return (*outer[: len(before)], number, *outer[len(before) :])
+
+            order = MergeSort(sizes[axis], at, lambda key, other: below(other, key))
+            order.sort(read, (values, places), others)
+
+    form = {TOP: json.dumps({"axis": axis})}
+    outputs = [(sizes, str(data.ty.dtype)), (sizes, "int64")] * 2
+    return emit_loops(bb, "sort", [data], outputs, body, primfunc_attrs=form)
+
+
+def _order(largest: bool) -> Callable[[Any, Any], Any]:
+    """Whether a key comes behind another."""
+
+    def below(key: Any, other: Any) -> Any:
+        key, other = _comparable(key), _comparable(other)
+        return key < other if largest else key > other
+
+    return below
 
 
 def _comparable(key: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tvm_ext.onnx_frontend.converters.col2im import COLUMNS, ColumnsForm, columns_of_image
 from tvm_ext.onnx_frontend.converters.reductions import CUMULATED, cumulated
 from tvm_ext.onnx_frontend.converters.top_k import TOP
 from tvm_ext.training.gradients.registration import dtype_of, sizes
@@ -43,4 +44,15 @@ def _top(
     return op.scatter_elements(zeros, places, by_values, int(form["axis"]), "add")
 
 
-_GRADIENTS: dict[str, FormGradient] = {CUMULATED: _cumulated, TOP: _top}
+def _of_columns(
+    bb: relax.BlockBuilder, y: relax.Expr, x: relax.Expr, given: relax.Expr, form: dict[str, Any]
+) -> relax.Expr:
+    """To each column that of the elements that it has been added to."""
+    return columns_of_image(bb, given, ColumnsForm(**form))
+
+
+_GRADIENTS: dict[str, FormGradient] = {
+    CUMULATED: _cumulated,
+    COLUMNS: _of_columns,
+    TOP: _top,
+}

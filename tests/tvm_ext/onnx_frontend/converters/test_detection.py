@@ -109,6 +109,37 @@ def test_top_k_of_long_rows(size: int, order: str, largest: int) -> None:
     check_operator("TopK", {"x": x, "k": np.array([7])}, 2, ("k",), largest=largest)
 
 
+@in_one_model
+@pairwise(size=[1, 2, 3, 8, 37], order=["random", "falling", "few values"], axis=[0, 1])
+def test_whole_rows_are_sorted(size: int, order: str, axis: int) -> None:
+    rows = {
+        "random": rand(3, size),
+        "falling": -np.arange(3 * size, dtype="float32").reshape(3, size),
+        "few values": np.arange(3 * size, dtype="float32").reshape(3, size) % 3,
+    }[order]
+    x, k = np.moveaxis(rows, 1, axis), np.array([size])
+    check_operator("TopK", {"x": x, "k": k}, 2, ("k",), axis=axis, largest=0)
+
+
+def test_rows_of_any_length_are_sorted_without_a_loss_to_nan() -> None:
+    """As ``torch.sort`` is exported: k is the size of the axis, which the run knows."""
+    nodes = [node("Shape", ["x"], ["k"], start=1), node("TopK", ["x", "k"], ["v", "i"])]
+    proto = model(
+        nodes,
+        [value("x", ["n", "size"])],
+        [value("v", None), value("i", None, TensorProto.INT64)],
+    )
+    compiled = tvm_ext.compile(proto)
+    for rows, size in ((2, 0), (0, 4), (3, 1), (2, 9), (4, 33)):
+        x = rand(rows, size)
+        for place, wanted in zip("vi", run_reference(proto, {"x": x}).values(), strict=True):
+            np.testing.assert_array_equal(compiled.run({"x": x})[place], wanted)
+    x = rand(5, 21)
+    x[:, ::4] = np.nan
+    found = compiled.run({"x": x})["i"]
+    np.testing.assert_array_equal(np.sort(found, 1), np.tile(np.arange(21), (5, 1)))
+
+
 def test_top_k_of_more_than_there_are() -> None:
     nodes = [node("TopK", ["x", "k"], ["v", "i"])]
     given = [value("x", ["n", 5]), value("k", [1], TensorProto.INT64)]
