@@ -25,6 +25,8 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Half of L1: lines that lie apart do not fill its sets evenly.
 _BLOCK_BYTES = L1_PERIOD * L1_WAYS // 2
+# Each block reads and writes all results: fewer steps, of sizes with no fitting divisor, cost more.
+_LEAST_BYTES = _BLOCK_BYTES // 8
 
 
 def reduction_blocks(
@@ -43,6 +45,9 @@ def reduction_blocks(
     if nbytes is None or steps * nbytes <= _BLOCK_BYTES:
         return {}
     lengths = _lengths(access, _BLOCK_BYTES // nbytes)
+    block = math.prod(lengths.get(axis, access.extents[axis]) for axis in access.reduction)
+    if block * nbytes < _LEAST_BYTES:
+        return {}
     pays = bool(lengths) and steps * nbytes > machine.l2_bytes // 4
     return lengths if decisions.pick("reduction_block", (0, 1), int(pays)) else {}
 

@@ -397,7 +397,10 @@ def _with_packed_columns(
     axis, size = decision.vector_axis, decision.columns
     for index, strides in enumerate(access.read_strides):
         others = [a for a in access.spatial if a != axis and access.extents[a] > 1]
-        if access.constant_reads[index] or strides[axis] != 1 or any(strides[a] for a in others):
+        if access.constant_reads[index] or strides[axis] != 1:
+            continue
+        # A stride that is not one number is None.
+        if any(strides[a] != 0 for a in others):
             continue
         source = operands_of(sch.get(access.block))[index].source
         tiles = math.prod(-(-access.extents[a] // decision.rows.get(a, 1)) for a in others)

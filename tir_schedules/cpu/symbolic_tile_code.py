@@ -73,14 +73,13 @@ def symbolic_tile_code(
     *others, (smaller, code) = versions
     rows = tile.rows.extent
     for least, longer in reversed(others):
-        code = where_long([rows], least, longer, code, _saves(tile, least, smaller))
+        code = where_long([rows], least, longer, code, _saves(tile.row_sizes, rows, least, smaller))
         smaller = least
     return code
 
 
-def _saves(tile: SymbolicTile, least: int, smaller: int) -> list[Any]:
+def _saves(sizes: Sequence[int], rows: Any, least: int, smaller: int) -> list[Any]:
     """Whether tiles of ``least`` rows are better than those of fewer; no condition where always."""
-    sizes, rows = tile.row_sizes, tile.rows.extent if tile.rows is not None else None
     if smaller == 1 or least not in sizes:
         return []
     tiles = [tirx.truncdiv(rows + (n - 1), tirx.const(n, str(rows.ty))) for n in (least, smaller)]

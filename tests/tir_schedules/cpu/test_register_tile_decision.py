@@ -261,6 +261,8 @@ def test_blocks_of_a_long_reduction() -> None:
         assert lengths == wanted
         outermost = [loop for loop in applied(func, NARROW) if not loop.path]
         assert (outermost[-1].kind, outermost[-1].extent) == ("serial", 16 // wanted[4])
+    # Rows of a prime number of pixels would be cut into single ones, each a pass over all results.
+    assert "reduction_block" not in knobs_of(TILE, _weight_gradient(1, 521, 32, 64), NARROW)
     # A product reads its rows along the reduction.
     long = kernel_of(op.matmul, f32(64, 4096), f32(4096, 64))
     assert "reduction_block" not in knobs_of(TILE, long, NARROW)

@@ -80,6 +80,11 @@ CASES: list[tuple[str, _Build, list[tuple[int, ...]], tuple[float, float]]] = [
     ("rms_norm", lambda x, s: op.nn.rms_norm(x, s, [-1]), [(3, 6), (6,)], (0.5, 1.5)),
     ("group_norm", lambda x, s, b: op.nn.group_norm(x, s, b, 2, 1, [2, 3]),
      [(2, 4, 3, 2), (4,), (4,)], (-1, 1)),
+    ("batch_norm", lambda x, s, b, m, v: op.nn.batch_norm(x, s, b, m, v, -1, training=False)[0],
+     [(2, 3, 4), (4,), (4,), (4,), (4,)], (0.2, 1)),
+    ("batch_norm without scale or shift", lambda x, s, b: op.nn.batch_norm(
+        x, s, b, op.mean(x, [0, 2]), op.variance(x, [0, 2]), 1, center=False, scale=False,
+        training=False)[0], [(2, 3, 4), (3,), (3,)], (-1, 1)),
     ("conv1d", lambda x, w: op.nn.conv1d(x, w, strides=2, padding=1), [(2, 3, 8), (4, 3, 3)],
      (-1, 1)),
     ("conv2d", lambda x, w: op.nn.conv2d(x, w, padding=1), [(2, 3, 5, 6), (4, 3, 3, 3)], (-1, 1)),

@@ -359,13 +359,16 @@ def broadcast_sizes(bb: relax.BlockBuilder, shapes: Sequence[Sequence[Size]]) ->
 
 
 def _largest(column: Sequence[Size], new: tirx.Var) -> tirx.Var:
-    """The variable of a column that is no less than any other size in any run; else ``new``."""
+    """The variable of a column that all its sizes broadcast to in any run; else ``new``."""
     variables = (size for size in column if isinstance(size, tirx.Var))
     return next((v for v in variables if all(_is_at_most(size, v) for size in column)), new)
 
 
 def _is_at_most(size: Size, most: tirx.Var) -> bool:
-    if size is most or (not isinstance(size, int) and holds(size <= most)):
+    if size is most:
+        return True
+    # Beside 1, a size of 0 makes the result empty.
+    if not isinstance(size, int) and holds(size <= most) and holds(size >= tirx.min(most, 1)):
         return True
     # Both ends of a slice stop at the table's.
     if not isinstance(size, tirx.Sub):

@@ -97,7 +97,8 @@ def _batch_norm(
 ) -> Sequence[relax.Expr | None]:
     """By data, scale, shift, mean and variance: of each channel two sums, and numbers of these."""
     x, scale, _, mean, variance = call.args
-    rank, channel = len(sizes(x)), int(call.attrs.axis)
+    rank = len(sizes(x))
+    channel = int(call.attrs.axis) % rank
     wide = [sizes(scale)[0] if axis == channel else 1 for axis in range(rank)]
     others = [axis for axis in range(rank) if axis != channel]
 
@@ -110,14 +111,17 @@ def _batch_norm(
     centered = bb.emit(op.subtract(x, along(mean)))
     total = bb.emit(op.sum(slope, others))
     moment = bb.emit(op.sum(bb.emit(op.multiply(slope, centered)), others))
-    by_scale = bb.emit(op.multiply(moment, factor))
+    by_scale = by_shift = bb.emit(op.zeros(sizes(scale), dtype_of(scale)))
+    if call.attrs.center:
+        by_shift = total
     steep = factor
     if call.attrs.scale:
+        by_scale = bb.emit(op.multiply(moment, factor))
         steep = bb.emit(op.multiply(factor, scale))
     by_mean = bb.emit(op.negative(bb.emit(op.multiply(total, steep))))
     curved = bb.emit(op.divide(bb.emit(op.multiply(moment, steep)), above))
     by_variance = bb.emit(op.multiply(curved, number(-0.5, x)))
-    return [op.multiply(slope, along(steep)), by_scale, total, by_mean, by_variance]
+    return [op.multiply(slope, along(steep)), by_scale, by_shift, by_mean, by_variance]
 
 
 @gradient_of("variance")

@@ -90,3 +90,17 @@ def test_a_scale_of_one_element_normalises_axes_of_any_size():
     x = rand(3, 5)
     found = tvm_ext.compile(proto, HOST).run({"x": x})["y"]
     np.testing.assert_allclose(found, by_runtime(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
+
+
+def test_beside_one_element_an_empty_slice_makes_the_result_empty():
+    """Elsewhere it fits no better than any other slice that has fewer elements."""
+    nodes = [
+        node("Slice", ["x0", "from", "end"], ["less"]),
+        node("Add", ["x0", "less"], ["y"]),
+    ]
+    constants = {"from": np.array([1]), "end": np.array([2**40])}
+    proto = model(nodes, [value("x0", ["n"])], [value("y", None)], **constants)
+    made = proto, program(proto, "O1")
+    for size in (0, 1, 2):
+        check(made, (size,))
+    check(made, (3,), fits=False)
