@@ -80,9 +80,10 @@ def symbolic_tile_code(
 
 def _saves(tile: SymbolicTile, least: int, smaller: int) -> list[Any]:
     """Whether tiles of ``least`` rows are better than those of fewer; no condition where always."""
-    sizes, rows = tile.row_sizes, tile.rows.extent if tile.rows is not None else None
-    if smaller == 1 or least not in sizes:
+    sizes = tile.row_sizes
+    if tile.rows is None or smaller == 1 or least not in sizes:
         return []
+    rows: Any = tile.rows.extent
     tiles = [tirx.truncdiv(rows + (n - 1), tirx.const(n, str(rows.ty))) for n in (least, smaller)]
     if least == sizes[0]:
         # Those read the operand of the columns less often: eight rows are two of six or of four.
