@@ -7,8 +7,9 @@ Both are measured in turns within this process. It needs the extra "mlir".
 
 With models, each of their kernels is timed with our code and with MLIR's, on one thread: MLIR's is
 made from our scheduled loops, and from linalg, fused and tiled. "Best" takes the fastest of them
-for each kernel, ours where no other is 5 % faster, and each kernel counts once. "From loops" and
-"From linalg" are the kernels for which MLIR's code is the fastest. Times are the processor's.
+for each kernel, ours where no other is 5 % faster in two measurements, and each kernel counts once.
+"From loops" and "From linalg" are the kernels for which MLIR's code is the fastest. Times are the
+processor's.
 
     python benchmarks/mlir.py                    # both tables
     python benchmarks/mlir.py --chain 8 --mib 16 --rounds 20
@@ -24,7 +25,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from tvm_ext.mlir.model_kernels import ModelKernel
 
 Times: TypeAlias = dict[str, float]
+Timer: TypeAlias = Callable[[], float]
 
 _LOG_WIDTH = 120
 _RANDOM = np.random.default_rng(0)
@@ -312,12 +314,34 @@ def measured_kernels(path: str, seconds: float) -> tuple[str, list[KernelTimes]]
 
     found = model_kernels(path, KernelsRequest(), with_schedules=True)
     kernels = {one.code: one for one in found.kernels}.values()
-    measured = ((one.name, _times(one, found.machine, seconds)) for one in kernels)
-    return found.model, [KernelTimes(name, times) for name, times in measured if times is not None]
+    measured = (_measured(one, found.machine, seconds) for one in kernels)
+    return found.model, [one for one in measured if one is not None]
 
 
-def _times(kernel: "ModelKernel", machine: "MachineDescription", seconds: float) -> Times | None:
-    """Medians of one kernel by generator; None where it cannot be run by itself."""
+def _measured(
+    kernel: "ModelKernel", machine: "MachineDescription", seconds: float
+) -> KernelTimes | None:
+    """Times of one kernel; None where it cannot be run by itself."""
+    timers = _timers(kernel, machine)
+    if timers is None:
+        return None
+    found = KernelTimes(kernel.name, _medians(timers, seconds))
+    # The fastest of three is often fastest by chance: a win counts if it comes again.
+    return found if found.best == _OURS else KernelTimes(kernel.name, _medians(timers, 2 * seconds))
+
+
+def _medians(timers: Mapping[str, tuple[Timer, int]], seconds: float) -> Times:
+    rows = [row for row, _ in timers.values()]
+    taken = interleaved_seconds(rows, seconds=seconds, rounds=_TURNS, settle=0.0)
+    counts = [count for _, count in timers.values()]
+    medians = [statistics.median(one) / n for one, n in zip(taken, counts, strict=True)]
+    return dict(zip(timers, medians, strict=True))
+
+
+def _timers(
+    kernel: "ModelKernel", machine: "MachineDescription"
+) -> dict[str, tuple[Timer, int]] | None:
+    """What times calls in a row of one kernel and their number, by generator."""
     import tvm
 
     from tvm_ext.mlir.compare_kernels import tvm_code
@@ -330,21 +354,18 @@ def _times(kernel: "ModelKernel", machine: "MachineDescription", seconds: float)
     if kernel.packed is not None:
         place = kernel.packed.parameter
         packed[place] = kernel.packed.pack(np.asarray(drawn[place]))
-    timers, calls = [], []
     codes = _codes(kernel, machine)
     symbols = {name: f"kernel{number}" for number, name in enumerate(codes)}
     library = tvm_code({symbols[name]: func for name, func in codes.items()}, machine)
+    timers = {}
     for name in codes:
         given = drawn if name == _LINALG else packed
         tensors = [
             tvm.runtime.tensor(one) if isinstance(one, np.ndarray) else int(one) for one in given
         ]
         row, count = _in_a_row(functools.partial(library[symbols[name]], *tensors))
-        timers.append(timed(row, time.thread_time))
-        calls.append(count)
-    taken = interleaved_seconds(timers, seconds=seconds, rounds=_TURNS, settle=0.0)
-    medians = [statistics.median(one) / n for one, n in zip(taken, calls, strict=True)]
-    return dict(zip(codes, medians, strict=True))
+        timers[name] = timed(row, time.thread_time), count
+    return timers
 
 
 def _in_a_row(call: Callable[[], object]) -> tuple[Callable[[], None], int]:

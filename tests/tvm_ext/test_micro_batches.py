@@ -182,8 +182,7 @@ def one_operator(
             [value("y", ["N", 2])],
         ),
         model(
-            [node("MatMul", ["x", "w"], ["m"]), node("MatMul", ["t", "m"], ["q"])]
-            and [node("Transpose", ["x"], ["t"], perm=[1, 0]), node("MatMul", ["t", "x"], ["y"])],
+            [node("Transpose", ["x"], ["t"], perm=[1, 0]), node("MatMul", ["t", "x"], ["y"])],
             [value("x", ["N", 4])],
             [value("y", [4, 4])],
         ),
@@ -192,11 +191,15 @@ def one_operator(
                 node("Concat", ["x", "x"], ["c"], axis=0),
                 node("Split", ["c", "sizes"], ["a", "b"], axis=0),
                 node("Exp", ["b"], ["e"]),
-                node("Add", ["a", "e"], ["y"]),
+                node("Add", ["a", "e"], ["z"]),
+                node("Shape", ["x"], ["s"], end=1),
+                node("Concat", ["s", "rest"], ["to"], axis=0),
+                node("Reshape", ["z", "to"], ["y"]),
             ],
             [value("x", ["N", 4])],
             [value("y", ["N", 4])],
             sizes=np.array([8, 8]),
+            rest=np.array([4]),
         ),
         model(
             [node("Reshape", ["x", "to"], ["r"]), node("Exp", ["r"], ["y"])],

@@ -22,6 +22,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     kernel_blocks,
     only_reduction,
     operands_of,
+    read_position,
     same_block,
     static_extent,
     writer_of,
@@ -34,6 +35,7 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     schedule_data_parallel,
     split_at_borders,
 )
+from tvm_ext.tir_schedules.cpu.reduction_blocks import reduction_blocks, split_reduction
 from tvm_ext.tir_schedules.cpu.register_blocking import (
     OperandStage,
     RegisterTileDecision,
@@ -172,8 +174,10 @@ class RegisterTile:
     ) -> s_tir.Schedule:
         """See ``Template.apply``.
 
-        Decisions: those of ``decide_tile``, ``column_panel`` and ``padding_stage``;
-        ``columns_first``, the order of the tiles; ``packed``; ``reduction_unroll``; ``threads``.
+        Decisions: those of ``decide_tile``, ``reduction_blocks``, ``column_panel`` and
+        ``padding_stage``;
+        ``columns_first``, the order of the tiles; ``packed``; ``packed_columns``;
+        ``reduction_unroll``; ``threads``.
         """
         sch = inlined_schedule(func)
         access = _anchor_access(sch)
@@ -186,17 +190,25 @@ class RegisterTile:
         blocks = kernel_blocks(sch)
         anchor = access.block
         others = [block for block in blocks if not same_block(sch, block, anchor)]
-        write_back = self._write_back_block(sch, anchor, access)
-        columns_first = _columns_outermost(sch, access, decision, machine)
+        lengths = reduction_blocks(access, decision, machine, decisions)
+        # Sums of blocks are added up where they are written.
+        write_back = None if lengths else self._write_back_block(sch, anchor, access)
+        columns_first = bool(lengths) or _columns_outermost(sch, access, decision, machine)
         stage = column_panel(sch, access, decision, machine, columns_first, decisions)
         if stage is None and _has_two_orders(access, decision):
             columns_first = bool(decisions.pick("columns_first", (0, 1), int(columns_first)))
         sch = _packed(sch, access, decision, stage is None, decisions)
-        if stage is None and not columns_first:
+        has_panel = stage is not None
+        if not has_panel and not columns_first:
             stage = padding_stage(sch, access, decision, machine, decisions)
-        tile_loop = self._tile(sch, access, decision, machine, columns_first, stage, decisions)
+        if not has_panel:
+            sch, copies = _with_packed_columns(sch, access, decision, decisions)
+            others += copies
+        tile_loop = self._tile(
+            sch, access, decision, machine, columns_first, stage, lengths, decisions
+        )
         done = [stage.block] if stage is not None else []
-        if self._place_write_back(sch, write_back, tile_loop):
+        if write_back is not None and self._place_write_back(sch, write_back, tile_loop):
             done.append(write_back)
         for block in others:
             if not any(same_block(sch, block, known) for known in done):
@@ -225,6 +237,7 @@ class RegisterTile:
         machine: CpuDescription,
         columns_first: bool,
         stage: OperandStage | None,
+        lengths: dict[int, int],
         decisions: Decisions,
     ) -> LoopRV:
         """Splits and orders the loops; returns the loop in which one tile is finished."""
@@ -248,12 +261,13 @@ class RegisterTile:
                 blocks, outer = [*outer, block], []
             outer.append(split)
             rows.append(row)
-        reduction = _reduction_loops(sch, access, loops, decisions)
+        around, reduction = split_reduction(sch, access, loops, lengths)
+        reduction = _unrolled(sch, access, reduction, decisions) if not around else reduction
         if stage is not None and stage.per_column:
             blocks.append(vector_outer)
         else:
             outer.insert(0 if columns_first else len(outer), vector_outer)
-        sch.reorder(*blocks, *outer, *reduction, *rows, vector)
+        sch.reorder(*around, *blocks, *outer, *reduction, *rows, vector)
         tiles = sch.fuse(*outer) if len(outer) > 1 else outer[0]
         parallel = tiles
         if stage is not None:
@@ -261,7 +275,7 @@ class RegisterTile:
             write_stage(sch, stage, parallel, lanes)
         flatten(sch, [*rows, vector])
         parallelize(sch, [parallel], machine, access.trip_count(), lanes, decisions)
-        init = sch.decompose_reduction(access.block, reduction[0])
+        init = sch.decompose_reduction(access.block, [*around, *reduction][0])
         flatten(sch, list(sch.get_loops(init))[-len(rows) - 1 :])
         return tiles
 
@@ -307,23 +321,22 @@ def schedule_beside(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescriptio
         split_at_borders(sch, *branching)
 
 
-def _reduction_loops(
-    sch: s_tir.Schedule, access: BlockAccess, loops: list[LoopRV], decisions: Decisions
+def _unrolled(
+    sch: s_tir.Schedule, access: BlockAccess, reduction: list[LoopRV], decisions: Decisions
 ) -> list[LoopRV]:
     """The loops that reduce, and if so decided a few steps of the innermost, unrolled."""
-    reduction = [loops[axis] for axis in access.reduction]
-    repeated = [axis for axis in access.reduction if access.extents[axis] > 1]
+    repeated = [place for place, a in enumerate(access.reduction) if access.extents[a] > 1]
     if not repeated:
         return reduction
-    extent = access.extents[repeated[-1]]
+    place = repeated[-1]
+    extent = access.extents[access.reduction[place]]
     options = [1, *(steps for steps in STEPS_UNROLLED if extent % steps == 0)]
     steps = decisions.pick("reduction_unroll", options, 1)
     if steps == 1:
         return reduction
-    outer, inner = sch.split(loops[repeated[-1]], factors=[None, steps])
+    outer, inner = sch.split(reduction[place], factors=[None, steps])
     sch.unroll(inner)
-    reduction[access.reduction.index(repeated[-1])] = outer
-    return [*reduction, inner]
+    return [*reduction[:place], outer, *reduction[place + 1 :], inner]
 
 
 def _has_two_orders(access: BlockAccess, decision: RegisterTileDecision) -> bool:
@@ -367,6 +380,37 @@ def _pack_operands(
             if is_group and move_outermost(sch, access.block, index, others[0]):
                 return True
     return False
+
+
+# Register tiles that read each column of an operand, at least, for a packed copy of it to pay.
+_LEAST_READERS = 16
+
+
+def _with_packed_columns(
+    sch: s_tir.Schedule, access: BlockAccess, decision: RegisterTileDecision, decisions: Decisions
+) -> tuple[s_tir.Schedule, list[SBlockRV]]:
+    """A schedule in which what the columns select was packed in the run, and the block that does.
+
+    Weights that are trained are no constants. They lie in rows, of which a tile reads a few columns
+    each: these share few sets of L1, and leave it before the next tile wants them.
+    """
+    axis, size = decision.vector_axis, decision.columns
+    for index, strides in enumerate(access.read_strides):
+        others = [a for a in access.spatial if a != axis and access.extents[a] > 1]
+        if access.constant_reads[index] or strides[axis] != 1 or any(strides[a] for a in others):
+            continue
+        source = operands_of(sch.get(access.block))[index].source
+        tiles = math.prod(-(-access.extents[a] // decision.rows.get(a, 1)) for a in others)
+        if writer_of(sch, access.block, source) is not None or access.extents[axis] % size:
+            continue
+        packed = sch.copy()
+        position = read_position(packed.get(access.block), source)
+        copy = packed.cache_read(access.block, position, "global")
+        if not pack_operand(packed, access.block, index, axis, size):
+            continue
+        if decisions.pick("packed_columns", (0, 1), int(tiles >= _LEAST_READERS)):
+            return packed, [copy]
+    return sch, []
 
 
 def _result_count(access: BlockAccess) -> int:

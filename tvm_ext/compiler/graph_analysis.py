@@ -19,7 +19,6 @@ from tvm_ext.relay_passes.binding_rewriter import view_of
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.spans import (
     all_bindings_of,
-    bindings_of,
     describe_origin,
     origins_of,
     relax_bindings,
@@ -249,7 +248,7 @@ def _used_bindings(func: relax.Function) -> list[relax.Binding]:
     """What decides the results of a function, and the sizes that it asks for."""
     used: set[relax.Var] = set(relax.analysis.free_vars(func.body.body))
     found = []
-    for binding in reversed(list(bindings_of(func))):
+    for binding in reversed(list(all_bindings_of(func))):
         if binding.var in used or isinstance(binding, relax.MatchCast):
             used.update(relax.analysis.free_vars(binding.value))
             found.append(binding)

@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.converters.quantization import WEIGHTS_ATTRIBUTE
-from tvm_ext.onnx_frontend.ir_edits import Inserter
+from tvm_ext.onnx_frontend.ir_edits import Inserter, constant_of
 from tvm_ext.onnx_frontend.onnx_graph import subgraphs_of
 from tvm_ext.onnx_frontend.signature import MAX_ELEMENTS
 
@@ -280,6 +280,30 @@ def cast_likes_to_casts(model: ir.Model) -> None:
         node.op_type = "Cast"
         node.resize_inputs(1)
         node.attributes["to"] = ir.AttrInt64("to", int(like.dtype))
+
+
+# Slices of whole axes (``x[:, k]``) as Identity: shape inference gives their sizes no name.
+
+
+def whole_slices_to_identities(model: ir.Model) -> bool:
+    """Changes the model in place, bodies included; whether there was one."""
+    found = [node for node in model.graph.all_nodes() if _is_whole_slice(node)]
+    for node in found:
+        node.op_type = "Identity"
+        node.resize_inputs(1)
+    return bool(found)
+
+
+def _is_whole_slice(node: ir.Node) -> bool:
+    """Whether all bounds are constants, of which the ends reach behind any tensor."""
+    if node.op_type != "Slice" or node.domain not in ("", "ai.onnx") or len(node.inputs) < 3:
+        return False
+    starts, ends = constant_of(node.inputs[1]), constant_of(node.inputs[2])
+    steps = constant_of(node.inputs[4]) if len(node.inputs) > 4 else np.array(1)
+    if starts is None or ends is None or steps is None:
+        return False
+    reaches_behind = ends >= min(np.iinfo(ends.dtype).max, np.iinfo(np.int32).max)
+    return bool((starts == 0).all() and reaches_behind.all() and (steps == 1).all())
 
 
 # Constants in all their spellings as stored tensors: ``value`` is all that converters read.

@@ -4,7 +4,8 @@ ONNX's inference knows nothing of the shape of a loop-carried value, because an 
 it, and so nothing of what is computed from it. Exporters leave these types out (torch.export of an
 ``EmbeddingBag`` or a ``while_loop``). Here the body is inferred once on the assumption that every
 such value has its first shape; the shapes that the body then gives back unchanged are proven by
-induction, the others are dropped and the rest is inferred again.
+induction, the others are dropped and the rest is inferred again. A size that only the run knows
+goes by the value and the axis that it is of.
 """
 
 import onnx
@@ -27,31 +28,85 @@ def infer_carried_shapes(model: ir.Model) -> bool:
     return any([_infer(n, model) for n in found if n.domain in DEFAULT_DOMAINS])
 
 
-def _infer(node: ir.Node, model: ir.Model) -> bool:
+def element_shape(node: ir.Node, element: ir.Value, model: ir.Model) -> ir.Shape | None:
+    """The shape of a value of a Loop's body where it is the same in all iterations, else None.
+
+    Unknown sizes have the names that ``named_shape`` gives to those of values outside of the body.
+    """
     body = node.attributes["body"].as_graph()
-    carried = dict(zip(body.inputs[2:], node.inputs[2:], strict=True))
     assumed = {
         formal: first
-        for formal, first in carried.items()
-        if formal.shape is None
-        and first is not None
-        and first.shape is not None
-        and isinstance(first.type, ir.TensorType)
+        for formal, first in zip(body.inputs[2:], node.inputs[2:], strict=True)
+        if _has_shape(first)
     }
-    while assumed:
-        inferred = _inferred(body, assumed, model)
-        if inferred is None:
-            return False
+    _, types = _proven(body, assumed, model)
+    shape = _shape(types, element)
+    values = _values_of(body)
+    outside = [values[name] for name in free_names(ir.serde.serialize_graph(body))]
+    shapes = map(named_shape, (*assumed.values(), *outside))
+    given = {size for one in shapes for size in one or ()}
+    known = shape is not None and all(isinstance(size, int) or size in given for size in shape)
+    return shape if known else None
+
+
+def named_shape(value: ir.Value) -> ir.Shape | None:
+    """Its shape, in which sizes without a name are named after the value and the axis."""
+    if value.shape is None:
+        return None
+    return ir.Shape(
+        [
+            f"{value.name}/{axis}" if size == ir.SymbolicDim(None) else size
+            for axis, size in enumerate(value.shape)
+        ]
+    )
+
+
+def _has_shape(value: ir.Value | None) -> bool:
+    if value is None or not isinstance(value.type, ir.TensorType):
+        return False
+    return value.shape is not None
+
+
+def _infer(node: ir.Node, model: ir.Model) -> bool:
+    body = node.attributes["body"].as_graph()
+    assumed = {
+        formal: first
+        for formal, first in zip(body.inputs[2:], node.inputs[2:], strict=True)
+        if _has_shape(first) and _is_news(formal.shape, first.shape)
+    }
+    kept, types = _proven(body, assumed, model)
+    if kept:
+        _write(node, body, kept, types)
+    return bool(kept)
+
+
+def _is_news(declared: ir.Shape | None, first: ir.Shape) -> bool:
+    """Whether the first shape says more than what the body declares, which may lack sizes."""
+    if declared is None:
+        return True
+    unknown = ir.SymbolicDim(None)
+    return len(declared) == len(first) and any(
+        size == unknown and of_first != unknown
+        for size, of_first in zip(declared, first, strict=True)
+    )
+
+
+def _proven(
+    body: ir.Graph, assumed: dict[ir.Value, ir.Value], model: ir.Model
+) -> tuple[dict[ir.Value, ir.Value], dict[str, onnx.TypeProto]]:
+    """The values that keep the shapes of their first ones, and all types by name on that ground."""
+    while True:
+        types = _inferred(body, assumed, model)
+        if types is None:
+            return {}, {}
         kept = {
             formal: first
             for formal, first in assumed.items()
-            if _shape(inferred, body.outputs[body.inputs.index(formal) - 1]) == first.shape
+            if _shape(types, body.outputs[body.inputs.index(formal) - 1]) == named_shape(first)
         }
         if len(kept) == len(assumed):
-            _write(node, body, kept, inferred)
-            return True
+            return kept, types
         assumed = kept
-    return False
 
 
 def _inferred(
@@ -60,17 +115,20 @@ def _inferred(
     """Types of the values of the body by name; None where ONNX's inference does not end well."""
     graph = ir.serde.serialize_graph(body)
     known = _values_of(body)
+    for described in (*graph.input, *graph.value_info):
+        # What the body calls the same size may be another one in the next iteration.
+        for size in described.type.tensor_type.shape.dim:
+            size.ClearField("dim_param")
     for name in free_names(graph):
-        value = known[name]
-        constant = constant_of(value)
+        constant = constant_of(known[name])
         if constant is not None and constant.size <= _READ_ELEMENTS:
             graph.initializer.append(onnx.numpy_helper.from_array(constant, name))
         else:
-            graph.input.append(ir.serde.serialize_value(value))
+            graph.input.append(_described(known[name]))
     firsts = {formal.name: first for formal, first in assumed.items()}
     for given in graph.input:
         if given.name in firsts:
-            given.type.CopyFrom(ir.serde.serialize_value(firsts[given.name]).type)
+            given.type.CopyFrom(_described(firsts[given.name]).type)
     for output in graph.output:
         output.ClearField("type")
     opsets = [onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items()]
@@ -80,6 +138,11 @@ def _inferred(
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
         return None
     return {value.name: value.type for value in (*found.input, *found.value_info, *found.output)}
+
+
+def _described(value: ir.Value) -> onnx.ValueInfoProto:
+    named = ir.Value(name=value.name, type=value.type, shape=named_shape(value))
+    return ir.serde.serialize_value(named)
 
 
 def _values_of(body: ir.Graph) -> dict[str, ir.Value]:

@@ -10,8 +10,11 @@ import onnx_ir as ir
 
 from tvm_ext.errors import FormError, ModelError
 from tvm_ext.onnx_frontend.ir_edits import Inserter, constant_of, opset_of, replace_outputs
+from tvm_ext.onnx_frontend.loop_carried_shapes import element_shape, named_shape
 
 _BACKWARD = 1
+# What makes a sequence that a loop appends to.
+_STARTS = ("SequenceEmpty", "SequenceConstruct")
 
 
 def scans_to_loops(model: ir.Model) -> bool:
@@ -336,6 +339,8 @@ def appending_loops_to_scans(model: ir.Model) -> bool:
     Before: ``q = Loop(n, c, SequenceEmpty())``, whose body ends in ``SequenceInsert(q, x)``
     After:  ``xs = Loop(n, c)``, whose body gives ``x``; ``q = SplitToSequence(xs)``
 
+    What a SequenceConstruct begins with is put in front of ``xs``.
+
     A sequence that is only concatenated, of elements that differ in size along that axis, becomes
     a tensor that grows instead. Other sequences, whose elements need not be alike, stay.
     """
@@ -344,23 +349,25 @@ def appending_loops_to_scans(model: ir.Model) -> bool:
     tensors = [value for value in model.graph.inputs if isinstance(value.type, ir.TensorType)]
     sizes = (size for value in tensors for size in value.shape or ())
     fixed = {size for size in sizes if size != ir.SymbolicDim(None)}
-    return any([_append_to_scan(node, fixed) for node in found])
+    return any([_append_to_scan(node, fixed, model) for node in found])
 
 
-def _append_to_scan(node: ir.Node, fixed: Container[int | ir.SymbolicDim]) -> bool:
+def _append_to_scan(node: ir.Node, fixed: Container[int | ir.SymbolicDim], model: ir.Model) -> bool:
     """``fixed`` are sizes that are the same in all iterations."""
     body = node.attributes["body"].as_graph()
     for index, given in enumerate(node.inputs[2:]):
         insert = _append(body, index)
         producer = given.producer() if given is not None else None
-        if insert is None or producer is None or producer.op_type != "SequenceEmpty":
+        if insert is None or producer is None or producer.op_type not in _STARTS:
             continue
-        growing = _growing(node, index, insert)
+        first = [value for value in producer.inputs if value is not None]
+        growing = None if first else _growing(node, index, insert)
         if growing is not None:
             _grow(node, body, index, insert, growing)
             return True
-        if _alike_elements(node, index, insert.inputs[1], fixed):
-            _scan(node, body, index, insert)
+        is_alike = not first and _alike_elements(node, index, insert.inputs[1], fixed)
+        if is_alike or _keeps_shape(node, insert.inputs[1], first, model):
+            _scan(node, body, index, insert, _rows(node, first, model))
             return True
     return False
 
@@ -379,6 +386,14 @@ def _alike_elements(
     if joined is not None and element.shape and isinstance(element.shape[joined], int):
         return True
     return all(isinstance(size, int) or size in fixed for size in element.shape)
+
+
+def _keeps_shape(
+    node: ir.Node, element: ir.Value | None, first: list[ir.Value], model: ir.Model
+) -> bool:
+    """Whether all iterations append elements of one shape, which those of the beginning have."""
+    shape = None if element is None else element_shape(node, element, model)
+    return shape is not None and all(named_shape(value) == shape for value in first)
 
 
 def _append(body: ir.Graph, index: int) -> ir.Node | None:
@@ -451,8 +466,17 @@ def _copied(reader: ir.Node, value: ir.Value) -> ir.Value:
     return copy
 
 
-def _scan(node: ir.Node, body: ir.Graph, index: int, insert: ir.Node) -> None:
-    """Gives each element as a part of a scan output, which is split into a sequence again."""
+def _rows(node: ir.Node, first: list[ir.Value], model: ir.Model) -> list[ir.Value]:
+    """Elements with an axis in front, along which they are stacked."""
+    before = Inserter(node, f"{node.name}/first")
+    return [unsqueezed(before, value, 0, opset_of(model)) for value in first]
+
+
+def _scan(node: ir.Node, body: ir.Graph, index: int, insert: ir.Node, rows: list[ir.Value]) -> None:
+    """Gives each element as a part of a scan output, which is split into a sequence again.
+
+    What the sequence begins with is put in front of it, as ``rows``.
+    """
     element = insert.inputs[1]
     inserter = Inserter(insert, f"{insert.name}/element")
     part = inserter.node("Identity", [element])
@@ -475,6 +499,10 @@ def _scan(node: ir.Node, body: ir.Graph, index: int, insert: ir.Node) -> None:
         stacked.shape = ir.Shape([None, *sizes])
     after = Inserter(node, f"{node.name}/sequence")
     after.graph.insert_before(node, loop)
+    if rows:
+        whole = after.node("Concat", [*rows, stacked], axis=0)
+        whole.type, whole.shape = stacked.type, stacked.shape
+        stacked = whole
     sequence = after.node("SplitToSequence", [stacked], axis=0, keepdims=0)
     sequence.type = node.outputs[index].type
     results = list(loop.outputs[:-1])

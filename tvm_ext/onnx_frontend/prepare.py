@@ -21,6 +21,7 @@ from tvm_ext.onnx_frontend.canonicalize import (
     canonicalize,
     cast_likes_to_casts,
     spell_constants_out,
+    whole_slices_to_identities,
 )
 from tvm_ext.onnx_frontend.containers import resolve_containers, splits_hidden
 from tvm_ext.onnx_frontend.diagnostics import preparation_error
@@ -211,7 +212,8 @@ def _fold_constants(model: ir.Model) -> None:
             should_fold=_may_fold,
         )
         pruned = ir.passes.common.RemoveUnusedNodesPass()(model)
-        if not (folded.modified or pruned.modified):
+        is_shorter = whole_slices_to_identities(model)
+        if not (folded.modified or pruned.modified or is_shorter):
             break
 
 

@@ -157,7 +157,6 @@ def _forward(model: TrainableModel, loss: Loss, specs: Sequence[TensorSpec]) -> 
             returned = [bb.emit_output(one) for one in (value, *results[model.outputs :])]
         bb.emit_func_output(relax.Tuple(returned))
     passes = [
-        relax.transform.DecomposeOpsForInference(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(["forward"]),
     ]

@@ -97,6 +97,17 @@ def test_condition_that_all_lanes_share_stays_a_branch() -> None:
     assert_numbers(func, masked)
 
 
+def test_padding_that_all_lanes_share_stays_a_branch() -> None:
+    x = te.placeholder((7, 16), name="x")
+    padded = te.compute(
+        (9, 16),
+        lambda i, j: tirx.if_then_else(tirx.all(i >= 1, i < 8), x[i - 1, j], tirx.const(0.0)),
+        "y",
+    )
+    func = vectorised(x, padded)
+    assert with_masked_tails(func).same_as(func)
+
+
 def in_range(x: te.Tensor, low: int, high: int) -> Index:
     """``x`` moved by ``low``, and zero outside of it."""
     zero = tirx.const(0, x.dtype)

@@ -21,6 +21,7 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE, access_of
 from tvm_ext.tir_schedules.apply_template import finished_schedule
+from tvm_ext.tir_schedules.cpu.reduction_blocks import reduction_blocks
 from tvm_ext.tir_schedules.cpu.register_blocking import (
     RegisterTileDecision,
     column_options,
@@ -44,6 +45,19 @@ def _turned() -> tirx.PrimFunc:
     k = te.reduce_axis((0, 19), "k")
     product = te.compute((33, 64), lambda i, j: te.sum(a[i, k] * b[j, k], axis=k), "product")
     return te.create_prim_func([a, b, product])
+
+
+def _weight_gradient(items: int, size: int, inputs: int, outputs: int) -> tirx.PrimFunc:
+    """Of a convolution with 3 x 3 taps, channels last."""
+    data = te.placeholder((items, size + 2, size + 2, inputs), name="data")
+    given = te.placeholder((items, size, size, outputs), name="given")
+    n, y, x = (te.reduce_axis((0, extent)) for extent in (items, size, size))
+
+    def value(h: tirx.Var, w: tirx.Var, i: tirx.Var, o: tirx.Var) -> tirx.Expr:
+        return te.sum(data[n, y + h, x + w, i] * given[n, y, x, o], axis=[n, y, x])
+
+    gradient = te.compute((3, 3, inputs, outputs), value, "gradient")
+    return te.create_prim_func([data, given, gradient])
 
 
 def _constant(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -70,6 +84,7 @@ KERNELS = {
     "one row": _constant(kernel_of(op.matmul, f32(1, 24), f32(24, 192))),
     "transposed": _turned(),
     "batch": kernel_of(op.matmul, f32(3, 37, 12), f32(3, 12, 48)),
+    "weight gradient": _weight_gradient(3, 8, 24, 32),
     "nhwc": kernel_of(_padded, *NHWC),
     "nhwc constant": _constant(kernel_of(_padded, *NHWC)),
     "nhwc stride": kernel_of(_strided, f32(2, 29, 31, 8), f32(3, 3, 8, 32), f32(32)),
@@ -223,6 +238,34 @@ def test_panels() -> None:
     )
 
 
+def test_columns_are_packed_where_many_tiles_read_them() -> None:
+    many, few = (kernel_of(op.matmul, f32(rows, 20), f32(20, 192)) for rows in (512, 42))
+    assert knobs_of(TILE, many, MACHINE)["packed_columns"].default == 1
+    assert knobs_of(TILE, few, MACHINE)["packed_columns"].default == 0
+    # A panel is such a copy, and what is constant is packed while compiling.
+    assert "packed_columns" not in knobs_of(TILE, many, MACHINE, {"column_panel": 1})
+    assert "packed_columns" not in knobs_of(TILE, KERNELS["constant"], MACHINE)
+    # Each item has a matrix of its own.
+    assert "packed_columns" not in knobs_of(TILE, KERNELS["batch"], MACHINE)
+
+
+def test_blocks_of_a_long_reduction() -> None:
+    """All tiles add up two small images before the next; of a large image, some rows."""
+    for size, wanted in ((8, {4: 2}), (32, {4: 1, 5: 4})):
+        func = _weight_gradient(16, size, 32, 64)
+        sch = s_tir.Schedule(func)
+        access = access_of(sch, sch.get_sblock("gradient"))
+        assert access is not None
+        tile = decide_tile(access, NARROW, "float32")
+        lengths = reduction_blocks(access, tile, NARROW)
+        assert lengths == wanted
+        outermost = [loop for loop in applied(func, NARROW) if not loop.path]
+        assert (outermost[-1].kind, outermost[-1].extent) == ("serial", 16 // wanted[4])
+    # A product reads its rows along the reduction.
+    long = kernel_of(op.matmul, f32(64, 4096), f32(4096, 64))
+    assert "reduction_block" not in knobs_of(TILE, long, NARROW)
+
+
 def test_padding_by_pieces() -> None:
     func = kernel_of(_padded, f32(1, 28, 14, 12), f32(3, 3, 12, 64), f32(64))
     machine = MACHINE.with_cores(2)
@@ -231,7 +274,10 @@ def test_padding_by_pieces() -> None:
     together = applied(func, machine, padding_tiles=0, threads=1)
     pieces = applied(func, machine, padding_tiles=7, threads=1)
     assert len([loop for loop in together if not loop.path]) > 1
-    assert [(loop.kind, loop.extent) for loop in pieces if not loop.path] == [("parallel", 28 // 7)]
+    assert [loop.extent for loop in pieces if loop.kind == "parallel"] == [28 // 7]
+    assert len([loop for loop in pieces if not loop.path]) < len(
+        [loop for loop in together if not loop.path]
+    )
     assert "padding_tiles" not in knobs_of(TILE, func, machine, {"columns_first": 1})
     # Fewer pieces than cores would leave some without work.
     assert knobs_of(TILE, func, MACHINE)["padding_tiles"].options == (0,)

@@ -133,3 +133,97 @@ def test_rows_summed_bag_by_bag():
     assert_same(proto, *feeds)
     left = {n.op_type for n in prepare_model(proto).prepared.graph.node}
     assert not any("Sequence" in name for name in left)
+
+
+def backtracking(size: object) -> onnx.ModelProto:
+    """The best path through ``x`` (Viterbi): a list of pointers, read from behind into another.
+
+    The sizes that the bodies declare for what they carry are those of the run, without a name.
+    """
+    forward = loop_body(
+        [
+            node("Slice", ["best", "begin", "end", "begin", "one1"], ["whole"]),
+            node("Unsqueeze", ["whole", "axis2"], ["apart"]),
+            node("Add", ["apart", "costs"], ["all"]),
+            node("ReduceMax", ["all"], ["highest"], axes=[1], keepdims=0),
+            node("ArgMax", ["all"], ["from"], axis=1, keepdims=0),
+            node("Add", ["highest", "gain"], ["best2"]),
+            node("SequenceInsert", ["list", "from"], ["longer"]),
+        ],
+        ["best", "list"],
+        "best2 longer",
+    )
+    backward = loop_body(
+        [
+            node("Sub", ["count", "one"], ["last"]),
+            node("Sub", ["last", "i"], ["place"]),
+            node("SequenceAt", ["pointers", "place"], ["row"]),
+            node("Unsqueeze", ["at", "one1"], ["column"]),
+            node("GatherElements", ["row", "column"], ["found"], axis=1),
+            node("Squeeze", ["found", "one1"], ["at2"]),
+            node("SequenceInsert", ["path", "at2"], ["path2"]),
+        ],
+        ["at", "path"],
+        "at2 path2",
+    )
+    element = {"best": (TensorProto.FLOAT, [None, 3]), "at": (TensorProto.INT64, [None])}
+    lists = {"list": [None, 3], "path": [None]}
+    for body in (forward, backward):
+        for place in (2, 3):
+            name = body.input[place].name
+            for described in (body.input[place], body.output[place - 1]):
+                if name in element:
+                    kind = helper.make_tensor_type_proto(*element[name])
+                else:
+                    shaped = helper.make_tensor_type_proto(TensorProto.INT64, lists[name])
+                    kind = helper.make_sequence_type_proto(shaped)
+                described.type.CopyFrom(kind)
+    nodes = [
+        node("SequenceEmpty", [], ["none"], dtype=TensorProto.INT64),
+        node("Loop", ["n", "", "x", "none"], ["score", "pointers"], body=forward),
+        node("ArgMax", ["score"], ["end_at"], axis=1, keepdims=0),
+        node("SequenceConstruct", ["end_at"], ["ends"]),
+        node("SequenceLength", ["pointers"], ["count"]),
+        node("Loop", ["count", "", "end_at", "ends"], ["start", "path_back"], body=backward),
+        node("ConcatFromSequence", ["path_back"], ["y"], axis=1, new_axis=1),
+    ]
+    stored = {
+        **{"one": np.array(1), "one1": np.array([1]), "axis2": np.array([2])},
+        **{"begin": np.array([0]), "end": np.array([np.iinfo(np.int64).max])},
+        **{"costs": rand(1, 3, 3), "gain": rand(3)},
+    }
+    inputs = [value("x", [size, 3]), value("n", [], TensorProto.INT64)]
+    return model(nodes, inputs, [value("y", None, TensorProto.INT64)], **stored)
+
+
+def test_a_list_is_read_from_behind_into_another_that_has_a_beginning():
+    proto = backtracking("N")
+    feeds = [{"x": rand(rows, 3), "n": np.array(steps)} for rows, steps in ((2, 5), (1, 1), (3, 0))]
+    assert_same(proto, *feeds, levels=["O1"])
+    left = {n.op_type for n in prepare_model(proto).prepared.graph.node}
+    assert not any("Sequence" in name for name in left)
+
+
+def test_a_list_of_what_changes_its_size_stays_a_list():
+    """The carried value is longer in each iteration: what is appended has no one shape."""
+    steps = [
+        node("Concat", ["s", "x"], ["s2"], axis=0),
+        node("Exp", ["s"], ["element"]),
+        node("SequenceInsert", ["list", "element"], ["longer"]),
+    ]
+    inner = loop_body(steps, ["list", "s"], "longer s2")
+    kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    for described in (inner.input[2], inner.output[1]):
+        described.type.CopyFrom(kind)
+    for described in (inner.input[3], inner.output[2]):
+        described.type.CopyFrom(value("s", [None, 3]).type)
+    nodes = [
+        *ROWS,
+        node("SequenceConstruct", ["x"], ["first"]),
+        node("Loop", ["n", "", "first", "x"], ["all", "last"], body=inner),
+        node("SequenceAt", ["all", "one"], ["y"]),
+    ]
+    proto = model(nodes, [X], [value("y", None)], **STORED)
+    assert_same(proto, *FEEDS, levels=["O0"])
+    left = {n.op_type for n in prepare_model(proto).prepared.graph.node}
+    assert "SequenceAt" in left

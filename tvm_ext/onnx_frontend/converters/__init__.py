@@ -23,6 +23,7 @@ from tvm_ext.onnx_frontend.converters.convolution_and_pooling import (
     MaxPool,
     MaxUnpool,
 )
+from tvm_ext.onnx_frontend.converters.deformable_convolution import DeformConv
 from tvm_ext.onnx_frontend.converters.determinant import Det
 from tvm_ext.onnx_frontend.converters.elementwise import (
     CONDITIONS,
@@ -65,7 +66,7 @@ from tvm_ext.onnx_frontend.converters.reductions import (
     LayerNormalization,
 )
 from tvm_ext.onnx_frontend.converters.resize import Resize
-from tvm_ext.onnx_frontend.converters.sampling import AffineGrid, DeformConv, RoiAlign
+from tvm_ext.onnx_frontend.converters.sampling import AffineGrid, RoiAlign
 from tvm_ext.onnx_frontend.converters.shape_operators import (
     ConstantOfShape,
     Expand,

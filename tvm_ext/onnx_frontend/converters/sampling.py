@@ -1,8 +1,8 @@
-"""AffineGrid, RoiAlign, DeformConv: images read at points between their elements.
+"""AffineGrid and RoiAlign: points between the elements of images, and what is pooled there.
 
 TVM's AffineGrid takes no size of the run and two dimensions only; its RoiAlign reads regions that
 begin outside of the image at other points, and in mode max takes the largest interpolated value
-where ONNX takes the largest weighted neighbour; it has no DeformConv.
+where ONNX takes the largest weighted neighbour.
 """
 
 from typing import Any
@@ -155,76 +155,3 @@ def _from_neighbours(
         for value, size in ((y, sizes[0]), (x, sizes[1]))
     ]
     return tirx.if_then_else(tirx.any(*far), zero, found)
-
-
-class DeformConv(OnnxOpConverter):
-    """Convolution whose taps are moved by offsets and weighted by a mask.
-
-    Deformable convolution (Dai and others 2017, Zhu and others 2019): the taps are gathered into
-    columns by bilinear interpolation, zero outside of the image, and multiplied as matrices.
-    """
-
-    @classmethod
-    def _impl_v19(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        data, weight, offset = inputs[:3]
-        bias, mask = (inputs[k] if k < len(inputs) else None for k in (3, 4))
-        batch, channels, _, _ = sizes_of(data)
-        features, _, kernel_h, kernel_w = sizes_of(weight)
-        groups, taps = attr.get("group", 1), kernel_h * kernel_w
-        _, _, rows, columns = sizes_of(offset)
-        gathered = bb.emit_te(
-            _gathered,
-            data,
-            offset,
-            [] if mask is None else [mask],
-            [kernel_h, kernel_w],
-            attr,
-            primfunc_name_hint="deformed_columns",
-        )
-        each = channels // groups * taps
-        gathered = bb.emit(relax.op.reshape(gathered, (batch, groups, each, rows * columns)))
-        matrix = bb.emit(relax.op.reshape(weight, (1, groups, features // groups, each)))
-        product = bb.emit(relax.op.matmul(matrix, gathered))
-        result = bb.emit(relax.op.reshape(product, (batch, features, rows, columns)))
-        if bias is None:
-            return result
-        return relax.op.add(result, bb.emit(relax.op.reshape(bias, (1, features, 1, 1))))
-
-
-def _gathered(
-    data: te.Tensor, offset: te.Tensor, mask: list[te.Tensor], kernel: list[int], attr: dict
-) -> te.Tensor:
-    """The taps of every output element: [N, channels, taps, rows, columns]."""
-    batch, channels, height, width = data.shape
-    taps, dtype = kernel[0] * kernel[1], str(data.dtype)
-    strides, dilations = attr.get("strides", [1, 1]), attr.get("dilations", [1, 1])
-    pads, parts = attr.get("pads", [0] * 4), attr.get("offset_group", 1)
-    share = channels // parts
-    one, zero = tirx.const(1.0, dtype), tirx.const(0.0, dtype)
-
-    def within(place: tirx.Expr, size: Any) -> tirx.Expr:
-        last = tirx.Cast(dtype, tirx.Cast("int64", size))
-        return tirx.max(tirx.min(place, last), tirx.const(-1.0, dtype))
-
-    def element(n: Any, c: Any, tap: Any, i: Any, j: Any) -> tirx.Expr:
-        part = tirx.floordiv(c, share)
-        tap_row, tap_column = tirx.floordiv(tap, kernel[1]), tirx.floormod(tap, kernel[1])
-        moved = (part * taps + tap) * 2
-        row = i * strides[0] - pads[0] + tap_row * dilations[0]
-        column = j * strides[1] - pads[1] + tap_column * dilations[1]
-        y = row.astype(dtype) + offset[n, moved, i, j]
-        x = column.astype(dtype) + offset[n, moved + 1, i, j]
-        # A point from far away is no integer, and its shares are no numbers.
-        y, x = within(y, height), within(x, width)
-        top, left = tirx.floor(y).astype("int64"), tirx.floor(x).astype("int64")
-        down, right = y - top.astype(dtype), x - left.astype(dtype)
-        total = zero
-        for a, part_y in ((0, one - down), (1, down)):
-            for b, part_x in ((0, one - right), (1, right)):
-                inside = tirx.all(top + a >= 0, top + a < height, left + b >= 0, left + b < width)
-                value = tirx.if_then_else(inside, data[n, c, top + a, left + b], zero)
-                total = total + part_y * part_x * value
-        return total * mask[0][n, part * taps + tap, i, j] if mask else total
-
-    shape = (batch, channels, taps, offset.shape[2], offset.shape[3])
-    return te.compute(shape, element, name="deformed_columns")

@@ -7,7 +7,6 @@ which differentiates a part of the graph, has no converter.
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from tvm import relax, te, tirx
 
 from tvm_ext.errors import FormError
@@ -145,20 +144,22 @@ class BatchNormalization(OnnxOpConverter):
 
 def _of_the_batch(bb: relax.BlockBuilder, inputs: Any, attr: dict) -> relax.Expr:
     data, scale, shift, mean, variance = inputs[:5]
-    rank, dtype = len(sizes_of(data)), str(data.ty.dtype)
-    axes = [axis for axis in range(rank) if axis != 1]
-    shape = [-1] + [1] * (rank - 2)
-
-    def along_channels(value: relax.Expr) -> relax.Expr:
-        return bb.emit(relax.op.reshape(bb.emit(relax.op.astype(value, dtype)), shape))
-
+    dtype = str(data.ty.dtype)
+    axes = [axis for axis in range(len(sizes_of(data))) if axis != 1]
     batch_mean = bb.emit(relax.op.mean(data, axes))
     batch_variance = bb.emit(relax.op.variance(data, axes))
-    epsilon = relax.const(np.array(attr.get("epsilon", 1e-5), dtype), dtype)
-    deviation = bb.emit(relax.op.sqrt(relax.op.add(along_channels(batch_variance), epsilon)))
-    centered = relax.op.divide(relax.op.subtract(data, along_channels(batch_mean)), deviation)
-    scaled = relax.op.multiply(centered, along_channels(scale))
-    outputs = [bb.emit(relax.op.add(scaled, along_channels(shift)))]
+    affine = [bb.emit(relax.op.astype(one, dtype)) for one in (scale, shift)]
+    # With these statistics as given ones it has a gradient by few sums.
+    normalized = relax.op.nn.batch_norm(
+        data,
+        *affine,
+        batch_mean,
+        batch_variance,
+        axis=1,
+        epsilon=attr.get("epsilon", 1e-5),
+        training=False,
+    )
+    outputs = [bb.emit(bb.emit(normalized)[0])]
     for running, batch in ((mean, batch_mean), (variance, batch_variance)):
         kind = str(running.ty.dtype)
         share = attr.get("momentum", 0.9)

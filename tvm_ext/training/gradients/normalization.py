@@ -1,4 +1,4 @@
-"""Gradients of layer, group and RMS normalisation.
+"""Gradients of layer, group, RMS and batch normalisation.
 
 With ``n = (x - mean) / d`` and ``d`` the root of the variance and a little, the gradient by ``x``
 is ``(h - mean(h) - n mean(h n)) / d`` for ``h``, the gradient times the scale: each mean is one of
@@ -91,6 +91,35 @@ def _group_norm(
     return [op.reshape(made, shape), by_scale, by_shift]
 
 
+@gradient_of("nn.batch_norm")
+def _batch_norm(
+    bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
+) -> Sequence[relax.Expr | None]:
+    """By data, scale, shift, mean and variance: of each channel two sums, and numbers of these."""
+    x, scale, _, mean, variance = call.args
+    rank, channel = len(sizes(x)), int(call.attrs.axis)
+    wide = [sizes(scale)[0] if axis == channel else 1 for axis in range(rank)]
+    others = [axis for axis in range(rank) if axis != channel]
+
+    def along(value: relax.Expr) -> relax.Expr:
+        return bb.emit(op.reshape(value, wide))
+
+    slope = bb.emit(given[0])
+    above = bb.emit(op.add(variance, number(float(call.attrs.epsilon), x)))
+    factor = bb.emit(op.divide(number(1.0, x), bb.emit(op.sqrt(above))))
+    centered = bb.emit(op.subtract(x, along(mean)))
+    total = bb.emit(op.sum(slope, others))
+    moment = bb.emit(op.sum(bb.emit(op.multiply(slope, centered)), others))
+    by_scale = bb.emit(op.multiply(moment, factor))
+    steep = factor
+    if call.attrs.scale:
+        steep = bb.emit(op.multiply(factor, scale))
+    by_mean = bb.emit(op.negative(bb.emit(op.multiply(total, steep))))
+    curved = bb.emit(op.divide(bb.emit(op.multiply(moment, steep)), above))
+    by_variance = bb.emit(op.multiply(curved, number(-0.5, x)))
+    return [op.multiply(slope, along(steep)), by_scale, total, by_mean, by_variance]
+
+
 @gradient_of("variance")
 def _variance(
     bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
@@ -104,6 +133,8 @@ def _variance(
     count = 1
     for axis in axes:
         count *= sizes(x)[axis]
-    centered = bb.emit(op.subtract(x, bb.emit(op.mean(x, axes, keepdims=True))))
+    # The mean of the normalisation, which is then not computed again.
+    mean = bb.emit(op.reshape(bb.emit(op.mean(x, axes)), kept))
+    centered = bb.emit(op.subtract(x, mean))
     part = bb.emit(op.multiply(given, relax.const(2 / count, dtype_of(x))))
     return [op.multiply(centered, bb.emit(op.reshape(part, kept)))]

@@ -8,6 +8,7 @@ know two axes only.
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax, te, tirx, topi
@@ -36,6 +37,49 @@ def _turned(bb: relax.BlockBuilder, weight: relax.Expr, groups: int) -> relax.Ex
     return turned
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Whether channels lie behind the windows' axes, and where the first of these is."""
+
+    count: int
+    channels_last: bool
+
+    @property
+    def axes(self) -> list[int]:
+        """The axes of windows."""
+        first = 1 if self.channels_last else 2
+        return list(range(first, first + self.count))
+
+    def shape(self, items: int, channels: int, windows: Sequence[int]) -> list[int]:
+        """In its order."""
+        if self.channels_last:
+            return [items, *windows, channels]
+        return [items, channels, *windows]
+
+    def from_channels_first(self, bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
+        """An array of this layout."""
+        if not self.channels_last:
+            return value
+        return bb.emit(op.permute_dims(value, [0, *range(2, 2 + self.count), 1]))
+
+    def to_channels_first(self, bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
+        """An array with channels first."""
+        if not self.channels_last:
+            return value
+        return bb.emit(op.permute_dims(value, [0, self.count + 1, *range(1, self.count + 1)]))
+
+    def convolved(
+        self, bb: relax.BlockBuilder, value: relax.Expr, weight: relax.Expr, **options: Any
+    ) -> relax.Expr:
+        """A convolution with weights [O, I, taps]."""
+        if self.channels_last:
+            windows = "DHW"[-self.count :] if self.count > 1 else "W"
+            order = [*range(2, 2 + self.count), 1, 0]
+            weight = bb.emit(op.permute_dims(weight, order))
+            options |= {"data_layout": f"N{windows}C", "kernel_layout": f"{windows}IO"}
+        return bb.emit(_CONVOLUTIONS[self.count](value, weight, **options))
+
+
 def by_data(
     bb: relax.BlockBuilder,
     given: relax.Expr,
@@ -43,35 +87,50 @@ def by_data(
     wanted: Sequence[int],
     attrs: Any,
 ) -> relax.Expr:
-    """The gradient of a convolution by its data, whose sizes along the window are ``wanted``."""
-    strides, taps, count = _numbers(attrs.strides), sizes(weight)[2:], len(wanted)
+    """The gradient of a convolution by its data, whose sizes along the window are ``wanted``.
+
+    Channels lie last, as in the gradient by the weights, where they are in one group.
+    """
+    layout = _Layout(len(wanted), channels_last=int(attrs.groups) == 1)
     turned = _turned(bb, weight, int(attrs.groups))
-    convolution = _CONVOLUTIONS[count]
+    moved = layout.from_channels_first(bb, given)
+    return layout.to_channels_first(bb, _by_data(bb, moved, turned, wanted, attrs, layout))
+
+
+def _by_data(
+    bb: relax.BlockBuilder,
+    given: relax.Expr,
+    turned: relax.Expr,
+    wanted: Sequence[int],
+    attrs: Any,
+    layout: _Layout,
+) -> relax.Expr:
+    strides, taps, groups = _numbers(attrs.strides), sizes(turned)[2:], int(attrs.groups)
     if math.prod(taps) == 1 and not any(_numbers(attrs.padding)):
         # One tap: the zeros between are put in behind the product, not multiplied.
-        made: relax.Expr = bb.emit(convolution(given, turned, groups=int(attrs.groups)))
-        for axis in range(count):
-            made = spread(bb, made, axis + 2, strides[axis], 0, wanted[axis])
+        made: relax.Expr = layout.convolved(bb, given, turned, groups=groups)
+        for axis, stride, size in zip(layout.axes, strides, wanted, strict=True):
+            made = spread(bb, made, axis, stride, 0, size)
         return made
     if max(strides) > 1 and max(_numbers(attrs.dilation)) == 1:
-        return _by_phases(bb, given, turned, wanted, attrs)
+        return _by_phases(bb, given, turned, wanted, attrs, layout)
     value: relax.Expr = given
     starts, before, behind = [], [], []
-    for axis, (tap, apart) in enumerate(zip(taps, _numbers(attrs.dilation), strict=True)):
-        length = (sizes(given)[axis + 2] - 1) * strides[axis] + 1
-        value = spread(bb, value, axis + 2, strides[axis], 0, length)
+    for n, (tap, apart) in enumerate(zip(taps, _numbers(attrs.dilation), strict=True)):
+        axis = layout.axes[n]
+        length = (sizes(given)[axis] - 1) * strides[n] + 1
+        value = spread(bb, value, axis, strides[n], 0, length)
         reach = (tap - 1) * apart
-        front = reach - _numbers(attrs.padding)[axis]
+        front = reach - _numbers(attrs.padding)[n]
         starts.append(max(-front, 0))
         before.append(max(front, 0))
-        behind.append(max(wanted[axis] - length - front + reach, 0))
-    options = {"dilation": _numbers(attrs.dilation), "groups": int(attrs.groups)}
-    made = bb.emit(convolution(value, turned, padding=[*before, *behind], **options))
-    if sizes(made)[2:] == list(wanted):
+        behind.append(max(wanted[n] - length - front + reach, 0))
+    options = {"dilation": _numbers(attrs.dilation), "groups": groups}
+    made = layout.convolved(bb, value, turned, padding=[*before, *behind], **options)
+    if [sizes(made)[axis] for axis in layout.axes] == list(wanted):
         return made
-    axes = list(range(2, 2 + count))
     ends = [start + size for start, size in zip(starts, wanted, strict=True)]
-    return bb.emit(op.strided_slice(made, axes, starts, ends))
+    return bb.emit(op.strided_slice(made, layout.axes, starts, ends))
 
 
 def _by_phases(
@@ -80,6 +139,7 @@ def _by_phases(
     turned: relax.Expr,
     wanted: Sequence[int],
     attrs: Any,
+    layout: _Layout,
 ) -> relax.Expr:
     """The same without zeros between: elements a stride apart are read through the same taps.
 
@@ -88,24 +148,28 @@ def _by_phases(
     strides, count = _numbers(attrs.strides), len(wanted)
     positions = [-(-size // stride) for size, stride in zip(wanted, strides, strict=True)]
     parts = [
-        _phase(bb, given, turned, phase, positions, attrs)
+        _phase(bb, given, turned, phase, positions, attrs, layout)
         for phase in itertools.product(*map(range, strides))
     ]
     batch, channels = sizes(given)[0], sizes(turned)[0]
     whole = bb.emit(
         op.reshape(
             bb.emit(op.concat([bb.emit(op.expand_dims(one, 0)) for one in parts], 0)),
-            [*strides, batch, channels, *positions],
+            [*strides, *layout.shape(batch, channels, positions)],
         )
     )
     # Each phase goes behind its position.
-    places = [axis for n in range(count) for axis in (count + 2 + n, n)]
-    mixed = bb.emit(op.permute_dims(whole, [count, count + 1, *places]))
+    order = [count]
+    for axis in range(1, count + 2):
+        order.append(count + axis)
+        if axis in layout.axes:
+            order.append(axis - layout.axes[0])
+    mixed = bb.emit(op.permute_dims(whole, order))
     spans = [number * stride for number, stride in zip(positions, strides, strict=True)]
-    made: relax.Expr = bb.emit(op.reshape(mixed, [batch, channels, *spans]))
+    made: relax.Expr = bb.emit(op.reshape(mixed, layout.shape(batch, channels, spans)))
     if spans == list(wanted):
         return made
-    return bb.emit(op.strided_slice(made, list(range(2, 2 + count)), [0] * count, list(wanted)))
+    return bb.emit(op.strided_slice(made, layout.axes, [0] * count, list(wanted)))
 
 
 def _phase(
@@ -115,31 +179,31 @@ def _phase(
     phase: Sequence[int],
     positions: Sequence[int],
     attrs: Any,
+    layout: _Layout,
 ) -> relax.Expr:
     """The gradient by the elements at one place within the strides."""
     count, groups = len(phase), int(attrs.groups)
     taps, strides = sizes(turned)[2:], _numbers(attrs.strides)
+    windows = [sizes(given)[axis] for axis in layout.axes]
     first, starts, ends, before, behind = [], [], [], [], []
     for axis, place in enumerate(phase):
         reached = place + _numbers(attrs.padding)[axis]
         step, least = divmod(reached, strides[axis])
         number = len(range(least, taps[axis], strides[axis]))
         if not number:
-            shape = [sizes(given)[0], sizes(turned)[0], *positions]
+            shape = layout.shape(sizes(given)[0], sizes(turned)[0], positions)
             return bb.emit(op.zeros(shape, dtype_of(given)))
         first.append((taps[axis] - 1 - least) % strides[axis])
-        front, back = number - 1 - step, positions[axis] + step - sizes(given)[axis + 2]
+        front, back = number - 1 - step, positions[axis] + step - windows[axis]
         starts.append(max(-front, 0))
-        ends.append(sizes(given)[axis + 2] - max(-back, 0))
+        ends.append(windows[axis] - max(-back, 0))
         before.append(max(front, 0))
         behind.append(max(back, 0))
-    axes = list(range(2, 2 + count))
-    weight = bb.emit(op.strided_slice(turned, axes, first, taps, strides))
+    weight = bb.emit(op.strided_slice(turned, list(range(2, 2 + count)), first, taps, strides))
     value: relax.Expr = given
-    if any(starts) or ends != sizes(given)[2:]:
-        value = bb.emit(op.strided_slice(given, axes, starts, ends))
-    padding = [*before, *behind]
-    return bb.emit(_CONVOLUTIONS[count](value, weight, padding=padding, groups=groups))
+    if any(starts) or ends != windows:
+        value = bb.emit(op.strided_slice(given, layout.axes, starts, ends))
+    return layout.convolved(bb, value, weight, padding=[*before, *behind], groups=groups)
 
 
 def by_weight(
@@ -150,94 +214,77 @@ def by_weight(
     attrs: Any,
 ) -> relax.Expr:
     """The gradient of a convolution by its weights, of sizes ``wanted``."""
-    strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
-    groups, count = int(attrs.groups), len(wanted) - 2
-    padding = _numbers(attrs.padding)
-    if groups == 1:
-        return _by_products(bb, given, data, wanted, attrs)
-
-    def kernel(given: te.Tensor, data: te.Tensor) -> te.Tensor:
-        padded = topi.nn.pad(data, [0, 0, *padding[:count]], [0, 0, *padding[count:]])
-        steps = [te.reduce_axis((0, size), name=f"r{n}") for n, size in enumerate(given.shape[2:])]
-        item = te.reduce_axis((0, data.shape[0]), name="n")
-        first = wanted[0] // groups
-
-        def value(o: tirx.Var, i: tirx.Var, *tap: tirx.Var) -> tirx.Expr:
-            places = [
-                step * stride + k * apart
-                for step, stride, k, apart in zip(steps, strides, tap, dilation, strict=True)
-            ]
-            channel = i if groups == 1 else tirx.floordiv(o, first) * wanted[1] + i
-            product = given(item, o, *steps) * padded(item, channel, *places)
-            return te.sum(product, axis=[item, *steps])
-
-        return te.compute(list(wanted), value, name="weight_gradient")
-
-    return bb.emit_te(kernel, given, data, primfunc_name_hint="convolution_weight_gradient")
-
-
-# Bytes of a copy of all windows, above which there is a product for each tap instead.
-_MOST_BYTES = 1 << 26
-
-
-def _by_products(
-    bb: relax.BlockBuilder,
-    given: relax.Expr,
-    data: relax.Expr,
-    wanted: Sequence[int],
-    attrs: Any,
-) -> relax.Expr:
-    """``transposed gradient @ windows``: what each window reads is a row, channels innermost."""
-    count, taps = len(wanted) - 2, list(wanted[2:])
-    last = [0, *range(2, 2 + count), 1]
-    padding = _numbers(attrs.padding)
-    pixels = bb.emit(op.permute_dims(data, last))
-    if any(padding):
-        ends = zip(padding[:count], padding[count:], strict=True)
-        widths = [0, 0, *(width for pair in ends for width in pair), 0, 0]
-        pixels = bb.emit(op.nn.pad(pixels, widths))
-    rows = bb.emit(op.reshape(bb.emit(op.permute_dims(given, last)), [-1, wanted[0]]))
-    columns = bb.emit(op.permute_dims(rows, [1, 0]))
-    places = list(itertools.product(*map(range, taps)))
-    size = math.prod(sizes(rows)) // wanted[0] * wanted[1] * len(places) * 8
-    groups = [places] if size <= _MOST_BYTES else [[place] for place in places]
-    windows = [sizes(given)[0], *sizes(given)[2:]]
-    parts = []
-    for group in groups:
-        read = _windows(
-            bb, pixels, windows, group[0], taps if len(group) > 1 else [1] * count, attrs
+    count = len(wanted) - 2
+    if int(attrs.groups) > 1:
+        return bb.emit_te(
+            lambda given, data: _grouped_by_weight(given, data, wanted, attrs),
+            given,
+            data,
+            primfunc_name_hint="convolution_weight_gradient",
         )
-        read = bb.emit(op.reshape(read, [math.prod(windows), len(group) * wanted[1]]))
-        parts.append(bb.emit(op.matmul(columns, read)))
-    whole = bb.emit(op.concat(parts, 1)) if len(parts) > 1 else parts[0]
-    whole = bb.emit(op.reshape(whole, [wanted[0], *taps, wanted[1]]))
-    return bb.emit(op.permute_dims(whole, [0, count + 1, *range(1, count + 1)]))
+    layout = _Layout(count, channels_last=True)
+    pixels, slopes = (layout.from_channels_first(bb, one) for one in (data, given))
+    # Vectors run along the innermost axis.
+    inputs_last = wanted[1] > wanted[0]
+    made = bb.emit_te(
+        lambda given, data: _dense_by_weight(given, data, wanted, attrs, inputs_last),
+        slopes,
+        pixels,
+        primfunc_name_hint="convolution_weight_gradient",
+    )
+    taps = range(count)
+    order = [0, count + 1, *(1 + n for n in taps)] if inputs_last else [count + 1, count, *taps]
+    return bb.emit(op.permute_dims(made, order))
 
 
-def _windows(
-    bb: relax.BlockBuilder,
-    pixels: relax.Expr,
-    windows: Sequence[int],
-    first: Sequence[int],
-    taps: Sequence[int],
-    attrs: Any,
-) -> relax.Expr:
-    """The channels of each tap of each window, [items, windows, taps, channels]."""
+def _dense_by_weight(
+    given: te.Tensor, data: te.Tensor, wanted: Sequence[int], attrs: Any, inputs_last: bool
+) -> te.Tensor:
+    """Sums over all positions, as [taps, I, O] or [O, taps, I]; operands have channels last."""
     strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
-    count = len(taps)
+    padding, count = _numbers(attrs.padding), len(wanted) - 2
+    padded = topi.nn.pad(data, [0, *padding[:count], 0], [0, *padding[count:], 0])
+    item = te.reduce_axis((0, data.shape[0]), name="n")
+    steps = [te.reduce_axis((0, size), name=f"r{n}") for n, size in enumerate(given.shape[1:-1])]
 
-    def kernel(pixels: te.Tensor) -> te.Tensor:
-        def value(item: tirx.Var, *place: tirx.Var) -> tirx.Expr:
-            at = [
-                place[n] * strides[n] + (place[count + n] + first[n]) * dilation[n]
-                for n in range(count)
-            ]
-            return pixels(item, *at, place[-1])
+    def value(*place: tirx.Var) -> tirx.Expr:
+        if inputs_last:
+            o, *taps, i = place
+        else:
+            *taps, i, o = place
+        places = [
+            step * stride + k * apart
+            for step, stride, k, apart in zip(steps, strides, taps, dilation, strict=True)
+        ]
+        product = given(item, *steps, o) * padded(item, *places, i)
+        return te.sum(product, axis=[item, *steps])
 
-        shape = [*windows, *taps, pixels.shape[-1]]
-        return te.compute(shape, value, name="windows", tag="injective")
+    outputs, inputs, *taps = wanted
+    shape = [outputs, *taps, inputs] if inputs_last else [*taps, inputs, outputs]
+    return te.compute(shape, value, name="weight_gradient")
 
-    return bb.emit_te(kernel, pixels, primfunc_name_hint="windows")
+
+def _grouped_by_weight(
+    given: te.Tensor, data: te.Tensor, wanted: Sequence[int], attrs: Any
+) -> te.Tensor:
+    """The same for a convolution in groups, with channels first."""
+    strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
+    padding, count = _numbers(attrs.padding), len(wanted) - 2
+    padded = topi.nn.pad(data, [0, 0, *padding[:count]], [0, 0, *padding[count:]])
+    item = te.reduce_axis((0, data.shape[0]), name="n")
+    steps = [te.reduce_axis((0, size), name=f"r{n}") for n, size in enumerate(given.shape[2:])]
+    first = wanted[0] // int(attrs.groups)
+
+    def value(o: tirx.Var, i: tirx.Var, *taps: tirx.Var) -> tirx.Expr:
+        places = [
+            step * stride + k * apart
+            for step, stride, k, apart in zip(steps, strides, taps, dilation, strict=True)
+        ]
+        channel = tirx.floordiv(o, first) * wanted[1] + i
+        product = given(item, o, *steps) * padded(item, channel, *places)
+        return te.sum(product, axis=[item, *steps])
+
+    return te.compute(list(wanted), value, name="weight_gradient")
 
 
 @gradient_of("nn.conv1d", "nn.conv2d", "nn.conv3d")

@@ -48,6 +48,16 @@ def test_columns_that_do_not_fit_an_image() -> None:
             compiled.run({**fitting, "image": image, "block": block})
 
 
+def test_deformed_taps_of_groups_with_a_mask() -> None:
+    """Two blocks of points, the second of which is not full, in each of two offset groups."""
+    inputs = {
+        **{"x": rand(2, 4, 9, 11), "w": rand(6, 2, 3, 2), "at": 2 * rand(2, 24, 4, 6)},
+        **{"b": rand(6), "mask": rand(2, 12, 4, 6)},
+    }
+    attributes = {"strides": [2, 2], "dilations": [1, 2], "pads": [1, 2, 0, 1]}
+    check_operator("DeformConv", inputs, group=2, offset_group=2, **attributes)
+
+
 @pytest.mark.parametrize("far", [-1e30, 1e30])
 def test_deformed_points_far_outside_of_the_image(far: float) -> None:
     offsets = rand(1, 8, 4, 5)
