@@ -141,6 +141,51 @@ def sink(is_first: bool = False, sizes: Sequence[object] = (BATCH, QUERIES, KEYS
     return g.model(g.op("MatMul", weights, v), [batch, HEADS, queries, DEPTH])
 
 
+LONGEST = 16
+
+
+def decoder(has_table: bool, has_views: bool) -> onnx.ModelProto:
+    """Attention of older exports behind keys of earlier runs, with a mask of any length.
+
+    ``has_table``: rows of a triangle are cut out, as in GPT-2. ``has_views``: the product has one
+    axis for batch and heads; with both this is GPT-NeoX.
+    """
+    g = Graph()
+    q = g.input("q", ["b", HEADS, "s", DEPTH])
+    kinds = ("k", "v")
+    past = [g.input(f"past_{kind}", ["b", HEADS, "p", DEPTH]) for kind in kinds]
+    new = [g.input(kind, ["b", HEADS, "s", DEPTH]) for kind in kinds]
+    k, v = (g.op("Concat", *pair, axis=2) for pair in zip(past, new, strict=True))
+    end, begin = (g.op("Shape", x, start=2, end=3) for x in (k, past[0]))
+    apart = g.op("Concat", g.ints(-1, HEADS), g.op("Shape", q, start=2, end=3), end, axis=0)
+    product = [q, k]
+    if has_views:
+        product = _beside(g, q, k)
+    turned = g.op("Transpose", product[1], perm=[0, 2, 1] if has_views else [0, 1, 3, 2])
+    scores = g.op("Mul", g.op("MatMul", product[0], turned), g.const(DEPTH**-0.5))
+    if has_views:
+        # torch.baddbmm
+        scores = g.op("Add", g.op("ConstantOfShape", g.op("Shape", scores)), scores)
+        scores = g.op("Reshape", scores, apart)
+    if has_table:
+        table = g.const(np.tri(LONGEST, dtype=bool)[None, None], "bool")
+        rows = g.op("Slice", table, begin, end, g.ints(2))
+        seen = g.op("Slice", rows, g.ints(0), end, g.ints(3))
+        scores = g.op("Where", seen, scores, g.const(np.finfo("float32").min))
+    mask = g.op("Unsqueeze", g.input("mask", ["b", "t"]), g.ints(1, 2))
+    scores = g.op("Add", scores, g.op("Mul", mask, g.const(-1e4)))
+    return g.model(g.op("MatMul", g.op("Softmax", scores, axis=-1), v), ["b", HEADS, "s", DEPTH])
+
+
+def _beside(g: Graph, *heads: str) -> list[str]:
+    """Tensors with batch and heads as one axis."""
+    found = []
+    for one in heads:
+        sizes = g.op("Shape", one, start=2, end=4)
+        found.append(g.op("Reshape", one, g.op("Concat", g.ints(-1), sizes, axis=0)))
+    return found
+
+
 def masked_fill() -> onnx.ModelProto:
     """A score is replaced where a mask, repeated to full size, is set; half precision."""
     g = Graph("float16")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx
 import tvm
@@ -222,14 +222,16 @@ def _imported(
     runs_all = given[0] == given[1] and not any(node.op_type in CONTROL_FLOW for node in nodes)
     imported = import_graph(prepared, name, stored, ranges)
     single: frozenset[str] = frozenset()
+    results: dict[Any, int] = {}
     allowed, found = dict(ranges), _allowed(imported, ranges, runs_all)
     # What was not compared before may say more: a table's end, once a batch is known to be 1.
     for _ in range(_MOST_IMPORTS - 1):
         known = single | _known_single(imported, found, runs_all)
-        if not imported.is_unclear or (found, known) == (allowed, single):
+        agreed = results | (dict(imported.results) if runs_all else {})
+        if not imported.is_unclear or (found, known, agreed) == (allowed, single, results):
             break
-        allowed, single = found, known
-        imported = import_graph(prepared, name, stored, allowed, single)
+        allowed, single, results = found, known, agreed
+        imported = import_graph(prepared, name, stored, allowed, single, results)
         found = _allowed(imported, allowed, runs_all)
     if allowed == ranges:
         # That there are any pixels is nothing to say where no kernel relies on it.

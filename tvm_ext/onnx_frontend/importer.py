@@ -281,6 +281,8 @@ class ImportedGraph(NamedTuple):
         are below what is allowed.
     some, single : frozenset of str
         Dimensions of inputs that are at least 1, or 1, see ``note_some`` and ``note_times``.
+    results : dict
+        Which of the sizes that broadcast is the result's, see ``note_result``.
     is_unclear : bool
         Whether there are sizes of which only the run can tell whether they agree.
     """
@@ -289,6 +291,7 @@ class ImportedGraph(NamedTuple):
     largest: dict[str, int]
     some: frozenset[str]
     single: frozenset[str]
+    results: Mapping[Any, int]
     is_unclear: bool
 
 
@@ -298,11 +301,12 @@ def import_graph(
     stored: StoredWeights | None = None,
     ranges: Mapping[str, SizeRange] | None = None,
     single: Collection[str] = (),
+    results: Mapping[Any, int] | None = None,
 ) -> ImportedGraph:
     """A prepared model as a Relax module that holds for sizes within ``ranges``.
 
     ``stored`` reads the weights that the model holds without values; dimensions of inputs that are
-    named in ``single`` become 1.
+    named in ``single`` become 1; ``results`` are those of an import before this one.
 
     Raises
     ------
@@ -310,6 +314,7 @@ def import_graph(
         A converter fails; the message names the node.
     """
     importer = _OriginImporter(model, stored or StoredWeights(), ranges or {})
+    importer.limits.results = results or {}
     parts = {name: getattr(model.graph, name) for name in ("initializer", "input", "output")}
     parts["input"] = [_with_single(value, single) for value in parts["input"]]
     # The importer warns; what matters is in the error we raise. Python's filters of warnings, like
@@ -340,7 +345,8 @@ def import_graph(
     mod = with_plain_casts(tvm.transform.Sequential([PropagateSpans()])(mod))
     limits = importer.limits
     some, single = (importer.names_of(dims) for dims in (limits.some, limits.single))
-    return ImportedGraph(mod, importer.largest_sizes(), some, single, limits.is_unclear)
+    largest = importer.largest_sizes()
+    return ImportedGraph(mod, largest, some, single, limits.found, limits.is_unclear)
 
 
 def _with_single(value: onnx.ValueInfoProto, names: Collection[str]) -> onnx.ValueInfoProto:

@@ -248,7 +248,8 @@ def scaled_by(view: GraphView, expr: relax.Expr) -> tuple[relax.Expr, float] | N
 
 def uniform_value(view: GraphView, expr: relax.Expr) -> float | None:
     """The number that all elements of a constant are, infinities included."""
-    constant = constant_value(view, expr)
+    full = view.call(expr, "relax.full")
+    constant = constant_value(view, expr if full is None else full.args[1])
     if constant is None or not constant.size or constant.dtype.kind not in "fiuVb":
         return None
     values = constant.astype("float64").reshape(-1)

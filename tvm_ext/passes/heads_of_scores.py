@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from tvm import relax
 
-from tvm_ext.passes.attention_operands import extents
+from tvm_ext.passes.attention_operands import extents, uniform_value
 from tvm_ext.passes.attention_pattern import from_matmul
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 
@@ -24,6 +24,8 @@ class HeadsOfScores(BindingRewriter):
     After:  ``s = add(matmul(q4, k4), bias4); p = softmax(s); y = reshape(matmul(p, v4), ...)``
             with ``q4 = reshape(q, (b, h, q, d))`` and so on
 
+    The product with the values may have two axes already, as in GPT-NeoX.
+
     Leaves alone: scores with another user than the next step, and views of other axes.
     """
 
@@ -32,19 +34,22 @@ class HeadsOfScores(BindingRewriter):
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         product = self.view.call(var, "relax.matmul")
-        if product is None or any(arg.ty.ndim != 3 for arg in product.args):
+        ranks = set() if product is None else {arg.ty.ndim for arg in product.args}
+        if product is None or ranks not in ({3}, {4}):
             return None
-        weights = self._viewed(product.args[0], 4)
-        if weights is None or self.view.uses(product.args[0]) != 1:
+        given, values = product.args
+        weights = given if ranks == {4} else self._viewed(given, 4)
+        if weights is None or self.view.uses(given) != 1:
             return None
-        self._passed = [product.args[0]]
+        self._passed = [] if ranks == {4} else [given]
         if not self._leads_to_scores(weights):
             return None
         self._var = var
         self._leading = list(weights.ty.shape.values[:2])
-        values = self._apart(product.args[1])
-        apart = self._bound(product, [self._steps(weights), values])
-        changed = relax.op.reshape(apart, product.ty.shape)
+        values = values if ranks == {4} else self._apart(values)
+        changed = relax.Call(product.op, [self._steps(weights), values], product.attrs)
+        if ranks == {3}:
+            changed = relax.op.reshape(self.bind(changed, var), product.ty.shape)
         return Replacement(changed, tuple(self._passed), "batch and heads are axes of their own")
 
     def _viewed(self, expr: relax.Expr, rank: int) -> relax.Expr | None:
@@ -96,6 +101,10 @@ class HeadsOfScores(BindingRewriter):
         """A tensor with one axis for batch and heads, with two."""
         call = self.view.call(expr, *_ELEMENTWISE, "relax.matmul")
         if call is not None and self._is_passed(expr):
+            # torch.baddbmm adds zeros that it makes for that.
+            left = [arg for arg in call.args if uniform_value(self.view, arg) != 0]
+            if call.op.name == "relax.add" and len(left) == 1:
+                return self._apart(left[0])
             return self._bound(call, [self._operand(arg, expr) for arg in call.args])
         shape = [*self._leading, *expr.ty.shape.values[1:]]
         return self.bind(relax.op.reshape(expr, shape), self._var)

@@ -113,6 +113,35 @@ def test_a_sink_that_differs_by_query_stays() -> None:
     assert [d.reason for d in decisions] == ["a sink of the softmax differs by query"]
 
 
+@pytest.mark.parametrize(
+    ("has_table", "has_views"), [(True, False), (True, True), (False, True), (False, False)]
+)
+def test_older_decoders_are_one_kernel_at_any_size(has_table: bool, has_views: bool) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    model = models.decoder(has_table, has_views)
+    compiled = tvm_ext.compile(model, HOST)
+    assert "attention" in [kernel.schedule for kernel in compiled.report.kernels]
+    assert not any("softmax" in kernel.name for kernel in compiled.report.kernels)
+    session = runtime.InferenceSession(model.SerializeToString())
+    draw = np.random.default_rng(2)
+    # The last masks have one column for all keys.
+    for batch, new, past, columns in [(1, 3, 0, 3), (2, 1, 9, 10), (1, 5, 4, 9), (2, 3, 4, 1)]:
+        shape = {
+            "mask": (batch, columns),
+            **{name: (batch, HEADS, new, models.DEPTH) for name in "qkv"},
+            **{name: (batch, HEADS, past, models.DEPTH) for name in ("past_k", "past_v")},
+        }
+        given = {n: draw.standard_normal(size).astype("float32") for n, size in shape.items()}
+        given["mask"] = (given["mask"] > 1).astype("float32")
+        (wanted,) = session.run(None, given)
+        (found,) = compiled.run(given).values()
+        np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)
+    for columns in (2, 8):
+        given["mask"] = np.zeros((2, columns), "float32")
+        with pytest.raises(tvm_ext.TvmExtError, match="do not fit together"):
+            compiled.run(given)
+
+
 @pytest.mark.parametrize("scale", [{}, {"scale": 0.3}])
 @pytest.mark.parametrize("name", ["microsoft", "microsoft self"])
 def test_microsoft_as_onnx_runtime(name: str, scale: dict[str, float]) -> None:

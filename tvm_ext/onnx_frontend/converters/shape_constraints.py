@@ -26,7 +26,10 @@ from tvm_ext.onnx_frontend.sizes.scalar_rules import (
     holds,
     is_positive,
     known_broadcasts,
+    known_result,
+    note_broadcast,
     note_equal,
+    note_result,
     note_some,
     note_times,
     note_unclear,
@@ -46,6 +49,7 @@ def of_sizes(bb: relax.BlockBuilder, data: relax.Expr, sizes: Sequence[Size]) ->
     pairs = list(zip(sizes_of(data), sizes, strict=True))
     for pair in pairs:
         note_equal(*pair)
+        note_result(*pair)
     if any(isinstance(new, tirx.Var) and not equal_sizes(old, new) for old, new in pairs):
         data = _copied(bb, data, pairs)
         sizes = [
@@ -134,6 +138,7 @@ def with_as_many_elements(
     if not sizes:
         return data
     note_times(inferred_size([have], [need]))
+    note_result(have, need)
 
     def agreed(old: list[Any], new: list[Any]) -> te.Tensor:
         counts = [functools.reduce(operator.mul, map(wide, side), wide(1)) for side in (old, new)]
@@ -324,6 +329,7 @@ def broadcast_sizes(bb: relax.BlockBuilder, shapes: Sequence[Sequence[Size]]) ->
         for axis in range(rank)
     ]
     common = [_common(column) for column in columns]
+    common = [known_result(c) if n is None else n for c, n in zip(columns, common, strict=True)]
     unclear = [axis for axis in range(rank) if common[axis] is None]
     if not unclear:
         return common
@@ -353,6 +359,9 @@ def broadcast_sizes(bb: relax.BlockBuilder, shapes: Sequence[Sequence[Size]]) ->
         shape = bb.emit(relax.op.tensor_to_shape(sizes))
         bb.match_cast(shape, relax.ShapeType([*new, *[tirx.const(1, "int64")] * len(new)]))
         known[key] = new
+        for axis, size in zip(unclear, new, strict=True):
+            if not any(size is one for one in columns[axis]):
+                note_broadcast(size, columns[axis])
     for axis, size in zip(unclear, known[key], strict=True):
         common[axis] = size
     return common
@@ -367,9 +376,12 @@ def _largest(column: Sequence[Size], new: tirx.Var) -> tirx.Var:
 def _is_at_most(size: Size, most: tirx.Var) -> bool:
     if size is most:
         return True
-    # Beside 1, a size of 0 makes the result empty.
-    if not isinstance(size, int) and holds(size <= most) and holds(size >= tirx.min(most, 1)):
-        return True
+    if not isinstance(size, int):
+        analyzer = analyzer_of(size, most)
+        with analyzer.constraint_scope(most >= 1):
+            # Beside 1, a size of 0 makes the result empty.
+            if analyzer.can_prove(size <= most) and analyzer.can_prove(size >= 1):
+                return True
     # Both ends of a slice stop at the table's.
     if not isinstance(size, tirx.Sub):
         return False

@@ -6,7 +6,7 @@ around, integer division cuts off, floats round. A rule gives None for what no e
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from tvm.sym import Analyzer
 from tvm_ext.onnx_frontend.sizes.quasi_affine import always
 from tvm_ext.onnx_frontend.sizes.size_values import FLOATS, INTEGERS, Element
 from tvm_ext.tensor_spec import SizeRange
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 
 # What one size of a tensor is taken to be at most: with about twice as many elements of a byte no
 # kernel could count them, and tf2onnx writes this number for the end of an axis.
@@ -42,6 +43,13 @@ class SizeLimits:
         Dimensions of which none but 0 is in the way of knowing a size.
     single : set of variable
         Dimensions that must be 1 in every run that has any elements.
+    results : dict of key to int
+        Which of the sizes that broadcast is the result's in every run: by the sizes, see
+        ``key_of_sizes``, its place among them. What an import before this one found out.
+    found : dict of key to int
+        The same, as this import finds it out.
+    columns : dict of variable to sequence of sizes
+        What a size that a run finds out is broadcast of.
     is_unclear : bool
         Whether there are sizes of which only the run can tell whether they agree.
     """
@@ -50,6 +58,9 @@ class SizeLimits:
     largest: dict[tirx.Var, int] = field(default_factory=dict)
     some: set[tirx.Var] = field(default_factory=set)
     single: set[tirx.Var] = field(default_factory=set)
+    results: Mapping[Any, int] = field(default_factory=dict)
+    found: dict[Any, int] = field(default_factory=dict)
+    columns: dict[tirx.Var, Sequence[Any]] = field(default_factory=dict)
     is_unclear: bool = False
 
 
@@ -102,6 +113,56 @@ def note_equal(first: Any, second: Any) -> None:
         # One row would broadcast.
         if most and most[0] > 1 and any(variable.same_as(side) for side in sides):
             limits.largest[variable] = min(limits.largest.get(variable, LARGEST_SIZE), most[0])
+
+
+def note_broadcast(result: tirx.Var, column: Sequence[Any]) -> None:
+    """The run finds out what sizes broadcast to."""
+    limits = _limits.get()
+    if limits is not None:
+        limits.columns[result] = tuple(column)
+
+
+def note_result(first: Any, second: Any) -> None:
+    """Two sizes, or numbers of elements, are equal in every run without an error.
+
+    So one of the sizes that broadcast is the result's: a mask as long as the tokens so far, beside
+    keys, where the product with the values asks for as many columns as there are keys.
+    """
+    limits = _limits.get()
+    if limits is None:
+        return
+    for value, wanted in ((first, second), (second, first)):
+        for variable in variables_of(value):
+            column = limits.columns.get(variable, ())
+            key = key_of_sizes(column) if column else None
+            for place, size in enumerate(column if key is not None else ()):
+                known = substitute(value, {variable: size})
+                if not is_expression(size) or not is_expression(known):
+                    continue
+                if analyzer_of(known, wanted).can_prove_equal(known, wanted):
+                    limits.found[key] = place
+
+
+def known_result(column: Sequence[Any]) -> Any:
+    """The size of a column that an import before this one found to be the result's; or None."""
+    limits = _limits.get()
+    place = None if limits is None else limits.results.get(key_of_sizes(column))
+    return None if place is None else column[place]
+
+
+def key_of_sizes(column: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Sizes in names of the model's; None where they are made of others that a run finds out."""
+    limits = _limits.get()
+    columns = {} if limits is None else limits.columns
+    key: list[Any] = []
+    for size in column:
+        if is_expression(size) and size in columns:
+            key.append(key_of_sizes(columns[size]))
+        elif any(variable in columns for variable in variables_of(size)):
+            return None
+        else:
+            key.append(str(size))
+    return None if None in key else tuple(key)
 
 
 def note_some(size: Any) -> None:
