@@ -295,9 +295,7 @@ def _key(func: tirx.PrimFunc, for_all: Mapping[str, object]) -> str:
     the number of its statements is beside it.
     """
     facts = {
-        "kernel": tvm_ffi.structural_hash(
-            func.without_attr("global_symbol"), map_free_vars=True
-        ),
+        "kernel": tvm_ffi.structural_hash(func.without_attr("global_symbol"), map_free_vars=True),
         "size": _size(func),
         "name": _without_numbers(_symbol(func)),
         **for_all,
