@@ -398,6 +398,7 @@ class _OriginImporter(ONNXGraphImporter):
             for size in (sizes_of(given) if isinstance(given.ty, relax.TensorType) else ())
             if isinstance(size, tirx.Var)
         }
+        self.limits.named = frozenset(self._dimensions)
         self.limits.known = {
             size: self._ranges[name]
             for size, name in self._dimensions.items()

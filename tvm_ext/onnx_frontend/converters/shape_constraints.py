@@ -329,7 +329,6 @@ def broadcast_sizes(bb: relax.BlockBuilder, shapes: Sequence[Sequence[Size]]) ->
         for axis in range(rank)
     ]
     common = [_common(column) for column in columns]
-    common = [known_result(c) if n is None else n for c, n in zip(columns, common, strict=True)]
     unclear = [axis for axis in range(rank) if common[axis] is None]
     if not unclear:
         return common
@@ -367,8 +366,11 @@ def broadcast_sizes(bb: relax.BlockBuilder, shapes: Sequence[Sequence[Size]]) ->
     return common
 
 
-def _largest(column: Sequence[Size], new: tirx.Var) -> tirx.Var:
-    """The variable of a column that all its sizes broadcast to in any run; else ``new``."""
+def _largest(column: Sequence[Size], new: tirx.Var) -> tirx.Expr:
+    """The size of a column that all its sizes broadcast to in any run; else ``new``."""
+    known = known_result(column)
+    if known is not None:
+        return known
     variables = (size for size in column if isinstance(size, tirx.Var))
     return next((v for v in variables if all(_is_at_most(size, v) for size in column)), new)
 

@@ -6,7 +6,7 @@ around, integer division cuts off, floats round. A rule gives None for what no e
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -35,6 +35,8 @@ class SizeLimits:
 
     Attributes
     ----------
+    named : set of variable
+        Dimensions of inputs: no two have one name, as those have that a run finds out.
     known : dict of variable to SizeRange
         The sizes that dimensions of inputs can have.
     largest : dict of variable to int
@@ -54,6 +56,7 @@ class SizeLimits:
         Whether there are sizes of which only the run can tell whether they agree.
     """
 
+    named: Collection[tirx.Var] = ()
     known: dict[tirx.Var, SizeRange] = field(default_factory=dict)
     largest: dict[tirx.Var, int] = field(default_factory=dict)
     some: set[tirx.Var] = field(default_factory=set)
@@ -153,12 +156,12 @@ def known_result(column: Sequence[Any]) -> Any:
 def key_of_sizes(column: Sequence[Any]) -> tuple[Any, ...] | None:
     """Sizes in names of the model's; None where they are made of others that a run finds out."""
     limits = _limits.get()
-    columns = {} if limits is None else limits.columns
+    columns, named = ({}, ()) if limits is None else (limits.columns, limits.named)
     key: list[Any] = []
     for size in column:
         if is_expression(size) and size in columns:
             key.append(key_of_sizes(columns[size]))
-        elif any(variable in columns for variable in variables_of(size)):
+        elif any(variable not in named for variable in variables_of(size)):
             return None
         else:
             key.append(str(size))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from one_model import in_one_model, program
+from onnx import TensorProto
 from operator_models import by_runtime
 from small_models import model, node, rand, value
 from unoptimised import HOST
@@ -104,3 +105,36 @@ def test_beside_one_element_an_empty_slice_makes_the_result_empty():
     for size in (0, 1, 2):
         check(made, (size,))
     check(made, (3,), fits=False)
+
+
+def test_a_mask_is_as_long_as_a_product_asks_for_or_of_one_element():
+    """Which of the two sizes the sum has follows from the product, and the run checks both."""
+    nodes = [node("Add", ["x0", "x1"], ["sum"]), node("MatMul", ["sum", "x2"], ["y"])]
+    inputs = value("x0", [2, "n"]), value("x1", ["mask"]), value("x2", ["n", 3])
+    made = (proto := model(nodes, inputs, [value("y", None)])), program(proto, "O1")
+    for size, mask in [(3, 3), (3, 1), (1, 1), (0, 1), (0, 0)]:
+        check(made, (2, size), (mask,), (size, 3))
+    for size, mask in [(3, 2), (3, 5), (1, 3), (0, 3)]:
+        check(made, (2, size), (mask,), (size, 3), fits=False)
+
+
+def test_sizes_that_a_run_finds_out_are_told_apart():
+    """What a product asks of the first number of elements says nothing of the second."""
+    nodes = []
+    for place in range(2):
+        mask, places, number, total = (f"{n}{place}" for n in ("mask", "places", "float", "sum"))
+        nodes += [
+            node("NonZero", [mask], [places]),
+            node("Cast", [places], [number], to=TensorProto.FLOAT),
+            node("Add", ["x0", number], [total]),
+        ]
+    nodes += [node("MatMul", ["sum0", "x1"], ["y"]), node("Neg", ["sum1"], ["z"])]
+    inputs = value("x0", [1, "n"]), value("x1", ["n", 3]), value("mask0", [4]), value("mask1", [4])
+    proto = model(nodes, inputs, [value("y", None), value("z", None)])
+    compiled_once = tvm_ext.compile(proto, HOST, opt_level=1)
+    for counts in [(1, 4), (1, 1), (1, 0)]:
+        masks = {f"mask{n}": (np.arange(4) < c).astype("float32") for n, c in enumerate(counts)}
+        given = {"x0": rand(1, 1), "x1": rand(1, 3), **masks}
+        found = compiled_once.run(given).values()
+        for one, wanted in zip(found, by_runtime(proto, given), strict=True):
+            np.testing.assert_allclose(one, wanted, rtol=1e-5)
