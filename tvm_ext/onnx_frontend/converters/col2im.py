@@ -1,5 +1,6 @@
 """Col2Im: columns of blocks added up into an image. TVM has none."""
 
+import functools
 import json
 import math
 from collections.abc import Sequence
@@ -39,8 +40,9 @@ class Col2Im(OnnxOpConverter):
         columns = of_sizes(bb, inputs[0], [batch, channels * elements, math.prod(steps)])
         if current_cpu() is not None:
             return _by_blocks(bb, columns, form, steps, [batch, channels])
+        kernel = functools.partial(_by_elements, form)
         return bb.emit_te(
-            _by_elements, columns, form, image, block, steps, channels, primfunc_name_hint="col2im"
+            kernel, columns, image, block, steps, channels, primfunc_name_hint="col2im"
         )
 
 
@@ -93,12 +95,12 @@ def _by_blocks(
                 for k in axes:
                     row = row * form.block[k] + taps[k]
                     ahead.append(T.bind(wide(taps[k] * form.dilations[k] - form.pads[k])))
-                    # The blocks whose element of this tap is inside of the image.
+                    # The blocks whose element of this tap is inside of the image. Where what is
+                    # divided falls with a loop, TVM's iterators round the wrong way.
                     stride = form.strides[k]
-                    first = tirx.max(tirx.floordiv(stride - 1 - ahead[k], stride), T.int64(0))
-                    last = tirx.floordiv(wide(form.image[k]) - 1 - ahead[k], stride)
-                    firsts.append(T.bind(first))
-                    stop = tirx.min(last + 1, wide(steps[k]))
+                    firsts.append(T.bind(tirx.max(-tirx.floordiv(ahead[k], stride), T.int64(0))))
+                    beyond = -tirx.floordiv(ahead[k] - wide(form.image[k]), stride)
+                    stop = tirx.min(beyond, wide(steps[k]))
                     counts.append(T.bind(tirx.max(stop - firsts[k], T.int64(0))))
                 with nested(*counts) as numbers:
                     column, places = T.int64(0), []
@@ -115,7 +117,7 @@ def _by_blocks(
 
 
 def _by_elements(
-    columns: te.Tensor, form: ColumnsForm, image: list, block: list, steps: list, channels: Any
+    form: ColumnsForm, columns: te.Tensor, image: list, block: list, steps: list, channels: Any
 ) -> te.Tensor:
     """Looks for the blocks of each element."""
     taps = [te.reduce_axis((0, size), f"tap_{k}") for k, size in enumerate(block)]

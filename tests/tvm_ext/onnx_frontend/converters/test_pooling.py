@@ -34,6 +34,27 @@ def test_columns_to_an_image(stored: tuple) -> None:
     check_operator("Col2Im", arrays, stored=stored)
 
 
+@pytest.mark.parametrize(
+    ("image", "block", "steps", "attributes"),
+    [
+        (4, 2, 4, {"strides": [2], "pads": [2, 2]}),
+        (7, 3, 3, {"strides": [3], "pads": [2, 1]}),
+        (1, 3, 2, {"strides": [2], "pads": [2, 2]}),
+    ],
+)
+def test_columns_beyond_the_edges(image: int, block: int, steps: int, attributes: dict) -> None:
+    arrays = {"x": rand(2, 3 * block, steps), "image": ints(image), "block": ints(block)}
+    check_operator("Col2Im", arrays, stored=("image", "block"), **attributes)
+
+
+def test_columns_to_an_image_on_gpus() -> None:
+    arrays = {"x": rand(1, 2 * 6, 12), "image": ints(5, 5), "block": ints(2, 3)}
+    compiled = tvm_ext.compile(
+        operator_model("Col2Im", arrays, stored=("image", "block"))[0], "cuda"
+    )
+    assert [kernel.name for kernel in compiled.report.kernels] == ["col2im"]
+
+
 def test_columns_that_do_not_fit_an_image() -> None:
     """Blocks that do not fit would make loops of any length: a product of sizes can wrap around."""
     fitting = {"x": rand(1, 2 * 6, 12), "image": ints(5, 5), "block": ints(2, 3)}
