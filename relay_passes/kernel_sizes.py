@@ -26,23 +26,15 @@ def sizes_in_order(mod: tvm.IRModule) -> tvm.IRModule:
     kernels = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
     if not any(len(_numbers_of(kernel)) > 1 for kernel in kernels):
         return mod
-    calls = [one.value for one in relax_bindings(mod) if isinstance(one.value, relax.Call)]
-    kept = {
-        argument: mod[argument]
-        for call in calls
-        if operator_name(call) != "relax.call_tir"
-        for argument in (call.op, *call.args)
-        if isinstance(argument, tvm.ir.GlobalVar)
-    }
-    functions = relax_functions(mod)
-    builder = relax.BlockBuilder(tvm.IRModule({**kept, **functions}, attrs=mod.attrs))
+    functions, names = relax_functions(mod), _called_plainly(mod)
+    kept = {name: func for name, func in mod.functions.items() if name not in names}
+    builder = relax.BlockBuilder(tvm.IRModule(kept, attrs=mod.attrs))
     taken = {str(name.name_hint) for name in mod.functions}
     ordered: dict[tvm.ir.GlobalVar, tuple[tvm.ir.GlobalVar, list[int]]] = {}
-    for call in calls:
-        if operator_name(call) == "relax.call_tir" and call.args[0] not in {**ordered, **kept}:
-            kernel, order = _in_order(mod[call.args[0]])
-            name = _without_number(str(call.args[0].name_hint), taken)
-            ordered[call.args[0]] = builder.add_func(kernel, name), order
+    for name in names:
+        kernel, order = _in_order(mod[name])
+        plain = _without_number(str(name.name_hint), taken)
+        ordered[name] = builder.add_func(kernel, plain), order
 
     def called(call: tvm.ir.Call) -> tvm.ir.Call:
         if operator_name(call) != "relax.call_tir" or call.args[0] not in ordered:
@@ -56,6 +48,25 @@ def sizes_in_order(mod: tvm.IRModule) -> tvm.IRModule:
     for name, func in functions.items():
         builder.update_func(name, tvm_ffi.structural_map(func, (tvm.ir.Call, called)))
     return builder.get()
+
+
+def _called_plainly(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, None]:
+    """The kernels of this module alone, in the order of their calls, which are all of one kind."""
+    found: dict[tvm.ir.GlobalVar, None] = {}
+    others: set[tvm.ir.GlobalVar] = set()
+    for binding in relax_bindings(mod):
+        call = binding.value
+        if not isinstance(call, relax.Call):
+            continue
+        if operator_name(call) == "relax.call_tir":
+            found[call.args[0]] = None
+        else:
+            others |= {one for one in call.args if isinstance(one, tvm.ir.GlobalVar)}
+    for kernel in mod.functions.values():
+        if isinstance(kernel, tirx.PrimFunc):
+            tvm_ffi.structural_walk(kernel.body, (tvm.ir.GlobalVar, others.add))
+    private = [name for name in found if "global_symbol" not in (mod[name].attrs or {})]
+    return {name: None for name in private if name not in others}
 
 
 def _numbers_of(kernel: tirx.PrimFunc) -> list[int]:
