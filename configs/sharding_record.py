@@ -1,6 +1,13 @@
 """How a program is split over devices: what each takes and gives, and what they exchange."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+
+# What programs call to begin an all-reduce, and to wait for it.
+START_FUNCTION = "tvm_ext.distributed.all_reduce_start"
+DONE_FUNCTION = "tvm_ext.distributed.all_reduce_done"
 
 # TVM's numbers of reductions (``runtime.disco.ReduceKind``), by name.
 REDUCE_KINDS = {"sum": 0, "prod": 1, "min": 2, "max": 3}
@@ -24,6 +31,8 @@ class CollectiveRecord:
         Modelled time.
     is_exact : bool
         Whether the bytes are those of every run.
+    kernels_beside : int
+        How many kernels run until the result is needed, while it goes on.
     """
 
     kind: str
@@ -32,6 +41,7 @@ class CollectiveRecord:
     moved_bytes: float
     seconds: float
     is_exact: bool = True
+    kernels_beside: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,3 +88,12 @@ class ShardingRecord:
     def seconds(self) -> float:
         """Modelled time of all collectives."""
         return sum(one.seconds for one in self.collectives)
+
+    def beside_kernels(self, counts: Iterable[int]) -> "ShardingRecord":
+        """The same with so many kernels that run beside each all-reduce, in their order."""
+        left = iter(counts)
+        own = [
+            replace(one, kernels_beside=next(left, 0)) if one.kind == ALL_REDUCE else one
+            for one in self.collectives
+        ]
+        return replace(self, collectives=own)

@@ -10,16 +10,17 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.configs.sharding_record import REDUCE_KINDS, CollectiveRecord, ShardingRecord
+from tvm_ext.configs.sharding_record import (
+    ALL_REDUCE,
+    REDUCE_KINDS,
+    REDUCE_SCATTER,
+    CollectiveRecord,
+    ShardingRecord,
+)
 from tvm_ext.hardware.targets import current_description
 from tvm_ext.relay_passes.expressions import is_symbolic, read_only, static_shape, tensor_bytes
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied
-from tvm_ext.relay_passes.sharding.collective_cost import (
-    ALL_REDUCE,
-    REDUCE_SCATTER,
-    CollectiveCost,
-    collective,
-)
+from tvm_ext.relay_passes.sharding.collective_cost import CollectiveCost, collective
 from tvm_ext.relay_passes.sharding.propagation import ShardingPlan, ShardingPropagation
 from tvm_ext.relay_passes.sharding.sharding import REPLICATED, Sharding, local_shape, shape_of
 from tvm_ext.relay_passes.sharding.strategy import (

@@ -721,7 +721,9 @@ def _report(planned: _Planned, request: _Request, number: int = 0) -> CompileRep
         out_params=_out_params(planned.mod, imported.outputs, runner),
         weights_read_bytes=weights_read(lowered.kernels) or None,
     )
-    report.state, report.sharding = lowered.state, lowered.sharding
+    report.state = lowered.state
+    if lowered.sharding is not None:
+        report.sharding = lowered.sharding.beside_kernels(context.kernels_beside)
     problems = [str(problem) for problem in context.records.problems] if context.records else []
     report.warnings = [*imported.warnings, *_warnings(report), *problems]
     return report

@@ -84,6 +84,11 @@ def buffer_lifetimes(
     }
 
 
+def is_view(value: relax.Expr) -> bool:
+    """Whether a value is the memory of its first operand, by another name."""
+    return operator_name(value) in _VIEWS
+
+
 def _is_packed(value: relax.Expr) -> bool:
     """Whether a value is a call of something that may keep the tensors that it is given."""
     if not isinstance(value, relax.Call) or next(used_variables(value), None) is None:
@@ -169,7 +174,7 @@ class _Walk:
     def _of_call(self, call: relax.Call) -> _Named:
         if call.op in self._kernels:
             return _NOTHING
-        if operator_name(call) in _VIEWS:
+        if is_view(call):
             return self._names(call.args[0])
         given = frozenset(self._all_of(call)) | _OTHERS
         called = isinstance(call.op, tvm.ir.GlobalVar)

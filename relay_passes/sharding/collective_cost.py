@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
+from tvm_ext.configs.sharding_record import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.relay_passes.sharding.sharding import REPLICATED, Sharding
-
-ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 
 # To start a collective and to wait for the slowest device, in seconds: shared memory of one host,
 # of which a device polls a flag. An estimate.

@@ -48,6 +48,9 @@ class CompileContext:
     call_sources : list of int, optional
         For each kernel call of the program, its number in the program ahead of LimitMemory, which
         writes it where it changes the calls.
+    kernels_beside : list of int
+        For each all-reduce of the program, how many kernels run until its result is read:
+        AsyncAllReduce writes it.
     storage_plan : callable
         Gives where the values of the program lie: ShareStorage writes it.
     kernel_arrays : dict
@@ -66,6 +69,7 @@ class CompileContext:
     kernels: tvm.IRModule | None = None
     memory_limit: MemoryLimitRecord | None = None
     call_sources: list[int] | None = None
+    kernels_beside: list[int] = field(default_factory=list)
     storage_plan: Callable[[], StoragePlan] = StoragePlan
     kernel_arrays: "dict[frozenset[tuple[str, int]], KernelArrays]" = field(default_factory=dict)
     kernels_from_cache: int = 0

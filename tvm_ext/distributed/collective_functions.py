@@ -11,6 +11,7 @@ from typing import Any
 
 import tvm_ffi
 
+from tvm_ext.configs.sharding_record import DONE_FUNCTION, START_FUNCTION
 from tvm_ext.distributed.communicator import Communicator
 from tvm_ext.errors import RunError
 from tvm_ext.program_call import memory_view
@@ -41,6 +42,14 @@ def _all_reduce(send: Any, kind: Any, _in_group: bool, receive: Any) -> None:
     _communicator().all_reduce(memory_view(send), memory_view(receive), _number(kind))
 
 
+def _start_all_reduce(send: Any, kind: Any, _in_group: bool, receive: Any) -> None:
+    _communicator().start_all_reduce(memory_view(send), memory_view(receive), _number(kind))
+
+
+def _finish_all_reduce(_send: Any, receive: Any) -> None:
+    _communicator().finish_all_reduce(memory_view(receive))
+
+
 def _all_gather(send: Any, _in_group: bool, receive: Any) -> None:
     _communicator().all_gather(memory_view(send), memory_view(receive))
 
@@ -60,8 +69,10 @@ def register_collectives(is_disco: bool) -> None:
     _register(f"{prefix}allreduce", _all_reduce)
     _register(f"{prefix}allgather", _all_gather)
     _register(f"{prefix}broadcast_from_worker0", _broadcast)
-    # Disco has none: it is the program that calls it in any case.
+    # Disco has none: it is the program that calls them in any case.
     _register(f"{_PROGRAM}reduce_scatter", _reduce_scatter)
+    _register(START_FUNCTION, _start_all_reduce)
+    _register(DONE_FUNCTION, _finish_all_reduce)
 
 
 def _number(kind: Any) -> int:

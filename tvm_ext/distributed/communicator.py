@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
@@ -30,23 +31,53 @@ class Communicator(ABC):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.exchanged: Counter[str] = Counter()
+        # What waits for an all-reduce that was started, by the address that it writes to.
+        self._started: dict[int, Callable[[], object]] = {}
+
+    def begin_run(self) -> None:
+        """Counts from nothing."""
+        self.exchanged.clear()
+        self._started.clear()
 
     def all_reduce(self, send: np.ndarray, receive: np.ndarray, kind: int) -> None:
         """Writes the reduction of all processes' arrays to ``receive``.
 
         In shared memory all get the same bits; of MPI's own reductions that is not promised.
         """
+        self._finish()
         self.exchanged["all-reduce"] += send.nbytes
         with np.errstate(all="ignore"):
             self._all_reduce(_flat(send), _flat(receive), REDUCTIONS[kind])
 
+    def start_all_reduce(self, send: np.ndarray, receive: np.ndarray, kind: int) -> None:
+        """As ``all_reduce``, whose result is there behind ``finish_all_reduce``.
+
+        Until then nobody may write to ``send``.
+        """
+        self.exchanged["all-reduce"] += send.nbytes
+        started = self._start_all_reduce(_flat(send), _flat(receive), REDUCTIONS[kind])
+        self._started[receive.ctypes.data] = started
+
+    def finish_all_reduce(self, receive: np.ndarray) -> None:
+        """Waits for what was started with this array to write to."""
+        with np.errstate(all="ignore"):
+            self._started.pop(receive.ctypes.data)()
+
+    def _finish(self) -> None:
+        """Waits for all that was started: processes meet in one order."""
+        with np.errstate(all="ignore"):
+            for wait in self._started.values():
+                wait()
+
     def all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
         """Writes the arrays of all processes one after the other."""
+        self._finish()
         self.exchanged["all-gather"] += receive.nbytes
         self._all_gather(_flat(send), _flat(receive).reshape(self.size, -1))
 
     def reduce_scatter(self, send: np.ndarray, receive: np.ndarray, kind: int) -> None:
         """As ``all_reduce``, of which each process gets a part: those come one after the other."""
+        self._finish()
         self.exchanged["reduce-scatter"] += send.nbytes
         parts = _flat(send).reshape(self.size, -1)
         with np.errstate(all="ignore"):
@@ -54,11 +85,18 @@ class Communicator(ABC):
 
     def broadcast(self, send: np.ndarray, receive: np.ndarray) -> None:
         """Writes the array of the first process."""
+        self._finish()
         self.exchanged["broadcast"] += receive.nbytes
         self._broadcast(_flat(send), _flat(receive))
 
     @abstractmethod
     def _all_reduce(self, send: np.ndarray, receive: np.ndarray, reduce: np.ufunc) -> None: ...
+
+    @abstractmethod
+    def _start_all_reduce(
+        self, send: np.ndarray, receive: np.ndarray, reduce: np.ufunc
+    ) -> Callable[[], object]:
+        """Begins an all-reduce; returns what waits for it, however often that is called."""
 
     @abstractmethod
     def _all_gather(self, send: np.ndarray, receive: np.ndarray) -> None: ...

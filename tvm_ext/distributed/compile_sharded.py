@@ -10,6 +10,7 @@ from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.compiler.backend import programs_of, target_record, threads_of
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.configs.sharding_record import ShardingRecord
+from tvm_ext.distributed.collective_functions import register_collectives
 from tvm_ext.distributed.mpi_communicator import mpi_communicator
 from tvm_ext.distributed.mpi_environment import mpi_rank
 from tvm_ext.distributed.sharded_model import ShardedModel, temporary_file
@@ -107,6 +108,8 @@ def compile_sharded(
     TvmExtError
         As ``compile_one``; InputError where the model cannot be split as asked.
     """
+    # A program is linked against what it calls.
+    register_collectives(is_disco=True)
     first = compile_one(request.pipeline(pipeline, 0))
     sharding = first.report.sharding
     if sharding is None:

@@ -111,7 +111,7 @@ class DeviceWorker:
     def _ran(self, inputs: Sequence[Sequence[Any]]) -> dict[str, Any]:
         program = self._loaded()
         use_communicator(self._communicator)
-        self._communicator.exchanged.clear()
+        self._communicator.begin_run()
         begun = time.thread_time()
         arrays = self._memory.inputs.arrays(inputs)
         shapes = [array.shape for array in arrays.values()]

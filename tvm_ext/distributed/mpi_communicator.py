@@ -8,6 +8,7 @@ is killed is noticed by ``mpiexec``.
 import atexit
 import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,13 +73,24 @@ class MpiCommunicator(Communicator):
         return known[reduce.__name__]
 
     def _all_reduce(self, send: np.ndarray, receive: np.ndarray, reduce: np.ufunc) -> None:
+        self._start_all_reduce(send, receive, reduce)()
+
+    def _start_all_reduce(
+        self, send: np.ndarray, receive: np.ndarray, reduce: np.ufunc
+    ) -> Callable[[], object]:
+        """What MPI does of it before the wait is up to MPI."""
         if send.dtype.char in self._mpi._typedict:
-            self._wait(self.world.Iallreduce(send, receive, op=self._operation(reduce)))
-            return
+            request = self.world.Iallreduce(send, receive, op=self._operation(reduce))
+            return lambda: self._wait(request)
         # MPI does not know the type, float16 among them.
         parts = np.empty((self.size, send.size), send.dtype)
-        self._all_gather(send, parts)
-        reduce.reduce(parts, axis=0, out=receive)
+        gathered = self.world.Iallgather(_bytes(send), _bytes(parts))
+
+        def reduced() -> None:
+            self._wait(gathered)
+            reduce.reduce(parts, axis=0, out=receive)
+
+        return reduced
 
     def _all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
         self._wait(self.world.Iallgather(_bytes(send), _bytes(receive)))

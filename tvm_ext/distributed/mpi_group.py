@@ -72,7 +72,7 @@ class MpiGroup:
 
     def _ran(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         use_communicator(self._communicator)
-        self._communicator.exchanged.clear()
+        self._communicator.begin_run()
         found = self._program.run(inputs)
         self.exchanged = dict(self._communicator.exchanged)
         # What devices keep is not among the results.

@@ -1,6 +1,8 @@
 """Collectives of processes of one host over memory that they share."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +18,8 @@ class SharedMemoryCommunicator(Communicator):
 
     A process has two slots in turns. It writes to one of them again only after all others have
     come to the piece between, and so have read the former one: one meeting a piece is enough.
+
+    What is started goes on in a thread of its own, one after the other.
 
     Parameters
     ----------
@@ -41,6 +45,8 @@ class SharedMemoryCommunicator(Communicator):
         self._arrivals, self._look = arrivals, look
         self._slots = slots.reshape(2, size, SLOT_BYTES)
         self._pieces = 0
+        quiet = partial(np.seterr, all="ignore")
+        self._thread = ThreadPoolExecutor(1, "tvm-ext-all-reduce", quiet)
 
     @staticmethod
     def slots_nbytes(size: int) -> int:
@@ -67,6 +73,11 @@ class SharedMemoryCommunicator(Communicator):
             reduce(rows[0], rows[1], out=result)
             for row in rows[2:]:
                 reduce(result, row, out=result)
+
+    def _start_all_reduce(
+        self, send: np.ndarray, receive: np.ndarray, reduce: np.ufunc
+    ) -> Callable[[], object]:
+        return self._thread.submit(self._all_reduce, send, receive, reduce).result
 
     def _all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
         for part in _pieces(send.size, SLOT_BYTES // send.itemsize):

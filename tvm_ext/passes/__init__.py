@@ -6,6 +6,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_ext.passes.async_all_reduce import AsyncAllReduce
 from tvm_ext.passes.attention_fusion import AttentionFusion
 from tvm_ext.passes.check_bounds import CheckBounds
 from tvm_ext.passes.coalesce_accesses import CoalesceAccesses
@@ -76,7 +77,7 @@ _OURS: dict[Level, tuple[Any, ...]] = {
     "tile": (CoalesceAccesses, VectorMath, ThreadsForLargeRuns, PropagateNan),
     "memory": (
         *(LimitMemory, DonateParams, ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
-        *(DirectKernelCalls, DropResultChecks),
+        *(DirectKernelCalls, DropResultChecks, AsyncAllReduce),
     ),
     "target": (MlirCodeGeneration,),
 }
@@ -110,7 +111,8 @@ _BEHIND: dict[str, tuple[str, ...]] = {
     "LimitMemory": ("ToNonDataflow", "RemovePurityChecking"),
     "CallTIRRewrite": ("ToNonDataflow", "RemovePurityChecking", "LimitMemory"),
     "DonateParams": ("CallTIRRewrite",),
-    "ShareStorage": ("CallTIRRewrite", "DonateParams"),
+    "AsyncAllReduce": ("CallTIRRewrite",),
+    "ShareStorage": ("CallTIRRewrite", "AsyncAllReduce", "DonateParams"),
     "CudaGraphs": ("ShareStorage",),
     "ResultsToOutParams": ("ShareStorage",),
     "DirectKernelCalls": ("ShareStorage", "ResultsToOutParams"),

@@ -1,6 +1,7 @@
 """Results that a program writes into the memory of parameters that its caller gives away."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import tvm
 from tvm import relax
@@ -34,25 +35,53 @@ class DonateParams:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself where nothing is given away."""
-        variable, main = mod.get_global_var("main"), mod["main"]
-        places = dict((main.attrs or {}).get(DONATED, {}).items())
-        if not places or current_cpu() is None:
-            return mod
-        pairs = _pairs(main, places)
-        lives = buffer_lifetimes(mod, {variable: list(pairs.values())})
-        # What is needed when the function has ended, as a result, keeps its values.
-        params = [one for one in pairs.values() if one not in lives[variable].escaped]
-        planned = {one: [*pairs, *params] if one == variable else [] for one in lives}
-        mod, within = in_place_results(mod, lives, planned, pairs)
-        for result, param in pairs.items():
-            if result not in within:
-                reason = "it is a result itself, or read later or elsewhere than it is written"
-                record_refusal("DonateParams", str(param.name), reason)
-        if not within:
-            return mod
-        names = ", ".join(str(param.name) for param in within.values())
-        record_applied("DonateParams", names, f"{len(within)} results written in place")
-        return with_functions(mod, {variable: _without_allocations(mod["main"], within)})
+        found = donated(mod)
+        for param in found.left:
+            reason = "it is a result itself, or read later or elsewhere than it is written"
+            record_refusal("DonateParams", str(param.name), reason)
+        if found.within:
+            names = ", ".join(str(param.name) for param in found.within.values())
+            record_applied("DonateParams", names, f"{len(found.within)} results written in place")
+        return found.mod
+
+
+@dataclass(frozen=True)
+class Donated:
+    """A module whose results lie in parameters, where they may; and those that do not.
+
+    Attributes
+    ----------
+    mod : tvm.IRModule
+        The module.
+    within : mapping of relax.Var to relax.Var
+        Parameters, by the allocations of the results that they took.
+    left : list of relax.Var
+        Parameters that no result could be written to.
+    """
+
+    mod: tvm.IRModule
+    within: Mapping[relax.Var, relax.Var] = field(default_factory=dict)
+    left: list[relax.Var] = field(default_factory=list)
+
+
+def donated(mod: tvm.IRModule) -> Donated:
+    """What the pass makes of a module behind ``CallTIRRewrite``; nothing is recorded."""
+    if current_cpu() is None or "main" not in mod:
+        return Donated(mod)
+    variable, main = mod.get_global_var("main"), mod["main"]
+    places = dict((main.attrs or {}).get(DONATED, {}).items())
+    if not places:
+        return Donated(mod)
+    pairs = _pairs(main, places)
+    lives = buffer_lifetimes(mod, {variable: list(pairs.values())})
+    # What is needed when the function has ended, as a result, keeps its values.
+    params = [one for one in pairs.values() if one not in lives[variable].escaped]
+    planned = {one: [*pairs, *params] if one == variable else [] for one in lives}
+    mod, within = in_place_results(mod, lives, planned, pairs)
+    left = [param for result, param in pairs.items() if result not in within]
+    if within:
+        mod = with_functions(mod, {variable: _without_allocations(mod["main"], within)})
+    return Donated(mod, within, left)
 
 
 def _pairs(main: relax.Function, places: Mapping[str, int]) -> dict[relax.Var, relax.Var]:

@@ -16,6 +16,7 @@ from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.hardware.targets import current_description
 from tvm_ext.memory_planner.program import KernelTraits, Program
 from tvm_ext.memory_planner.rematerialize import fit_to_memory
+from tvm_ext.passes.donate_params import donated
 from tvm_ext.passes.function_steps import FunctionSteps, function_steps, result_types
 from tvm_ext.passes.share_storage import (
     PlannedBytes,
@@ -208,7 +209,9 @@ class _Search:
 def _found(
     mod: tvm.IRModule, copies: Mapping[relax.Var, relax.Var], seconds: float = 0.0
 ) -> _Found:
-    return _Found(mod, planned_bytes(_CALL_TIR_REWRITE(mod)), copies, seconds)
+    # What is given away has no memory of its own for the results that take it.
+    planned = planned_bytes(donated(_CALL_TIR_REWRITE(mod)).mod)
+    return _Found(mod, planned, copies, seconds)
 
 
 class _Traits:

@@ -114,11 +114,12 @@ def _collectives(report: "CompileReport", verbose: bool) -> Table | None:
     """What the devices exchange, in the order of a run."""
     if report.sharding is None or not verbose or not report.sharding.collectives:
         return None
-    numbers = (">Tensor", ">Sent by each", ">Modelled")
+    numbers = (">Tensor", ">Sent by each", ">Modelled", ">Beside kernels")
     table = FlexibleTable("Values exchanged in a run", "Collective", "~Node", *numbers)
     for one in report.sharding.collectives:
         sizes = [format_bytes(int(size)) for size in (one.nbytes, one.moved_bytes)]
-        table.add_row(one.kind, ShortName(one.where), *sizes, format_seconds(one.seconds))
+        figures = [*sizes, format_seconds(one.seconds), f"{one.kernels_beside:,}"]
+        table.add_row(one.kind, ShortName(one.where), *figures)
     return table
 
 

@@ -18,6 +18,7 @@ from tvm_ext.relay_passes.spans import describe_origin
 from tvm_ext.training.function_gradients import (
     FunctionGradients,
     emit_function,
+    function_body,
     is_hidden,
     is_packed,
     own_bindings,
@@ -30,7 +31,7 @@ _GRADIENT = "FPrimalGradient"
 
 @dataclass(frozen=True)
 class Differentiated:
-    """A function with its gradients, in two parts that ``emit`` puts together.
+    """A function with its gradients, in two parts that ``body`` puts together.
 
     Attributes
     ----------
@@ -47,20 +48,31 @@ class Differentiated:
     adjoint: relax.Function
     taken: tuple[relax.Var, ...]
 
-    def emit(
+    def body(
         self, bb: relax.BlockBuilder, values: Mapping[relax.Var, relax.Expr]
-    ) -> tuple[list[relax.Expr], list[relax.Expr]]:
-        """Results and gradients for these values of the function's parameters.
+    ) -> tuple[list[relax.Binding], list[relax.Expr], list[relax.Expr]]:
+        """Bindings, and the results and gradients for these values of the function's parameters.
 
-        ``bb`` builds the module that was differentiated, with the gradients of what it calls.
+        ``bb`` builds the module that was differentiated, with the gradients of what it calls. What
+        the bindings read is emitted; they are not.
         """
         arguments: list[relax.Expr] = []
         if self.ahead is not None:
             made = emit_function(bb, self.ahead, [values[param] for param in self.ahead.params])
             arguments = list(made.fields)
         arguments += [values[param] for param in self.taken]
-        results, gradients = emit_function(bb, self.adjoint, arguments).fields
-        return list(results.fields), list(gradients.fields)
+        bindings, made = function_body(bb, self.adjoint, arguments)
+        results, gradients = (list(part.fields) for part in made.fields)
+        return bindings, results, gradients
+
+    def emit(
+        self, bb: relax.BlockBuilder, values: Mapping[relax.Var, relax.Expr]
+    ) -> tuple[list[relax.Expr], list[relax.Expr]]:
+        """Emits ``body``; returns the results and the gradients."""
+        bindings, results, gradients = self.body(bb, values)
+        for binding in bindings:
+            bb.emit_normalized(binding)
+        return results, gradients
 
 
 class Differentiation:

@@ -282,20 +282,27 @@ def own_bindings(function: relax.Function) -> list[relax.Binding]:
     return [binding for block in function.body.blocks for binding in block.bindings]
 
 
-def emit_function(
+def function_body(
     bb: relax.BlockBuilder, function: relax.Function, values: Sequence[relax.Expr]
-) -> relax.Expr:
-    """The function's own bindings with these values in its parameters; its result."""
+) -> tuple[list[relax.Binding], relax.Expr]:
+    """The function's own bindings with these values in its parameters, and its result."""
     copy = relax.utils.copy_with_new_vars(function)
     given = {
         param: value if isinstance(value, relax.Var) else bb.emit(value)
         for param, value in zip(copy.params, values, strict=True)
     }
     body = relax.Function(copy.params, copy.body, copy.ret_ty).bind_params(given).body
-    for block in body.blocks:
-        for binding in block.bindings:
-            bb.emit_normalized(binding)
-    return body.body
+    return [binding for block in body.blocks for binding in block.bindings], body.body
+
+
+def emit_function(
+    bb: relax.BlockBuilder, function: relax.Function, values: Sequence[relax.Expr]
+) -> relax.Expr:
+    """Emits ``function_body``; returns the result."""
+    bindings, result = function_body(bb, function, values)
+    for binding in bindings:
+        bb.emit_normalized(binding)
+    return result
 
 
 def _only_choice(function: relax.Function) -> relax.If | None:

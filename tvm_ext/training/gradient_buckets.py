@@ -2,6 +2,8 @@
 
 Each device has the gradients of its part of the batch. Small ones lie one after the other in one
 tensor, a bucket, so that the devices meet once for all of them; a large one is exchanged as it is.
+The exchange stands where the last gradient of a bucket is bound, and what is made of it behind all
+gradients: ``AsyncAllReduce`` lets the kernels between run meanwhile.
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 """
 
@@ -11,9 +13,9 @@ from math import prod
 import numpy as np
 from tvm import relax
 
-from tvm_ext.configs.sharding_record import CollectiveRecord, ShardingRecord
+from tvm_ext.configs.sharding_record import ALL_REDUCE, CollectiveRecord, ShardingRecord
 from tvm_ext.relay_passes.expressions import tensor_bytes
-from tvm_ext.relay_passes.sharding.collective_cost import ALL_REDUCE, CollectiveCost
+from tvm_ext.relay_passes.sharding.collective_cost import CollectiveCost
 from tvm_ext.relay_passes.sharding.strategy import DATA
 from tvm_ext.relay_passes.spans import describe_origin
 from tvm_ext.training.gradients.registration import dtype_of, sizes
@@ -40,39 +42,72 @@ class GradientBuckets:
         self._cost = cost
         self.collectives: list[CollectiveRecord] = []
 
-    def means(self, bb: relax.BlockBuilder, values: Sequence[relax.Var]) -> list[relax.Expr]:
-        """The means of values, each in its place."""
+    def means(
+        self,
+        bb: relax.BlockBuilder,
+        bindings: Sequence[relax.Binding],
+        results: Sequence[relax.Expr],
+        gradients: Sequence[relax.Expr],
+    ) -> list[relax.Expr]:
+        """Emits the bindings; the means of the results and of the gradients, each in its place.
+
+        A bucket is exchanged behind the binding of its last gradient, ahead of those that follow.
+        What no kernel of the step waits for is in the last one.
+        """
+        bound, ready = _ready(bb, bindings, [*results, *gradients])
+        ready[: len(results)] = [len(bindings)] * len(results)
+        due: dict[int, list[list[int]]] = {}
+        for bucket in _buckets(bound, ready):
+            due.setdefault(max(ready[place] for place in bucket), []).append(bucket)
+        totals: list[tuple[list[int], relax.Var]] = []
+        for number, binding in enumerate([None, *bindings]):
+            if binding is not None:
+                bb.emit_normalized(binding)
+            for bucket in due.get(number, ()):
+                totals.append((bucket, self._total(bb, [bound[place] for place in bucket])))
         found: dict[int, relax.Expr] = {}
-        for bucket in _buckets(values):
-            own = [values[place] for place in bucket]
-            found |= zip(bucket, self._means_of_bucket(bb, own), strict=True)
-        return [found[place] for place in range(len(values))]
+        for bucket, total in totals:
+            own = [bound[place] for place in bucket]
+            found |= zip(bucket, self._parts(bb, total, own), strict=True)
+        return [found[place] for place in range(len(bound))]
 
     def mean(self, bb: relax.BlockBuilder, value: relax.Var) -> relax.Expr:
         """The mean of a value that is wanted ahead of the others."""
-        return bb.emit(self._mean(bb, value, [value]))
+        return self._scaled(bb, self._sum(bb, value, [value]))
 
     def record(self, inputs: list[int | None], outputs: int) -> ShardingRecord:
         """How a step is split: its inputs along these axes; each device has all outputs."""
         whole: list[int | None] = [None] * outputs
         return ShardingRecord(self._cost.devices, DATA, inputs, whole, self.collectives)
 
-    def _means_of_bucket(
-        self, bb: relax.BlockBuilder, values: Sequence[relax.Var]
-    ) -> list[relax.Expr]:
+    def _total(self, bb: relax.BlockBuilder, values: Sequence[relax.Var]) -> relax.Var:
+        """The sum over all devices of a bucket, as one tensor."""
         if len(values) == 1:
-            return [self._mean(bb, values[0], values)]
+            return self._sum(bb, values[0], values)
         flat = [bb.emit(relax.op.reshape(one, [prod(sizes(one))])) for one in values]
-        whole = self._mean(bb, bb.emit(relax.op.concat(flat, 0)), values)
+        return self._sum(bb, bb.emit(relax.op.concat(flat, 0)), values)
+
+    def _parts(
+        self, bb: relax.BlockBuilder, total: relax.Var, values: Sequence[relax.Var]
+    ) -> list[relax.Expr]:
+        """The means of the values of a bucket."""
+        whole = self._scaled(bb, total)
+        if len(values) == 1:
+            return [whole]
         ends = np.cumsum([prod(sizes(one)) for one in values]).tolist()
         parts = bb.emit(relax.op.split(whole, ends[:-1], 0))
         items = [bb.emit(relax.TupleGetItem(parts, place)) for place in range(len(values))]
         pairs = zip(items, values, strict=True)
         return [bb.emit(relax.op.reshape(item, sizes(one))) for item, one in pairs]
 
-    def _mean(
+    def _scaled(self, bb: relax.BlockBuilder, total: relax.Var) -> relax.Var:
+        return bb.emit(
+            relax.op.multiply(total, relax.const(1 / self._cost.devices, dtype_of(total)))
+        )
+
+    def _sum(
         self, bb: relax.BlockBuilder, value: relax.Var, sources: Sequence[relax.Var]
-    ) -> relax.Expr:
+    ) -> relax.Var:
         first, *others = dict.fromkeys(describe_origin(one) for one in sources)
         where = f"{first} and {len(others)} more" if others else first
         nbytes = tensor_bytes(value.ty)
@@ -85,20 +120,28 @@ class GradientBuckets:
                 self._cost.collective_seconds(ALL_REDUCE, nbytes),
             )
         )
-        total = bb.emit(relax.op.ccl.allreduce(value, "sum"))
-        return bb.emit(
-            relax.op.multiply(total, relax.const(1 / self._cost.devices, dtype_of(value)))
-        )
+        return bb.emit(relax.op.ccl.allreduce(value, "sum"))
 
 
-def _buckets(values: Sequence[relax.Var]) -> list[list[int]]:
-    """Places of values of one type that are exchanged together, the last ones first.
+def _ready(
+    bb: relax.BlockBuilder, bindings: Sequence[relax.Binding], values: Sequence[relax.Expr]
+) -> tuple[list[relax.Var], list[int]]:
+    """The variables of values, and behind how many of the bindings each has its value."""
+    places = {binding.var: number for number, binding in enumerate(bindings, 1)}
+    bound: list[relax.Var] = []
+    for value in values:
+        # At the end of a function of gradients each gets another name.
+        while value in places and isinstance(bindings[places[value] - 1].value, relax.Var):
+            value = bindings[places[value] - 1].value
+        bound.append(value if isinstance(value, relax.Var) else bb.emit(value))
+    return bound, [places.get(one, 0) for one in bound]
 
-    A step has the gradients of the last layers first.
-    """
+
+def _buckets(values: Sequence[relax.Var], ready: Sequence[int]) -> list[list[int]]:
+    """Places of values of one type that are exchanged together, the ones first that are ready."""
     closed: list[list[int]] = []
     opened: dict[str, tuple[list[int], int]] = {}
-    for place in reversed(range(len(values))):
+    for place in sorted(range(len(values)), key=lambda one: (ready[one], -one)):
         dtype, nbytes = dtype_of(values[place]), int(tensor_bytes(values[place].ty))
         if nbytes >= BUCKET_BYTES:
             closed.append([place])

@@ -221,9 +221,11 @@ class _StepWriter:
         bb = relax.BlockBuilder(parts.mod)
         with bb.function("main", [*given, *kept, *numbers.values(), *step]):
             with bb.dataflow():
-                results, gradients = self._differentiated.emit(bb, own)
-                if buckets is not None:
-                    means = buckets.means(bb, _bound(bb, [*results, *gradients]))
+                if buckets is None:
+                    results, gradients = self._differentiated.emit(bb, own)
+                else:
+                    bindings, results, gradients = self._differentiated.body(bb, own)
+                    means = buckets.means(bb, bindings, results, gradients)
                     results, gradients = means[: len(results)], means[len(results) :]
                 made = dict(zip(parts.statistics, results[1:], strict=True))
                 made = {own[param]: value for param, value in made.items()}
@@ -266,16 +268,14 @@ class _StepWriter:
             gradients = _clipped(bb, gradients, self._options.clip_norm)
         made: dict[relax.Var, relax.Expr] = {}
         weights = [self._params[param] for param in self._parts.weights]
-        for weight, gradient, slots in zip(weights, gradients, self._slots, strict=True):
+        updates_of = list(zip(weights, gradients, self._slots, strict=True))
+        # The gradients of the last layers are there first.
+        for weight, gradient, slots in reversed(updates_of):
             own = {name: _as_type(bb, one, weight.ty.dtype) for name, one in numbers.items()}
             moved, state = self._optimizer.update(bb, weight, gradient, slots, own)
             made[weight] = moved
             made |= {slots[slot]: value for slot, value in state.items()}
         return made
-
-
-def _bound(bb: relax.BlockBuilder, values: Sequence[relax.Expr]) -> list[relax.Var]:
-    return [one if isinstance(one, relax.Var) else bb.emit(one) for one in values]
 
 
 def _scaled(bb: relax.BlockBuilder, value: relax.Expr, factor: float) -> relax.Expr:

@@ -75,6 +75,36 @@ def test_gather_scatter_and_broadcast(devices: int, count: int) -> None:
     assert all(np.array_equal(one, arrays[0]) for one in sent)
 
 
+def test_what_was_started_is_done_in_order_and_ahead_of_other_collectives() -> None:
+    arrays = NUMBERS.standard_normal((2, 3, LARGE)).astype(np.float32)
+    sums, largest = np.zeros_like(arrays), np.zeros_like(arrays[:, 0])
+
+    def all_of_them(own: Communicator) -> None:
+        for send, receive in zip(arrays[own.rank], sums[own.rank], strict=True):
+            own.start_all_reduce(send, receive, 0)
+        own.finish_all_reduce(sums[own.rank, 1])
+        assert np.array_equal(sums[own.rank, 1], arrays[:, 1].sum(axis=0))
+        own.all_reduce(arrays[own.rank, 0], largest[own.rank], 3)
+        own.finish_all_reduce(sums[own.rank, 2])
+        own.finish_all_reduce(sums[own.rank, 0])
+
+    exchanged = together(2, all_of_them)
+    assert all(np.array_equal(one, arrays.sum(axis=0)) for one in sums)
+    assert all(np.array_equal(one, arrays[:, 0].max(axis=0)) for one in largest)
+    assert exchanged[0].exchanged == {"all-reduce": 4 * arrays[0, 0].nbytes}
+
+
+def test_a_partner_that_ends_meanwhile_is_not_waited_for() -> None:
+    def look() -> None:
+        raise RunError("it has ended")
+
+    alone = GroupMemory(2).communicator(0, look)
+    receive = np.zeros(3)
+    alone.start_all_reduce(np.zeros(3), receive, 0)
+    with pytest.raises(RunError, match="it has ended"):
+        alone.finish_all_reduce(receive)
+
+
 def test_a_partner_that_does_not_come_is_not_waited_for() -> None:
     memory = GroupMemory(2)
 

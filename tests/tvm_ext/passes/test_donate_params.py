@@ -6,19 +6,21 @@ import tvm
 from tvm import relax
 from unoptimised import machine_of
 
+from tvm_ext.compiler.compile_context import compiling
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.passes.donate_params import DONATED, DonateParams
+from tvm_ext.passes.limit_memory import LimitMemory
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.spans import bindings_of
 
 
-def updating(build, **donated: int) -> tvm.IRModule:
-    """``build`` of a weight and its gradient, behind ``CallTIRRewrite``."""
+def updating(build, *, rewritten: bool = True, **donated: int) -> tvm.IRModule:
+    """``build`` of a weight and its gradient, behind ``CallTIRRewrite`` or ahead of it."""
     params = [relax.Var(name, relax.TensorType([8, 16], "float32")) for name in ("w", "g")]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         bb.emit_func_output(build(bb, *params))
-    names = ("ToNonDataflow", "RemovePurityChecking", "CallTIRRewrite")
+    names = ("ToNonDataflow", "RemovePurityChecking", "CallTIRRewrite")[: 3 if rewritten else 2]
     mod = tvm.transform.Sequential([getattr(relax.transform, n)() for n in names])(bb.get())
     mod["main"] = mod["main"].with_attr(DONATED, donated)
     return mod
@@ -93,3 +95,12 @@ def test_programs_for_a_gpu_stay_as_they_are() -> None:
     before = updating(alone, w=0)
     with compiling_for(resolve_target("nvidia-h200")):
         assert DonateParams()(before).same_as(before)
+
+
+@pytest.mark.parametrize("places", [{}, {"w": 0}])
+def test_a_memory_limit_counts_no_result_in_a_parameter(places: dict[str, int]) -> None:
+    mod = updating(alone, rewritten=False, **places)
+    with compiling(resolve_target("avx512")) as context:
+        LimitMemory(limit=1)(mod)
+    assert context.memory_limit is not None
+    assert context.memory_limit.unlimited_bytes == (0 if places else 8 * 16 * 4)

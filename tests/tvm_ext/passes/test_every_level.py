@@ -16,13 +16,13 @@ from tvm_ext.passes import registry
 TARGETS = {"cpu": "avx512", "cuda": "nvidia-h200"}
 # Of a backend, the passes that have nothing to do for it; ComputePrimValue, which TVM's virtual
 # machine wants, changes nothing as our import makes no numbers beside sizes.
-# Only a step of training gives parameters away.
+# Only a step of training gives parameters away; only one for several devices has an all-reduce.
 # Those of MLIR do nothing unless they are asked for: tests/tvm_ext/mlir has programs for them.
 OF_MLIR = ("MlirCodeGeneration", "MlirLinalgFusion", "MlirMemoryOptimization")
 NOT_FOR = {
-    "cpu": ("ComputePrimValue", "CudaGraphs", "DonateParams", *OF_MLIR),
+    "cpu": ("AsyncAllReduce", "ComputePrimValue", "CudaGraphs", "DonateParams", *OF_MLIR),
     "cuda": (
-        *("CoalesceAccesses", "ComputePrimValue", "DirectKernelCalls", *OF_MLIR),
+        *("AsyncAllReduce", "CoalesceAccesses", "ComputePrimValue", "DirectKernelCalls", *OF_MLIR),
         *("DonateParams", "ResultsToOutParams", "ThreadsForLargeRuns", "VectorMath"),
     ),
 }

@@ -10,12 +10,13 @@ import psutil
 import pytest
 from onnx import TensorProto, helper
 from training_models import Graph, batch_for, mlp
+from training_models import compile_training as compile_unoptimised
 from tvm import relax
 
 from tvm_ext.errors import InputError, RunError
 from tvm_ext.hardware.targets import program_target
 from tvm_ext.relay_passes.sharding.collective_cost import CollectiveCost
-from tvm_ext.training import SGD, Adam, Trainer, compile_training
+from tvm_ext.training import SGD, Adam, Trainer, compile_training, gradient_buckets
 from tvm_ext.training.gradient_buckets import BUCKET_BYTES, GradientBuckets
 
 # The rounding of sums over a batch in another order, after 30 steps.
@@ -83,6 +84,41 @@ def test_small_gradients_and_the_loss_are_exchanged_together(two: Trainer) -> No
     nbytes = sum(two.weights[name].nbytes for name in two.trained) + 4
     assert (labels.nbytes, planned.nbytes) == (4, nbytes)
     assert two.program.exchanged == {"all-reduce": nbytes + 4}
+
+
+def deep() -> onnx.ModelProto:
+    g = Graph("deep")
+    x = "x"
+    for number in range(3):
+        x = g("Relu", g.linear(f"fc{number}", x, 32, 32))
+    return g.model([8, 32], [8, 10], g.linear("head", x, 32, 10))
+
+
+def test_exchanges_go_on_while_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradient_buckets, "BUCKET_BYTES", 6000)
+    batch = {"x": np.random.default_rng(0).standard_normal((16, 32), np.float32),
+             "target": np.arange(16) % 10}  # fmt: skip
+    losses, weights, beside = [], [], []
+    for disabled in ([], ["AsyncAllReduce"]):
+        trainer = compile_unoptimised(
+            *(deep(), "cross_entropy", Adam(lr=1e-2)),
+            opt_level="O1",
+            clip_norm=0.1,
+            disabled_passes=disabled,
+            devices=2,
+        )
+        losses.append([trainer.step(batch) for _ in range(5)])
+        weights.append(trainer.weights)
+        calls = trainer.program.report.sharding.collectives
+        beside.append([one.kernels_beside for one in calls])
+        trainer.program.close()
+    # The first is of the number of labels; the others are buckets, the first layer's the last.
+    assert len(beside[0]) == 1 + 3
+    assert min(beside[0][1:-1]) > 0
+    assert beside[1] == [0] * 4
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
+    assert all(np.array_equal(weights[0][name], one) for name, one in weights[1].items())
 
 
 def test_labels_that_count_for_nothing_are_those_of_all_devices() -> None:
@@ -170,7 +206,7 @@ def test_buckets_hold_what_is_small_by_type() -> None:
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         with bb.dataflow():
-            means = buckets.means(bb, params)
+            means = buckets.means(bb, [], [], params)
             result = bb.emit_output(relax.Tuple(means))
         bb.emit_func_output(result)
     assert [one.ty.shape.values[0] for one in means] == [shape[0] for shape, _ in shapes]
