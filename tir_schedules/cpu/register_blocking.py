@@ -264,10 +264,10 @@ class OperandStage:
     per_column: bool = False
 
 
-def write_stage(sch: s_tir.Schedule, stage: OperandStage, loop: LoopRV, lanes: int) -> None:
+def write_stage(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, lanes: int) -> None:
     """Moves the copy into ``loop``, where it writes what one iteration reads, in vectors."""
-    sch.compute_at(stage.block, loop, preserve_unit_loops=True)
-    innermost = sch.get_loops(stage.block)[-1]
+    sch.compute_at(block, loop, preserve_unit_loops=True)
+    innermost = sch.get_loops(block)[-1]
     extent = static_extent(sch.get(innermost).extent) or 1
     length = vector_length(extent, lanes, REGISTERS_PER_VECTOR_LOOP)
     if length > 1:

@@ -208,6 +208,9 @@ class RegisterTile:
             sch, access, decision, machine, columns_first, stage, lengths, decisions
         )
         done = [stage.block] if stage is not None else []
+        if lengths and machine.cores == 1:
+            sch, staged = _staged_by_blocks(sch, anchor, others, machine.vector_lanes(dtype))
+            done += staged
         if write_back is not None and self._place_write_back(sch, write_back, tile_loop):
             done.append(write_back)
         for block in others:
@@ -272,7 +275,7 @@ class RegisterTile:
         parallel = tiles
         if stage is not None:
             parallel = sch.fuse(*blocks) if len(blocks) > 1 else blocks[0]
-            write_stage(sch, stage, parallel, lanes)
+            write_stage(sch, stage.block, parallel, lanes)
         flatten(sch, [*rows, vector])
         parallelize(sch, [parallel], machine, access.trip_count(), lanes, decisions)
         init = sch.decompose_reduction(access.block, [*around, *reduction][0])
@@ -414,6 +417,33 @@ def _with_packed_columns(
         if decisions.pick("packed_columns", (0, 1), int(tiles >= _LEAST_READERS)):
             return packed, [copy]
     return sch, []
+
+
+def _staged_by_blocks(
+    sch: s_tir.Schedule, anchor: SBlockRV, others: list[SBlockRV], lanes: int
+) -> tuple[s_tir.Schedule, list[SBlockRV]]:
+    """A schedule in which copies of operands hold what the outermost blocks of the reduction read.
+
+    Also the copies that do. They are made anew for each block, where that makes no element twice:
+    they stay in cache, and take a part of the memory. Threads would have to meet around each.
+    """
+    around = sch.get_loops(anchor)[0]
+    staged: list[SBlockRV] = []
+    for block in others:
+        if not any(same_block(sch, block, one) for one in sch.get_producers(anchor)):
+            continue
+        moved = sch.copy()
+        try:
+            write_stage(moved, block, around, lanes)
+        except ScheduleError:
+            continue
+        if _iterations(moved, block) <= _iterations(sch, block):
+            sch, staged = moved, [*staged, block]
+    return sch, staged
+
+
+def _iterations(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    return math.prod(static_extent(sch.get(one).extent) or 1 for one in sch.get_loops(block))
 
 
 def _result_count(access: BlockAccess) -> int:

@@ -7,7 +7,7 @@ from cpu_kernels import refusal_of, scheduled
 from kernel_cases import CONVOLUTIONS, MATMULS, REDUCTIONS, nhwc
 from lowering import assert_same, f32, kernel_of, loops_of, run, scalar_stores
 from machines import MACHINE, NARROW
-from tvm import relax, s_tir, te, tirx
+from tvm import relax, s_tir, te, tirx, topi
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.machine import MachineDescription
@@ -191,3 +191,32 @@ def test_an_operand_in_the_wrong_order_is_transposed_once() -> None:
     assert_same(results["plain"], results["scheduled"], "transposed")
     once = te.compute((2, 33), lambda i, j: te.sum(x[i, k] * y[j, k], axis=k), "product")
     assert refusal_of(RegisterTile(), te.create_prim_func([x, y, once]))
+
+
+def _gradient_of_weights() -> tirx.PrimFunc:
+    """Of a convolution of 3 x 3 with stride 2: sums over 16 images, whose borders are zeros."""
+    data = te.placeholder((16, 32, 32, 32), "float32", "data")
+    given = te.placeholder((16, 16, 16, 64), "float32", "given")
+    padded = topi.nn.pad(data, [0, 1, 1, 0], [0, 1, 1, 0])
+    n, h, w = (te.reduce_axis((0, 16), name) for name in "nhw")
+    shape = (3, 3, 32, 64)
+    result = te.compute(
+        shape,
+        lambda y, x, i, o: te.sum(
+            given[n, h, w, o] * padded[n, 2 * h + y, 2 * w + x, i], axis=[n, h, w]
+        ),
+        "gradient",
+    )
+    return te.create_prim_func([data, given, result])
+
+
+def test_copies_for_one_thread_are_made_by_blocks_of_the_reduction() -> None:
+    func = _gradient_of_weights()
+    one, two = (applied(func, NARROW.with_cores(cores)) for cores in (1, 2))
+    # Two copies, zeros and the sums; with one thread the copies lie within the sums.
+    nests = [[loop for loop in loops_of(func) if not loop.path] for func in (two, one)]
+    assert [len(found) for found in nests] == [4, 2]
+    assert nests[1][-1].extent == 16
+    results = run({"plain": func, "one": one, "two": two})
+    assert_same(results["plain"], results["one"], "one thread")
+    assert_same(results["plain"], results["two"], "two threads")
