@@ -46,6 +46,9 @@ class MpiCommunicator(Communicator):
         self._mpi: Any = MPI
         self.world: Any = MPI.COMM_WORLD
         super().__init__(self.world.Get_rank(), self.world.Get_size())
+        # How many collectives this process has been in, and those that have left.
+        self._ended = np.zeros(1, np.int64)
+        self._left: dict[int, int] = {}
         # Ahead of MPI's own end, which is registered with Python's.
         atexit.register(self._leave)
 
@@ -54,18 +57,28 @@ class MpiCommunicator(Communicator):
         with contextlib.suppress(self._mpi.Exception):
             for other in range(self.size):
                 if other != self.rank:
-                    self.world.Isend(np.empty(0, np.uint8), other, _LEFT).Free()
+                    self.world.Isend(self._ended, other, _LEFT).Free()
 
     def _wait(self, request: Any) -> None:
-        """Waits for a collective; raises where a process has left that it waits for."""
-        status = self._mpi.Status()
+        """Waits for a collective; raises where a process has left that it waits for.
+
+        A process that has been in this collective may leave while others still pass its values on.
+        """
         while not request.Test():
-            # A process leaves behind its last collective, which may just now be complete.
-            if self.world.Iprobe(tag=_LEFT, status=status) and not request.Test():
+            self._look_for_left()
+            missing = (one for one, ended in self._left.items() if ended <= self._ended[0])
+            if (left := next(missing, None)) is not None:
                 raise RunError(
-                    f"the process of device {status.Get_source() + 1} of {self.size} has ended; "
+                    f"the process of device {left + 1} of {self.size} has ended; "
                     "expected it to run: see what it printed, and start mpiexec again"
                 )
+        self._ended += 1
+
+    def _look_for_left(self) -> None:
+        status, ended = self._mpi.Status(), np.empty(1, np.int64)
+        if self.world.Iprobe(tag=_LEFT, status=status):
+            self.world.Recv(ended, status.Get_source(), _LEFT)
+            self._left[status.Get_source()] = int(ended[0])
 
     def _operation(self, reduce: np.ufunc) -> Any:
         mpi = self._mpi

@@ -154,3 +154,24 @@ def test_training_has_the_losses_of_processes_of_its_own(tmp_path: Path) -> None
         found.append(_losses(folder))
     (alone,), both = found
     assert all(one == alone for one in both)
+
+
+_LAST = """
+import time
+import numpy as np
+from tvm_ext.distributed.mpi_communicator import mpi_communicator
+
+ours = mpi_communicator()
+given, found = np.ones(3, "float32"), np.empty(3, "float32")
+ours._all_reduce(given, found, np.add)
+if ours.rank == 2:
+    time.sleep(0.5)
+ours._broadcast(found, given)
+assert given.tolist() == [4, 4, 4]
+"""
+
+
+def test_a_process_may_leave_before_others_are_through_the_last_collective() -> None:
+    """The first one has sent its values, which the third has still to pass on."""
+    ended = mpi(4, "-c", _LAST)
+    assert ended.returncode == 0, ended.stderr

@@ -75,8 +75,8 @@ def _by_heaps(
 
     def worse(one: Any, other: Any) -> Any:
         (key, place), (other_key, other_place) = one, other
-        is_equal = _comparable(key) == _comparable(other_key)
-        return tirx.any(below(key, other_key), tirx.all(is_equal, place > other_place))
+        is_later = tirx.all(_equal(key, other_key), place > other_place)
+        return tirx.any(below(key, other_key), is_later)
 
     def body(read: Any, values: Any, places: Any) -> None:
         with on_threads(*before, *behind) as outer:
@@ -92,10 +92,17 @@ def _by_heaps(
             kept = wide(k)
             heap.order(kept)
 
+            def is_no_better(place: Any) -> Any:
+                """1 or 0; of NaN this comparison alone cannot tell."""
+                worst, key = _comparable(heap.root[0]), _comparable(read[at(place)])
+                is_kept_out = worst >= key if largest else worst <= key
+                return tirx.Select(is_kept_out, T.int32(1), T.int32(0))
+
             def look_at(place: Any) -> None:
                 worst, _ = heap.root
                 # Of equal ones the earlier one stays.
-                with T.If(below(worst, read[at(place)])), T.Then():
+                is_below = below(worst, read[at(place)])
+                with T.If(is_no_better(place) == 0), T.Then(), T.If(is_below), T.Then():
                     heap.replace_root((read[at(place)], place), kept)
 
             # Of none there is no worst one.
@@ -105,10 +112,8 @@ def _by_heaps(
                 start = kept + block * _BLOCK
                 found[0] = T.int32(0)
                 with T.serial(0, _BLOCK) as step:
-                    worst, _ = heap.root
-                    is_found = below(worst, read[at(start + step)])
-                    found[0] = found[0] + tirx.Select(is_found, T.int32(1), T.int32(0))
-                with T.If(found[0] > 0), T.Then(), T.serial(0, _BLOCK) as step:
+                    found[0] = found[0] + is_no_better(start + step)
+                with T.If(found[0] < _BLOCK), T.Then(), T.serial(0, _BLOCK) as step:
                     look_at(start + step)
             with T.serial(0, left - blocks * _BLOCK) as step:
                 look_at(kept + blocks * _BLOCK + step)
@@ -144,13 +149,22 @@ def _by_merging(
 
 
 def _order(largest: bool) -> Callable[[Any, Any], Any]:
-    """Whether a key comes behind another."""
+    """Whether a key comes behind another: NaN is above all numbers, as in ONNX Runtime."""
 
     def below(key: Any, other: Any) -> Any:
-        key, other = _comparable(key), _comparable(other)
-        return key < other if largest else key > other
+        less, more = map(_comparable, (key, other) if largest else (other, key))
+        return tirx.any(less < more, tirx.all(_is_nan(more), tirx.Not(_is_nan(less))))
 
     return below
+
+
+def _equal(key: Any, other: Any) -> Any:
+    key, other = _comparable(key), _comparable(other)
+    return tirx.any(key == other, tirx.all(_is_nan(key), _is_nan(other)))
+
+
+def _is_nan(key: Any) -> Any:
+    return tirx.isnan(key) if "float" in str(key.ty) else tirx.const(False, "bool")
 
 
 def _comparable(key: Any) -> Any:

@@ -121,6 +121,15 @@ def test_whole_rows_are_sorted(size: int, order: str, axis: int) -> None:
     check_operator("TopK", {"x": x, "k": k}, 2, ("k",), axis=axis, largest=0)
 
 
+@in_one_model
+@pairwise(k=[1, 5, 90, 150], largest=[0, 1], dtype=["float32", "float16"])
+def test_nan_is_above_all_numbers(k: int, largest: int, dtype: str) -> None:
+    x = (rand(3, 150) * 3).round().astype(dtype)
+    x[:, ::7] = np.nan
+    x[1, 1::7], x[2] = np.inf, np.nan
+    check_operator("TopK", {"x": x, "k": np.array([k])}, 2, ("k",), largest=largest)
+
+
 def test_rows_of_any_length_are_sorted_without_a_loss_to_nan() -> None:
     """As ``torch.sort`` is exported: k is the size of the axis, which the run knows."""
     nodes = [node("Shape", ["x"], ["k"], start=1), node("TopK", ["x", "k"], ["v", "i"])]
