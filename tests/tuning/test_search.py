@@ -64,7 +64,7 @@ def test_same_seed_same_candidates():
 
 
 def test_the_search_closes_in_on_the_best():
-    search = new_search(matmul_task(96, 96, 64))
+    search = new_search(matmul_task(96, 96, 64), seed=3)
     least: list[float] = []
     for _ in range(4):
         times = [(one, distance(one)) for one in search.propose()]

@@ -50,9 +50,18 @@ def element_shape(node: ir.Node, element: ir.Value, model: ir.Model) -> ir.Shape
 
 
 def named_shape(value: ir.Value) -> ir.Shape | None:
-    """Its shape, in which sizes without a name are named after the value and the axis."""
+    """Its shape, in which sizes without a name are named after the value and the axis.
+
+    Elements that share a name in the type of their sequence need not be alike in size, unless they
+    are the parts of one tensor: names of other sequences are left out.
+    """
     if value.shape is None:
         return None
+    if not isinstance(value.type, ir.TensorType):
+        producer = value.producer()
+        if producer is not None and producer.op_type == "SplitToSequence":
+            return value.shape
+        return ir.Shape([size if isinstance(size, int) else None for size in value.shape])
     return ir.Shape(
         [
             f"{value.name}/{axis}" if size == ir.SymbolicDim(None) else size

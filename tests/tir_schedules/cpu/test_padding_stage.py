@@ -36,7 +36,9 @@ def stage_of(func: tirx.PrimFunc) -> OperandStage | None:
 
 def test_one_parallel_loop_with_the_padding_inside() -> None:
     scheduled = tiled(depthwise(56, 56, 64, 3), CORES)
-    assert [loop.kind for loop in loops_of(scheduled) if not loop.path] == ["parallel"]
+    # The weights are no constants here: the first loop packs them.
+    kinds = [loop.kind for loop in loops_of(scheduled) if not loop.path]
+    assert kinds == ["serial", "parallel"]
 
 
 def test_blocks_are_shared_evenly() -> None:
