@@ -266,16 +266,16 @@ class _StepWriter:
             gradients = [_scaled(bb, one, 1 / self._options.batches) for one in gradients]
         if self._options.clip_norm is not None:
             gradients = _clipped(bb, gradients, self._options.clip_norm)
-        made: dict[relax.Var, relax.Expr] = {}
         weights = [self._params[param] for param in self._parts.weights]
         updates_of = list(zip(weights, gradients, self._slots, strict=True))
+        made: list[dict[relax.Var, relax.Expr]] = []
         # The gradients of the last layers are there first.
         for weight, gradient, slots in reversed(updates_of):
             own = {name: _as_type(bb, one, weight.ty.dtype) for name, one in numbers.items()}
             moved, state = self._optimizer.update(bb, weight, gradient, slots, own)
-            made[weight] = moved
-            made |= {slots[slot]: value for slot, value in state.items()}
-        return made
+            made.append({weight: moved, **{slots[slot]: one for slot, one in state.items()}})
+        # Results are in the order of the weights.
+        return {param: value for one in reversed(made) for param, value in one.items()}
 
 
 def _scaled(bb: relax.BlockBuilder, value: relax.Expr, factor: float) -> relax.Expr:
