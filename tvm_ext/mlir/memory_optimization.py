@@ -63,7 +63,10 @@ def memory_of(module: ir.Module) -> MemoryOfModule:
 def _bytes(kind: ir.MemRefType) -> int | None:
     """The bytes of an array; None where a size, the order of its elements or its type is open."""
     element = stored_bytes(kind.element_type)
-    is_plain = kind.affine_map == ir.AffineMap.get_identity(kind.rank) and not kind.memory_space
+    is_plain = (
+        kind.affine_map == ir.AffineMap.get_identity(kind.rank, kind.context)
+        and not kind.memory_space
+    )
     if element is None or not kind.has_static_shape or not is_plain:
         return None
     return math.prod(kind.shape) * element

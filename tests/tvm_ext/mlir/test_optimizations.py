@@ -120,6 +120,12 @@ def test_arrays_share_one(parsed):
     assert after.bytes + after.stack_bytes <= before.bytes
 
 
+def test_memory_is_counted_of_a_module_of_another_context():
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(BUFFERS_OF.replace("KIND", f"memref<{MANY}xf32>"))
+    assert memory_of(module) == MemoryOfModule(2, 8 * MANY, 0)
+
+
 @pytest.mark.parametrize(
     ("element", "nbytes"),
     [
