@@ -35,7 +35,10 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     schedule_data_parallel,
     split_at_borders,
 )
-from tvm_ext.tir_schedules.cpu.reduction_blocks import reduction_blocks, split_reduction
+from tvm_ext.tir_schedules.cpu.reduction_blocking import (
+    decide_reduction_blocking,
+    split_reduction,
+)
 from tvm_ext.tir_schedules.cpu.register_blocking import (
     OperandStage,
     RegisterTileDecision,
@@ -174,10 +177,9 @@ class RegisterTile:
     ) -> s_tir.Schedule:
         """See ``Template.apply``.
 
-        Decisions: those of ``decide_tile``, ``reduction_blocks``, ``column_panel`` and
-        ``padding_stage``;
-        ``columns_first``, the order of the tiles; ``packed``; ``packed_columns``;
-        ``reduction_unroll``; ``threads``.
+        Decisions: those of ``decide_tile``, ``decide_reduction_blocking``, ``column_panel`` and
+        ``padding_stage``; ``columns_first``, the order of the tiles; ``packed``;
+        ``packed_columns``; ``reduction_unroll``; ``threads``.
         """
         sch = inlined_schedule(func)
         access = _anchor_access(sch)
@@ -190,7 +192,7 @@ class RegisterTile:
         blocks = kernel_blocks(sch)
         anchor = access.block
         others = [block for block in blocks if not same_block(sch, block, anchor)]
-        lengths = reduction_blocks(access, decision, machine, decisions)
+        lengths = decide_reduction_blocking(access, decision, machine, decisions)
         # Sums of blocks are added up where they are written.
         write_back = None if lengths else self._write_back_block(sch, anchor, access)
         columns_first = bool(lengths) or _columns_outermost(sch, access, decision, machine)

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.converters.quantization import WEIGHTS_ATTRIBUTE
 from tvm_ext.onnx_frontend.ir_edits import Inserter, constant_of
-from tvm_ext.onnx_frontend.onnx_graph import subgraphs_of
+from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS, subgraphs_of
 from tvm_ext.onnx_frontend.signature import MAX_ELEMENTS
 
 # ConvTranspose with ``output_shape``: the padding that gives it, as ``pads``.
@@ -137,7 +137,7 @@ def canonicalize(model: ir.Model) -> None:
     """
     for node in list(model.graph.all_nodes()):
         form = _FORMS.get(node.op_type)
-        if form is not None and node.domain in ("", "ai.onnx"):
+        if form is not None and node.domain in DEFAULT_DOMAINS:
             form(node)
 
 
@@ -272,7 +272,7 @@ _FORMS: dict[str, Callable[[ir.Node], None]] = {
 def cast_likes_to_casts(model: ir.Model) -> None:
     """Changes the model in place, bodies of If, Loop and Scan included."""
     for node in model.graph.all_nodes():
-        if node.op_type != "CastLike" or node.domain not in ("", "ai.onnx"):
+        if node.op_type != "CastLike" or node.domain not in DEFAULT_DOMAINS:
             continue
         like = node.inputs[1] if len(node.inputs) > 1 else None
         if like is None or like.dtype is None:
@@ -296,7 +296,7 @@ def whole_slices_to_identities(model: ir.Model) -> bool:
 
 def _is_whole_slice(node: ir.Node) -> bool:
     """Whether all bounds are constants, of which the ends reach behind any tensor."""
-    if node.op_type != "Slice" or node.domain not in ("", "ai.onnx") or len(node.inputs) < 3:
+    if node.op_type != "Slice" or node.domain not in DEFAULT_DOMAINS or len(node.inputs) < 3:
         return False
     starts, ends = constant_of(node.inputs[1]), constant_of(node.inputs[2])
     steps = constant_of(node.inputs[4]) if len(node.inputs) > 4 else np.array(1)
@@ -319,7 +319,7 @@ def spell_constants_out(model: ir.Model) -> None:
     ONNX operator Constant-13: float32, int64 or strings, of rank 0, or 1 for the lists.
     """
     for node in model.graph.all_nodes():
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS:
             _spell_out(node)
 
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.ir_edits import Inserter, constant_of, opset_of, replace_outputs
 from tvm_ext.onnx_frontend.loop_rewrites import unsqueezed
+from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS
 
 
 class _Unknown(Exception):
@@ -51,7 +52,7 @@ def resolve_containers(model: ir.Model) -> bool:
     changed = False
     for node in list(model.graph.all_nodes()):
         handler = _HANDLERS.get(node.op_type)
-        if handler is None or node.domain not in ("", "ai.onnx"):
+        if handler is None or node.domain not in DEFAULT_DOMAINS:
             continue
         try:
             changed |= handler(node, known)

@@ -134,4 +134,4 @@ def replace_outputs(node: ir.Node, values: Sequence[ir.Value]) -> None:
 
 def opset_of(model: ir.Model) -> int:
     """The version of the default domain; bodies follow their model."""
-    return next((v for d, v in model.opset_imports.items() if d in ("", "ai.onnx")), 1)
+    return next((v for d, v in model.opset_imports.items() if d in DEFAULT_DOMAINS), 1)

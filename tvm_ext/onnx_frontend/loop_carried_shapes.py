@@ -71,9 +71,7 @@ def named_shape(value: ir.Value) -> ir.Shape | None:
 
 
 def _has_shape(value: ir.Value | None) -> bool:
-    if value is None or not isinstance(value.type, ir.TensorType):
-        return False
-    return value.shape is not None
+    return value is not None and isinstance(value.type, ir.TensorType) and value.shape is not None
 
 
 def _infer(node: ir.Node, model: ir.Model) -> bool:

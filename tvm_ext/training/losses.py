@@ -82,8 +82,8 @@ class CrossEntropy:
         is_label = bb.emit(relax.op.equal(column, relax.const(numbers)))
         chosen = bb.emit(relax.op.astype(is_label, dtype))
         counted = bb.emit(relax.op.sum(chosen))
-        # Where no label counts the loss is 0 rather than 0 / 0.
         counted = over_devices(bb, counted)
+        # Where no label counts the loss is 0 rather than 0 / 0.
         counted = bb.emit(relax.op.maximum(counted, relax.const(_LEAST_MEAN, dtype)))
         logs = bb.emit(relax.op.nn.log_softmax(logits, axis))
         # Not a product: classes that are masked have logits of minus infinity.

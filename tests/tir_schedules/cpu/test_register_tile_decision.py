@@ -21,7 +21,7 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE, access_of
 from tvm_ext.tir_schedules.apply_template import finished_schedule
-from tvm_ext.tir_schedules.cpu.reduction_blocks import reduction_blocks
+from tvm_ext.tir_schedules.cpu.reduction_blocking import decide_reduction_blocking
 from tvm_ext.tir_schedules.cpu.register_blocking import (
     RegisterTileDecision,
     column_options,
@@ -257,7 +257,7 @@ def test_blocks_of_a_long_reduction() -> None:
         access = access_of(sch, sch.get_sblock("gradient"))
         assert access is not None
         tile = decide_tile(access, NARROW, "float32")
-        lengths = reduction_blocks(access, tile, NARROW)
+        lengths = decide_reduction_blocking(access, tile, NARROW)
         assert lengths == wanted
         outermost = [loop for loop in applied(func, NARROW) if not loop.path]
         assert (outermost[-1].kind, outermost[-1].extent) == ("serial", 16 // wanted[4])

@@ -241,7 +241,6 @@ def _dense_by_weight(
     given: te.Tensor, data: te.Tensor, wanted: Sequence[int], attrs: Any, inputs_last: bool
 ) -> te.Tensor:
     """Sums over all positions, as [taps, I, O] or [O, taps, I]; operands have channels last."""
-    strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
     padding, count = _numbers(attrs.padding), len(wanted) - 2
     padded = topi.nn.pad(data, [0, *padding[:count], 0], [0, *padding[count:], 0])
     item = te.reduce_axis((0, data.shape[0]), name="n")
@@ -252,11 +251,7 @@ def _dense_by_weight(
             o, *taps, i = place
         else:
             *taps, i, o = place
-        places = [
-            step * stride + k * apart
-            for step, stride, k, apart in zip(steps, strides, taps, dilation, strict=True)
-        ]
-        product = given(item, *steps, o) * padded(item, *places, i)
+        product = given(item, *steps, o) * padded(item, *_read_by(steps, taps, attrs), i)
         return te.sum(product, axis=[item, *steps])
 
     outputs, inputs, *taps = wanted
@@ -268,7 +263,6 @@ def _grouped_by_weight(
     given: te.Tensor, data: te.Tensor, wanted: Sequence[int], attrs: Any
 ) -> te.Tensor:
     """The same for a convolution in groups, with channels first."""
-    strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
     padding, count = _numbers(attrs.padding), len(wanted) - 2
     padded = topi.nn.pad(data, [0, 0, *padding[:count]], [0, 0, *padding[count:]])
     item = te.reduce_axis((0, data.shape[0]), name="n")
@@ -276,15 +270,20 @@ def _grouped_by_weight(
     first = wanted[0] // int(attrs.groups)
 
     def value(o: tirx.Var, i: tirx.Var, *taps: tirx.Var) -> tirx.Expr:
-        places = [
-            step * stride + k * apart
-            for step, stride, k, apart in zip(steps, strides, taps, dilation, strict=True)
-        ]
         channel = tirx.floordiv(o, first) * wanted[1] + i
-        product = given(item, o, *steps) * padded(item, channel, *places)
+        product = given(item, o, *steps) * padded(item, channel, *_read_by(steps, taps, attrs))
         return te.sum(product, axis=[item, *steps])
 
     return te.compute(list(wanted), value, name="weight_gradient")
+
+
+def _read_by(steps: Sequence[tirx.Expr], taps: Sequence[tirx.Expr], attrs: Any) -> list[tirx.Expr]:
+    """Where in the padded data the taps of a window lie."""
+    strides, dilation = _numbers(attrs.strides), _numbers(attrs.dilation)
+    return [
+        step * stride + tap * apart
+        for step, stride, tap, apart in zip(steps, strides, taps, dilation, strict=True)
+    ]
 
 
 @gradient_of("nn.conv1d", "nn.conv2d", "nn.conv3d")

@@ -29,7 +29,7 @@ _BLOCK_BYTES = L1_PERIOD * L1_WAYS // 2
 _LEAST_BYTES = _BLOCK_BYTES // 8
 
 
-def reduction_blocks(
+def decide_reduction_blocking(
     access: BlockAccess,
     tile: RegisterTileDecision,
     machine: CpuDescription,
