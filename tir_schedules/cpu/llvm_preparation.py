@@ -3,6 +3,7 @@ arguments, what they check of them, look-ups and rounding, and loops that fill w
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache, reduce
 from typing import Any
 
@@ -483,6 +484,71 @@ def _features_of(func: tirx.PrimFunc) -> tuple[str, ...]:
     attributes = tuple(str(feature) for feature in target.attrs.get("mattr", ()))
     names = (str(target.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
     return tuple(llvm_features(*names, attributes))
+
+
+# Arrays of bools that a kernel keeps hold bytes.
+#
+# StorageRewrite makes bytes of such an array whose accesses are vectors, and leaves the conditions
+# that read it as they are: "Not" of a byte is an error in TVM.
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="BoolArraysAsBytes")
+class BoolArraysAsBytes:
+    """Arrays of bools of a kernel's own become arrays of int8.
+
+    Before: ``keep: bool[32]; keep[i] = x[i] > 0; y[i] = select(keep[i], x[i], z)``
+    After:  ``keep: int8[32]; keep[i] = int8(x[i] > 0); y[i] = select(keep[i] != 0, x[i], z)``
+
+    Leaves alone: parameters; arrays of which there are views, or that a call takes.
+    """
+
+    def transform_function(
+        self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
+        """Kernels without such arrays stay as they are."""
+        arrays = [a for block in nodes(func.body, s_tir.SBlock) for a in block.alloc_buffers]
+        arrays += [node.buffer for node in nodes(func.body, tirx.AllocBuffer)]
+        taken = {arg for call in nodes(func.body, tvm.ir.Call) for arg in call.args}
+        bools = [a for a in arrays if str(a.dtype) == "bool" and a not in taken]
+        if not bools:
+            return func
+        return func.with_body(_with_bytes(func.body, {array: _bytes_of(array) for array in bools}))
+
+
+def _bytes_of(array: tirx.Buffer) -> tirx.Buffer:
+    return tirx.decl_buffer(array.shape, "int8", array.name, scope=array.scope())
+
+
+def _with_bytes(body: tirx.Stmt, bytes_of: Mapping[Any, Any]) -> tirx.Stmt:
+    def load(node: tvm.ir.TensorLoad) -> tvm.ir.Expr:
+        if node.source not in bytes_of:
+            return node
+        return tirx.BufferLoad(bytes_of[node.source], node.indices) != tirx.const(0, "int8")
+
+    def store(node: tirx.BufferStore) -> tirx.Stmt:
+        if node.buffer not in bytes_of:
+            return node
+        value = tirx.Cast("int8", node.value)
+        return tirx.BufferStore(bytes_of[node.buffer], value, node.indices)
+
+    def declaration(node: tirx.AllocBuffer) -> tirx.Stmt:
+        if node.buffer not in bytes_of:
+            return node
+        return tirx.AllocBuffer(bytes_of[node.buffer], annotations=dict(node.annotations))
+
+    def region(node: Any) -> Any:
+        return tirx.BufferRegion(bytes_of.get(node.source, node.source), node.region)
+
+    def block(node: s_tir.SBlock) -> s_tir.SBlock:
+        return changed_block(
+            node,
+            reads=list(map(region, node.reads)),
+            writes=list(map(region, node.writes)),
+            alloc_buffers=[bytes_of.get(array, array) for array in node.alloc_buffers],
+        )
+
+    changes = [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store), (s_tir.SBlock, block)]
+    return structural_map(body, [*changes, (tirx.AllocBuffer, declaration)])
 
 
 # Loops that fill with one value are left to LLVM to make vectors of, where TVM cannot.
