@@ -10,10 +10,11 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import SBlockRealize
-from tvm_ffi import structural_map, structural_walk
+from tvm_ffi import structural_map
 
 from tvm_ext.configs.errors import CONTRADICTING_SIZES
 from tvm_ext.hardware.cpu.description import llvm_features
+from tvm_ext.hardware.tvm_compat import walk
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     among,
     element_bytes,
@@ -570,11 +571,15 @@ class SerialFills:
         self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
     ) -> tirx.PrimFunc:
         """Kernels of other values stay as they are."""
-        if not nodes(func.body, tirx.Let) and not any(
-            _is_narrow(store.value) for store in nodes(func.body, tirx.BufferStore)
-        ):
+        if not _has_such_values(func.body):
             return func
         return func.with_body(structural_map(func.body, (tirx.For, _serial)))
+
+
+def _has_such_values(stmt: tirx.Stmt) -> bool:
+    return bool(nodes(stmt, tirx.Let)) or any(
+        _is_narrow(store.value) for store in nodes(stmt, tirx.BufferStore)
+    )
 
 
 def _serial(loop: tirx.For) -> tirx.For:
@@ -585,6 +590,8 @@ def _serial(loop: tirx.For) -> tirx.For:
 
 def _fills(loop: tirx.For) -> bool:
     """Whether such a value is stored that is the same in all iterations."""
+    if not _has_such_values(loop.body):
+        return False
     changing = {loop.loop_var}
     found = False
 
@@ -599,7 +606,7 @@ def _fills(loop: tirx.For) -> bool:
         elif isinstance(node, tirx.BufferStore):
             found = found or (_is_hard_to_repeat(node) and not _reads(node.value, changing))
 
-    structural_walk(loop.body, visit, order="pre")
+    walk(loop.body, (s_tir.SBlockRealize, tirx.Bind, tirx.BufferStore), visit)
     return found
 
 
