@@ -123,6 +123,20 @@ class BuildError(TvmExtError):
     """Code generation failed for a module that the passes accepted."""
 
 
+class MemoryLimitError(BuildError):
+    """A program needs more memory than its limit.
+
+    Attributes
+    ----------
+    needed : int
+        Bytes of the least that was found.
+    """
+
+    def __init__(self, message: str, needed: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+
 class PrecisionError(TvmExtError):
     """A program of lower precision differs from float32 by more than was allowed."""
 

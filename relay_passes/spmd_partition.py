@@ -1,6 +1,7 @@
 """SpmdPartition: the program of one of several devices, which hold slices of weights and values."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,12 +18,19 @@ from tvm_ext.configs.sharding_record import (
     CollectiveRecord,
     ShardingRecord,
 )
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import current_description
 from tvm_ext.relay_passes.expressions import is_symbolic, read_only, static_shape, tensor_bytes
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied
 from tvm_ext.relay_passes.sharding.collective_cost import CollectiveCost, collective
 from tvm_ext.relay_passes.sharding.propagation import ShardingPlan, ShardingPropagation
-from tvm_ext.relay_passes.sharding.sharding import REPLICATED, Sharding, local_shape, shape_of
+from tvm_ext.relay_passes.sharding.sharding import (
+    REPLICATED,
+    Sharding,
+    local_shape,
+    shape_of,
+    split,
+)
 from tvm_ext.relay_passes.sharding.strategy import (
     AUTOMATIC,
     DATA,
@@ -160,6 +168,23 @@ class _Request:
         return ""
 
 
+def partition_by_inputs(
+    mod: tvm.IRModule,
+    function: relax.Function,
+    places: Sequence[int],
+    devices: int,
+    machine: MachineDescription,
+) -> tuple[relax.Function, list[CollectiveRecord]]:
+    """The function of the first device, which has a part of the rows of the parameters at
+    ``places``, and what it exchanges with the others; ``mod`` has what the function calls."""
+    cost, inputs = CollectiveCost(devices, machine), dict.fromkeys(places, split(0))
+    plan = ShardingPropagation(devices, cost, inputs, lambda *_: None).plan(function)
+    main = function.with_attr("global_symbol", "main")
+    partitioner = _Partitioner(with_functions(mod, {tvm.ir.GlobalVar("main"): main}), plan, cost, 0)
+    made = partitioner.module(DATA)["main"].without_attr(SHARDING_ATTRIBUTE)
+    return made, partitioner.collectives
+
+
 def with_sharding(mod: tvm.IRModule, record: ShardingRecord) -> tvm.IRModule:
     """A module of one of several devices, which the pass leaves as it is."""
     main = mod["main"].with_attr(SHARDING_ATTRIBUTE, json.dumps(asdict(record)))
@@ -176,7 +201,7 @@ class _Partitioner(PyExprMutator):
         super().__init__(mod)
         self._mod, self._plan, self._cost, self._rank = mod, plan, cost, rank
         self._devices = plan.devices
-        self._collectives: list[CollectiveRecord] = []
+        self.collectives: list[CollectiveRecord] = []
         # By hash of a variable of the old program and how it is split: the variable that is that.
         self._versions: dict[tuple[int, Sharding], relax.Var] = {}
         # Those of them that only the present block has.
@@ -194,7 +219,7 @@ class _Partitioner(PyExprMutator):
             strategy,
             [self._plan.of(param).axis for param in main.params],
             [one.axis for one in self._plan.results_of(main)],
-            self._collectives,
+            self.collectives,
             self._plan.split_operators,
             len(self._plan.operations),
             self._alike,
@@ -338,7 +363,7 @@ class _Partitioner(PyExprMutator):
         nbytes = tensor_bytes(what.ty)
         seconds = self._cost.collective_seconds(kind, nbytes)
         where = describe_origin(what)
-        self._collectives.append(
+        self.collectives.append(
             CollectiveRecord(
                 kind,
                 where,

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm_ext.artifact.manifest import TargetRecord
 from tvm_ext.configs.byte_sizes import parse_bytes
-from tvm_ext.errors import BuildError, ConfigError
+from tvm_ext.errors import BuildError, ConfigError, MemoryLimitError
 from tvm_ext.hardware.backend import backend_of
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.report.records import MemoryLimitRecord, MemoryRecord
@@ -119,12 +119,13 @@ def require_memory(
     if needed <= limit:
         return
     where = largest()
-    raise BuildError(
+    raise MemoryLimitError(
         f"{label} needs {_exactly(needed)} for the values that it computes{_arrays(record)}"
         f"{_least(tried, needed)}"
         f"{f', the largest of them that of {where}' if where else ''}; expected at most "
         f"{_exactly(limit)}: give smaller input shapes, or a larger memory limit (memory_limit, "
-        f"or {MEMORY_LIMIT} in GiB)"
+        f"or {MEMORY_LIMIT} in GiB)",
+        needed,
     )
 
 

@@ -119,7 +119,7 @@ class Differentiation:
         if not needed:
             return Differentiated(None, adjoint, tuple(taken))
         given = [param for param in function.params if param not in own]
-        return Differentiated(_function(given, outside, needed), adjoint, tuple(taken))
+        return Differentiated(block_function(given, outside, needed), adjoint, tuple(taken))
 
     def _differentiable(self, binding: relax.Binding, reached: set[relax.Var]) -> relax.VarBinding:
         """The binding in a form that ``Gradient`` takes, if there is one."""
@@ -153,7 +153,7 @@ class Differentiation:
         """The function of these bindings, which also returns the gradients."""
         own = {param: relax.Var(param.name, param.ty) for param in params}
         moved = [relax.VarBinding(one.var, replaced(one.value, own)) for one in bindings]
-        function = _function(
+        function = block_function(
             list(own.values()), moved, [replaced(result, own) for result in results]
         )
         mod = self._called.base()
@@ -235,7 +235,7 @@ def _read_from(bindings: Sequence[relax.Binding], values: Sequence[relax.Expr]) 
     return list(dict.fromkeys(var for var in read if var in known))
 
 
-def _function(
+def block_function(
     params: Sequence[relax.Var],
     bindings: Sequence[relax.Binding],
     results: Sequence[relax.Expr],

@@ -12,8 +12,10 @@ import tvm
 from tvm import relax
 
 from tvm_ext.errors import InputError
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.onnx_frontend.trainable import TrainableModel
 from tvm_ext.passes.donate_params import DONATED
+from tvm_ext.relay_passes.expressions import static_extents
 from tvm_ext.relay_passes.sharding.collective_cost import CollectiveCost
 from tvm_ext.relay_passes.spans import with_functions
 from tvm_ext.relay_passes.spmd_partition import with_sharding
@@ -22,6 +24,7 @@ from tvm_ext.training.differentiate import Differentiated, Differentiation
 from tvm_ext.training.function_gradients import emit_function, results_of
 from tvm_ext.training.gradient_buckets import GradientBuckets
 from tvm_ext.training.losses import Loss
+from tvm_ext.training.micro_batches import MicroBatches, added, apart, micro_batches
 from tvm_ext.training.operators_of_kernels import with_operators
 from tvm_ext.training.optimizers import Optimizer
 
@@ -77,11 +80,17 @@ class StepOptions:
         How many batches are added up for an update.
     collectives : CollectiveCost or None
         Of the devices that each have a part of the batch.
+    machine : MachineDescription or None
+        What runs the step; it has to be known for more than one of ``micro_batches``.
+    micro_batches : int
+        In how many parts, one behind the other, a batch is taken.
     """
 
     clip_norm: float | None = None
     batches: int = 1
     collectives: CollectiveCost | None = None
+    machine: MachineDescription | None = None
+    micro_batches: int = 1
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,8 @@ def step_programs(
 ) -> tuple[StepProgram, ...]:
     """The program of a step; with several batches for an update, the one that adds up comes first.
 
+    There is none where micro-batches are asked for, and their sum would be another loss.
+
     Raises
     ------
     UnsupportedOperatorError, InputError
@@ -124,12 +135,41 @@ def step_programs(
     buckets = None if cost is None else GradientBuckets(cost)
     parts = _forward(model, loss, targets, buckets)
     differentiation = Differentiation(parts.mod, model.imported.name)
-    differentiated = differentiation.of(parts.function, parts.weights)
+    micro = _micro_batches(parts, options)
+    if micro is not None:
+        own = dict(zip(parts.function.params, micro.params, strict=True))
+        differentiated = differentiation.of(micro.forward, [own[one] for one in parts.weights])
+    elif options.micro_batches == 1:
+        differentiated = differentiation.of(parts.function, parts.weights)
+    else:
+        return ()
     parts = replace(parts, mod=differentiation.module())
-    writer = _StepWriter(model, parts, targets, differentiated, optimizer, options, buckets)
+    writer = _StepWriter(model, parts, targets, differentiated, optimizer, options, buckets, micro)
     if options.batches == 1:
         return (writer.program(updates=True),)
     return writer.program(updates=False), writer.program(updates=True)
+
+
+def batch_of(model: TrainableModel) -> int:
+    """The first size of the model's first input; 1 where it has none."""
+    shape = model.imported.inputs[0].shape if model.inputs else ()
+    return int(shape[0]) if shape else 1
+
+
+def _micro_batches(parts: _Parts, options: StepOptions) -> MicroBatches | None:
+    """How a batch is taken in parts; None where it is not, or cannot be.
+
+    Masks that a step draws would be others for each part, and so are left alone.
+    """
+    machine, count = options.machine, options.micro_batches
+    if machine is None or count == 1 or parts.step or options.collectives is not None:
+        return None
+    given = [*parts.inputs, *parts.targets]
+    shapes = [static_extents(param.ty) for param in given]
+    rows = [param for param, shape in zip(given, shapes, strict=True) if shape]
+    if len({shape[0] for shape in shapes if shape}) != 1:
+        return None
+    return micro_batches(parts.mod, parts.function, rows, parts.weights, count, machine)
 
 
 def _require_own_names(model: TrainableModel, targets: Sequence[TensorSpec]) -> None:
@@ -191,8 +231,9 @@ class _StepWriter:
         optimizer: Optimizer,
         options: StepOptions,
         buckets: GradientBuckets | None,
+        micro: MicroBatches | None,
     ) -> None:
-        self._buckets = buckets
+        self._buckets, self._micro = buckets, micro
         self._model, self._parts = model, parts
         self._differentiated = differentiated
         self._optimizer, self._options = optimizer, options
@@ -221,12 +262,7 @@ class _StepWriter:
         bb = relax.BlockBuilder(parts.mod)
         with bb.function("main", [*given, *kept, *numbers.values(), *step]):
             with bb.dataflow():
-                if buckets is None:
-                    results, gradients = self._differentiated.emit(bb, own)
-                else:
-                    bindings, results, gradients = self._differentiated.body(bb, own)
-                    means = buckets.means(bb, bindings, results, gradients)
-                    results, gradients = means[: len(results)], means[len(results) :]
+                results, gradients = self._differentiated_in(bb)
                 made = dict(zip(parts.statistics, results[1:], strict=True))
                 made = {own[param]: value for param, value in made.items()}
                 made |= self._next(bb, gradients, numbers, updates)
@@ -248,6 +284,33 @@ class _StepWriter:
             tuple(names),
             bool(step),
         )
+
+    def _differentiated_in(
+        self, bb: relax.BlockBuilder
+    ) -> tuple[list[relax.Expr], list[relax.Expr]]:
+        """Emits the way forward and back; the results and the gradients."""
+        own = self._params
+        if self._micro is not None:
+            return self._in_parts(bb, self._micro)
+        if self._buckets is None:
+            return self._differentiated.emit(bb, own)
+        bindings, results, gradients = self._differentiated.body(bb, own)
+        means = self._buckets.means(bb, bindings, results, gradients)
+        return means[: len(results)], means[len(results) :]
+
+    def _in_parts(
+        self, bb: relax.BlockBuilder, micro: MicroBatches
+    ) -> tuple[list[relax.Expr], list[relax.Expr]]:
+        """The same for all parts of the batch, one behind the other."""
+        given = [self._params[one] for one in self._parts.function.params]
+        sums = micro.totals(bb, given)
+        made: list[relax.Expr] = []
+        for place in range(micro.count):
+            values = micro.values(bb, given, sums, place)
+            results, gradients = self._differentiated.emit(bb, values)
+            made = [apart(bb, one) for one in made]
+            made = added(bb, made, [*results, *gradients])
+        return made[:1], made[1:]
 
     def _next(
         self,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.distributed.compile_sharded import ShardingRequest
 from tvm_ext.distributed.sharded_model import ShardedModel
-from tvm_ext.errors import InputError
+from tvm_ext.errors import InputError, MemoryLimitError
 from tvm_ext.hardware.targets import program_target
 from tvm_ext.kept_tensors import KeptTensors
 from tvm_ext.model_inputs import check_inputs
@@ -32,11 +33,7 @@ from tvm_ext.training.kept_on_devices import KeptOnDevices
 from tvm_ext.training.losses import Loss, loss_of
 from tvm_ext.training.optimizers import Optimizer, require_optimizer
 from tvm_ext.training.progress import progress_bar
-from tvm_ext.training.step_program import StepOptions, StepProgram, step_programs
-
-# The chain of states of a recurrent layer has a producer for two or more readers in each step. To
-# compute it again in each reader, and that in the next, takes minutes to find out about.
-_TOO_SLOW_FOR_STEPS = ("MultiOutputFusion",)
+from tvm_ext.training.step_program import StepOptions, StepProgram, batch_of, step_programs
 
 Batch: TypeAlias = Mapping[str, Any]
 """An array for each input of the model and each target, by name."""
@@ -105,23 +102,48 @@ def compile_training(
     _require_numbers(clip_norm, accumulate)
     cost = _collectives(devices, target, accumulate)
     trainable = import_trainable(model, train, input_shapes)
-    options = StepOptions(clip_norm, accumulate, cost)
-    if trainable.is_recurrent:
-        disabled_passes = [*disabled_passes, *_TOO_SLOW_FOR_STEPS]
-    programs = step_programs(trainable, loss_of(loss), optimizer, options)
-    compiled = [
-        compile(
-            program.mod,
-            target,
-            opt_level=opt_level,
-            disabled_passes=disabled_passes,
-            threads=threads,
-            memory_limit=memory_limit,
-            devices=devices,
-        )
-        for program in programs
-    ]
-    return Trainer(model, trainable, optimizer, programs, compiled, accumulate)
+    options = StepOptions(clip_norm, accumulate, cost, program_target(target))
+    build = partial(
+        compile,
+        target=target,
+        opt_level=opt_level,
+        threads=threads,
+        memory_limit=memory_limit,
+        devices=devices,
+    )
+    refusals: list[MemoryLimitError] = []
+    for count in _parts_of(batch_of(trainable)):
+        own = replace(options, micro_batches=count)
+        programs = step_programs(trainable, loss_of(loss), optimizer, own)
+        if not programs:
+            break
+        try:
+            left_out = [*disabled_passes, *_left_out(trainable, count)]
+            compiled = [build(program.mod, disabled_passes=left_out) for program in programs]
+        except MemoryLimitError as error:
+            refusals.append(error)
+            continue
+        return Trainer(model, trainable, optimizer, programs, compiled, own)
+    raise min(refusals, key=lambda one: one.needed)
+
+
+def _left_out(model: TrainableModel, micro_batches: int) -> tuple[str, ...]:
+    """Passes that do no good to a step.
+
+    The chain of states of a recurrent layer has a producer for two or more readers in each step:
+    to compute it again in each reader, and that in the next, takes minutes to find out about. And
+    kernels of two micro-batches are not to be one, for whose sake both are kept.
+    """
+    return ("MultiOutputFusion",) if model.is_recurrent or micro_batches > 1 else ()
+
+
+def _parts_of(batch: int) -> list[int]:
+    """The numbers of equal parts of a batch that are tried, the fewest first."""
+    found = [1]
+    for count in range(2, batch + 1):
+        if batch % count == 0 and count >= 2 * found[-1]:
+            found.append(count)
+    return found
 
 
 def _require_numbers(clip_norm: float | None, accumulate: int) -> None:
@@ -158,6 +180,8 @@ class Trainer:
         The program of a step, whose report says how it was compiled.
     steps : int
         How many steps were made.
+    micro_batches : int
+        In how many parts, one behind the other, a step takes its batch, to meet a memory limit.
     """
 
     def __init__(
@@ -167,12 +191,13 @@ class Trainer:
         optimizer: Optimizer,
         programs: Sequence[StepProgram],
         compiled: Sequence[CompiledModel],
-        accumulate: int,
+        options: StepOptions,
     ) -> None:
         self.steps = 0
+        self.micro_batches = options.micro_batches
         self.program = compiled[-1]
         self._source, self._model, self._optimizer = source, model, optimizer
-        self._accumulate = accumulate
+        self._accumulate = options.batches
         self._programs, self._compiled = list(programs), list(compiled)
         last = programs[-1]
         stored = {last.weights[name]: array for name, array in model.weights.items()}

@@ -7,6 +7,7 @@ import tvm
 from loop_kernels import jacobi, matmul, scratch, shifted, wave
 from tvm import tirx
 from tvm.script import tirx as T
+from unoptimised import built
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
@@ -19,7 +20,6 @@ from tvm_ext.polyhedral.loop_scheduler import NoSchedule, SchedulerOptions, sche
 from tvm_ext.polyhedral.row_order import RowOrder
 from tvm_ext.polyhedral.schedule_legality import broken_by_schedule
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
-from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 
@@ -31,8 +31,7 @@ def transformed(func, **options):
 
 
 def results(func, arrays, *sizes):
-    named = func.with_attr("global_symbol", "kernel")
-    program = compile_kernels(tvm.IRModule({"kernel": named}), tvm.target.Target("llvm"))
+    program = built({"kernel": func})
     copies = [tvm.runtime.tensor(array) for array in arrays]
     program["kernel"](*copies, *sizes)
     return [copy.numpy() for copy in copies]

@@ -3,7 +3,7 @@
 import importlib
 from functools import cache
 
-_FAMILIES = ("elementwise", "normalization", "shapes", "windows")
+_FAMILIES = ("elementwise", "normalization", "products", "shapes", "windows")
 
 
 @cache

@@ -1,0 +1,49 @@
+"""Gradients of products of matrices."""
+
+from collections.abc import Sequence
+from math import prod
+
+from tvm import relax
+
+from tvm_ext.training.gradients.registration import fitted, gradient_of, sizes
+
+
+@gradient_of("matmul")
+def _matmul(
+    bb: relax.BlockBuilder, y: relax.Var, call: relax.Call, given: relax.Var
+) -> Sequence[relax.Expr]:
+    """A matrix that all rows are multiplied with has one product over all rows for its gradient.
+
+    TVM makes a product for each item of a batch, and adds up matrices of the weights' size.
+    """
+    a, b = call.args
+    left, right = _matrix(bb, a, 0), _matrix(bb, b, 1)
+    rows, columns = sizes(left)[-2], sizes(right)[-1]
+    batch = sizes(y)[: len(sizes(y)) - (len(sizes(a)) > 1) - (len(sizes(b)) > 1)]
+    own = _reshaped(bb, given, [*batch, rows, columns])
+    by_left = bb.emit(relax.op.matmul(own, _transposed(bb, right)))
+    if len(sizes(right)) == 2:
+        left, own = (_reshaped(bb, one, [-1, sizes(one)[-1]]) for one in (left, own))
+    by_right = bb.emit(relax.op.matmul(_transposed(bb, left), own))
+    return [
+        _reshaped(bb, fitted(bb, by_left, _matrix(bb, a, 0)), sizes(a)),
+        _reshaped(bb, fitted(bb, by_right, right), sizes(b)),
+    ]
+
+
+def _matrix(bb: relax.BlockBuilder, value: relax.Expr, axis: int) -> relax.Expr:
+    """The value; a vector as a row, or as a column."""
+    shape = sizes(value)
+    return value if len(shape) > 1 else _reshaped(bb, value, [1, -1] if axis == 0 else [-1, 1])
+
+
+def _transposed(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
+    axes = list(range(len(sizes(value))))
+    return bb.emit(relax.op.permute_dims(value, [*axes[:-2], axes[-1], axes[-2]]))
+
+
+def _reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
+    value = bb.normalize(value)
+    whole = prod(sizes(value))
+    known = [whole // -prod(shape) if size < 0 else size for size in shape]
+    return value if known == sizes(value) else bb.emit(relax.op.reshape(value, known))
