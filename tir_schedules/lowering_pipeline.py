@@ -16,6 +16,7 @@ from tvm_ext.tir_schedules.check_bounds import InsertBoundsChecks
 from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, TruncateDivisions
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
     ArraysOnStack,
+    BoolArraysAsBytes,
     FlattenFewAccesses,
     JoinArgumentChecks,
     LookUpInRegisters,
@@ -126,6 +127,7 @@ _OURS: dict[str, tuple[_Passes, _Passes]] = {
             StartLoopsAtZero,
             InsertBoundsChecks,
             FactorParameterSizes,
+            BoolArraysAsBytes,
             FlattenFewAccesses,
             SerialFills,
             NoAliasOfLoneArguments,

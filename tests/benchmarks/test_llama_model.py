@@ -1,5 +1,7 @@
 """The decoder of Llama's form: a valid model, of the stated size, with ONNX Runtime's numbers."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -26,9 +28,14 @@ SMALL = {
 LARGEST = {"int8": 0.05}
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+def storages(quick: set[str]) -> list[Any]:
+    """All ways to store weights; ``make test`` has each of them in one of two tests."""
+    return [one if one in quick else pytest.param(one, marks=pytest.mark.slow) for one in STORAGES]
+
+
+@pytest.mark.parametrize("storage", storages(quick={"int8", "int4"}))
 def test_numbers_at_open_sizes(storage: Storage) -> None:
-    form = LlamaForm(storage=storage, **SMALL)
+    form = LlamaForm(storage=storage, **SMALL | {"layers": 1})
     proto = llama_model(form)
     onnx.checker.check_model(proto)
     session = ReferenceSession(proto)
@@ -42,7 +49,7 @@ def test_numbers_at_open_sizes(storage: Storage) -> None:
             assert difference < LARGEST.get(storage, 1e-5), (name, batch, length, past)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", storages(quick={"float32"}))
 def test_a_session_of_the_last_position(storage: Storage) -> None:
     """No pass fails on the program of a session: a warning of that would be an error here."""
     form = LlamaForm(storage=storage, **SMALL)

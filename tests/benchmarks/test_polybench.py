@@ -7,6 +7,7 @@ from polybench import difference
 from polybench_kernels import KERNELS
 from polybench_kernels.further import FURTHER
 from tvm import tirx
+from unoptimised import built
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
@@ -16,7 +17,6 @@ from tvm_ext.polyhedral.generate_loops import CodeOptions, generated_kernel
 from tvm_ext.polyhedral.kernel_domain import kernel_domain
 from tvm_ext.polyhedral.loop_scheduler import SchedulerOptions, schedule_loops
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
-from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 
 # The rest are as long again, and run every night.
 QUICK = ("gemm", "gesummv", "trisolv", "jacobi-1d", "floyd-warshall", "smith-waterman", "banded-lu")
@@ -27,11 +27,11 @@ def check(name):
     func = kernel.build(*kernel.small)
     expected = kernel.arguments(func)
     kernel.reference(*expected)
-    for one in (func, rescheduled(func), rescheduled(func, fuses=True)):
+    forms = {"plain": func, "tiled": rescheduled(func), "fused": rescheduled(func, fuses=True)}
+    library = built(forms)
+    for form in forms:
         arrays = [tvm.runtime.tensor(array) for array in kernel.arguments(func)]
-        named = one.with_attr("global_symbol", "kernel")
-        target = tvm.target.Target("llvm")
-        compile_kernels(tvm.IRModule({"kernel": named}), target)["kernel"](*arrays)
+        library[form](*arrays)
         for found, wanted in zip(arrays, expected, strict=True):
             np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-9, atol=1e-9)
 

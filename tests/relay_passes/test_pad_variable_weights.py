@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from thoroughness import DRAWS
 from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
-from unoptimised import LLVM
+from unoptimised import built
 
 from tvm_ext.relay_passes.gemm_epilogue import GemmCompute
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
@@ -223,6 +223,6 @@ def test_extra_columns_of_a_product(rows, depth, columns, extra, turned):
     random = np.random.default_rng(13)
     x, y = (random.normal(size=shape).astype("float32") for shape in shapes)
     got = tvm.runtime.tensor(np.zeros((rows, columns), "float32"))
-    tvm.compile(func, target=LLVM)(tvm.runtime.tensor(x), tvm.runtime.tensor(y), got)
+    built({"main": func})["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(y), got)
     x, y = (v.T if turn else v for v, turn in zip((x, y), turned, strict=True))
     np.testing.assert_allclose(got.numpy(), x @ y, rtol=1e-4, atol=1e-4)

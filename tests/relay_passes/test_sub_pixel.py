@@ -7,7 +7,7 @@ from conv_modules import conv_transpose, draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te
-from unoptimised import LLVM
+from unoptimised import built
 
 from tvm_ext.relay_passes.conv_transpose_to_conv import (
     InterleavedKernel,
@@ -160,8 +160,7 @@ def correlate(x, weight, groups):
 def evaluate(kernel, x, weight):
     placeholders = [te.placeholder(a.shape, name=n) for a, n in ((x, "x"), (weight, "w"))]
     result = kernel.compute(*placeholders)
-    func = te.create_prim_func([*placeholders, result]).with_attr("global_symbol", "main")
-    library = tvm.compile(tvm.IRModule({"main": func}), target=LLVM)
+    library = built({"main": te.create_prim_func([*placeholders, result])})
     out = tvm.runtime.tensor(np.zeros([int(n) for n in result.shape], "float32"))
     arrays = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in (x, weight)]
     library["main"](*arrays, out)

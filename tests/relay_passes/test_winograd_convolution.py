@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from thoroughness import DRAWS
 from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
-from unoptimised import LLVM
+from unoptimised import built
 
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.relay_passes import expressions
@@ -227,7 +227,7 @@ def test_any_size_and_padding(form, batch, height, width, inputs, outputs, paddi
     u = form.transformed_weights(w, outputs + 3)
     data, weights = te.placeholder(x.shape, "float32"), te.placeholder(u.shape, "float32")
     result = form.convolution(data, weights, padding, outputs)
-    kernel = tvm.compile(te.create_prim_func([data, weights, result]), target=LLVM)
+    kernel = built({"main": te.create_prim_func([data, weights, result])})["main"]
     want = direct(x, w, padding)
     found = tvm.runtime.tensor(np.zeros(want.shape, "float32"))
     kernel(tvm.runtime.tensor(x), tvm.runtime.tensor(u), found)

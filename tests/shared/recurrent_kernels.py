@@ -39,7 +39,7 @@ def recurrent_kernel(layer: Recurrence, steps: Any = 8, batch: Any = 1) -> tirx.
     }
     for product in layer.products():
         gates = len(product.gates)
-        shapes[product.weights] = (directions, layer.blocks, layer.summed, gates, layer.units)
+        shapes[product.weights] = (directions, layer.blocks, gates, layer.summed, layer.units)
     columns = (directions, layer.blocks, layer.gates, layer.units)
     shapes |= {"r_scale": columns, "r_sums": columns}
     names = layer.operands()[: -len(layer.results())]

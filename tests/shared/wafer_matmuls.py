@@ -3,7 +3,7 @@
 import numpy as np
 import tvm
 from tvm import te
-from unoptimised import LLVM
+from unoptimised import built
 
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
@@ -43,9 +43,8 @@ def scheduled(template, func, **decisions) -> ScheduledKernel:
 def run(func, *arrays: np.ndarray) -> np.ndarray:
     """The last parameter after a run on this CPU."""
     shape = [int(size) for size in func.params[-1].shape]
-    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     result = tvm.runtime.tensor(np.full(shape, np.nan, "float32"))
-    tvm.compile(mod, target=LLVM)["main"](*map(tvm.runtime.tensor, arrays), result)
+    built({"main": func})["main"](*map(tvm.runtime.tensor, arrays), result)
     return result.numpy()
 
 

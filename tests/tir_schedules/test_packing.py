@@ -7,7 +7,7 @@ from kernel_cases import nhwc
 from lowering import f32, kernel_of
 from machines import MACHINE
 from tvm import relax, te, tirx
-from unoptimised import LLVM
+from unoptimised import built
 
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.packing import PackedOperand
@@ -27,8 +27,7 @@ def shape_of(func: tirx.PrimFunc, parameter: int) -> tuple[int, ...]:
 
 def run(func: tirx.PrimFunc, *arrays: np.ndarray) -> np.ndarray:
     out = tvm.runtime.tensor(np.zeros(shape_of(func, len(arrays)), "float32"))
-    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    tvm.compile(mod, target=LLVM)["main"](*map(tvm.runtime.tensor, arrays), out)
+    built({"main": func})["main"](*map(tvm.runtime.tensor, arrays), out)
     return out.numpy()
 
 

@@ -3,16 +3,18 @@ arguments, what they check of them, look-ups and rounding, and loops that fill w
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache, reduce
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import SBlockRealize
-from tvm_ffi import structural_map, structural_walk
+from tvm_ffi import structural_map
 
 from tvm_ext.configs.errors import CONTRADICTING_SIZES
 from tvm_ext.hardware.cpu.description import llvm_features
+from tvm_ext.hardware.tvm_compat import walk
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     among,
     element_bytes,
@@ -485,6 +487,71 @@ def _features_of(func: tirx.PrimFunc) -> tuple[str, ...]:
     return tuple(llvm_features(*names, attributes))
 
 
+# Arrays of bools that a kernel keeps hold bytes.
+#
+# StorageRewrite makes bytes of such an array whose accesses are vectors, and leaves the conditions
+# that read it as they are: "Not" of a byte is an error in TVM.
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="BoolArraysAsBytes")
+class BoolArraysAsBytes:
+    """Arrays of bools of a kernel's own become arrays of int8.
+
+    Before: ``keep: bool[32]; keep[i] = x[i] > 0; y[i] = select(keep[i], x[i], z)``
+    After:  ``keep: int8[32]; keep[i] = int8(x[i] > 0); y[i] = select(keep[i] != 0, x[i], z)``
+
+    Leaves alone: parameters; arrays of which there are views, or that a call takes.
+    """
+
+    def transform_function(
+        self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
+        """Kernels without such arrays stay as they are."""
+        arrays = [a for block in nodes(func.body, s_tir.SBlock) for a in block.alloc_buffers]
+        arrays += [node.buffer for node in nodes(func.body, tirx.AllocBuffer)]
+        taken = {arg for call in nodes(func.body, tvm.ir.Call) for arg in call.args}
+        bools = [a for a in arrays if str(a.dtype) == "bool" and a not in taken]
+        if not bools:
+            return func
+        return func.with_body(_with_bytes(func.body, {array: _bytes_of(array) for array in bools}))
+
+
+def _bytes_of(array: tirx.Buffer) -> tirx.Buffer:
+    return tirx.decl_buffer(array.shape, "int8", array.name, scope=array.scope())
+
+
+def _with_bytes(body: tirx.Stmt, bytes_of: Mapping[Any, Any]) -> tirx.Stmt:
+    def load(node: tvm.ir.TensorLoad) -> tvm.ir.Expr:
+        if node.source not in bytes_of:
+            return node
+        return tirx.BufferLoad(bytes_of[node.source], node.indices) != tirx.const(0, "int8")
+
+    def store(node: tirx.BufferStore) -> tirx.Stmt:
+        if node.buffer not in bytes_of:
+            return node
+        value = tirx.Cast("int8", node.value)
+        return tirx.BufferStore(bytes_of[node.buffer], value, node.indices)
+
+    def declaration(node: tirx.AllocBuffer) -> tirx.Stmt:
+        if node.buffer not in bytes_of:
+            return node
+        return tirx.AllocBuffer(bytes_of[node.buffer], annotations=dict(node.annotations))
+
+    def region(node: Any) -> Any:
+        return tirx.BufferRegion(bytes_of.get(node.source, node.source), node.region)
+
+    def block(node: s_tir.SBlock) -> s_tir.SBlock:
+        return changed_block(
+            node,
+            reads=list(map(region, node.reads)),
+            writes=list(map(region, node.writes)),
+            alloc_buffers=[bytes_of.get(array, array) for array in node.alloc_buffers],
+        )
+
+    changes = [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store), (s_tir.SBlock, block)]
+    return structural_map(body, [*changes, (tirx.AllocBuffer, declaration)])
+
+
 # Loops that fill with one value are left to LLVM to make vectors of, where TVM cannot.
 #
 # TVM turns narrow floats into integers after it has made vectors, and does not look at a scalar
@@ -504,11 +571,15 @@ class SerialFills:
         self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
     ) -> tirx.PrimFunc:
         """Kernels of other values stay as they are."""
-        if not nodes(func.body, tirx.Let) and not any(
-            _is_narrow(store.value) for store in nodes(func.body, tirx.BufferStore)
-        ):
+        if not _has_such_values(func.body):
             return func
         return func.with_body(structural_map(func.body, (tirx.For, _serial)))
+
+
+def _has_such_values(stmt: tirx.Stmt) -> bool:
+    return bool(nodes(stmt, tirx.Let)) or any(
+        _is_narrow(store.value) for store in nodes(stmt, tirx.BufferStore)
+    )
 
 
 def _serial(loop: tirx.For) -> tirx.For:
@@ -519,6 +590,8 @@ def _serial(loop: tirx.For) -> tirx.For:
 
 def _fills(loop: tirx.For) -> bool:
     """Whether such a value is stored that is the same in all iterations."""
+    if not _has_such_values(loop.body):
+        return False
     changing = {loop.loop_var}
     found = False
 
@@ -533,7 +606,7 @@ def _fills(loop: tirx.For) -> bool:
         elif isinstance(node, tirx.BufferStore):
             found = found or (_is_hard_to_repeat(node) and not _reads(node.value, changing))
 
-    structural_walk(loop.body, visit, order="pre")
+    walk(loop.body, (s_tir.SBlockRealize, tirx.Bind, tirx.BufferStore), visit)
     return found
 
 

@@ -2,8 +2,9 @@
 
 In every step of com.microsoft's DynamicQuantizeLSTM the state is rounded to steps that cover its
 smallest and largest element, and zero, as DynamicQuantizeLinear's do. Where the machine has an
-instruction that adds four products of bytes, and the weights are bytes, the numbers of the steps
-are multiplied, and the sums are corrected by the number of the step that is zero.
+instruction that adds several products of such numbers and of bytes, and the weights are bytes, the
+numbers of the steps are multiplied, and the sums are corrected by the number of the step that is
+zero.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from tvm import tirx
 
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import constant_parameter, flat_address
-from tvm_ext.tir_schedules.cpu.dot_product import DotProductCode
+from tvm_ext.tir_schedules.cpu.dot_product import DotProductCode, vector_bits
 from tvm_ext.tir_schedules.operators.recurrence import (
     SUM_UNROLL,
     RecurrenceOperands,
@@ -27,7 +28,11 @@ from tvm_ext.tir_schedules.statements import FlatViews, sequence, stack_array
 
 _LAST_STEP = 255
 
-_DATA, _WEIGHTS, _SUMS = "uint8", "int8", "int32"
+_WEIGHTS, _SUMS = "int8", "int32"
+
+# What holds the numbers of steps, in the order in which instructions are asked for: of four bytes
+# that are multiplied as they are, or of two that are widened.
+_STATES = ("uint8", "int16")
 
 
 class QuantizedState:
@@ -38,9 +43,9 @@ class QuantizedState:
     divisor of ``size``.
     """
 
-    def __init__(self, states: dict[str, Any], row: int, start: Any, size: int, width: int) -> None:
+    def __init__(self, states: dict[str, Any], row: Any, start: Any, size: int, width: int) -> None:
         self.states = states
-        self.row = number(row)
+        self.row = row
         self.start = start
         self.parts = size // width
         self.width = width
@@ -106,8 +111,10 @@ class QuantizedState:
         def store(lane: Any) -> tirx.Stmt:
             place = self._place(part, lane)
             count = self._in_range(tirx.nearbyint(_at(self.states["h"], place) / step) + zero)
-            value = count.astype(_DATA) if "step" in self.states else (count - zero) * step
-            return tirx.BufferStore(self.states["rounded_h"], value, [place])
+            rounded = self.states["rounded_h"]
+            is_number = "step" in self.states
+            value = count.astype(str(rounded.dtype)) if is_number else (count - zero) * step
+            return tirx.BufferStore(rounded, value, [place])
 
         return sequence(vectors(self.width, store))
 
@@ -127,7 +134,7 @@ class StateDotProduct:
     operand : PaddedOperand
         The recurrent weights with the steps of a sum innermost that one instruction adds.
     packed : Buffer
-        These: ``[directions, blocks, summed / 4, 1, gates, units, 4]``.
+        These: ``[directions, blocks, gates, summed / k, 1, units, k]``, with the instruction's k.
     views : FlatViews
         Of ``packed``.
     """
@@ -144,22 +151,26 @@ class StateDotProduct:
         """None where a machine has no such instruction, or a layer no constant weights of bytes."""
         weights = operands.arrays["r"]
         parameter = constant_parameter(func, weights)
-        types = (_DATA, _WEIGHTS, _SUMS, SUM_UNROLL, 1)
         found = [
             row
-            for row in machine.instructions(_DATA)
-            if (row.a, row.b, row.accumulator, row.k, row.m) == types
+            for data in _STATES
+            for row in machine.instructions(data)
+            if (row.a, row.b, row.accumulator, row.m) == (data, _WEIGHTS, _SUMS, 1)
+            and SUM_UNROLL % row.k == 0
+            # Short vectors of pairs multiply no more than long ones of floats.
+            and row.k * vector_bits(row, machine) > machine.vector_bits
         ]
         if not operands.recurrence.quantized_state or str(weights.dtype) != _WEIGHTS:
             return None
         if parameter is None or not found:
             return None
         code = DotProductCode.on(found[0], machine)
-        directions, blocks, summed, gates, units = (int(size) for size in weights.shape)
+        directions, blocks, gates, summed, units = (int(size) for size in weights.shape)
         if units % code.lanes:
             return None
-        cut = (directions, blocks, summed // SUM_UNROLL, SUM_UNROLL, gates, units)
-        operand = PaddedOperand(parameter, (0, 1, 2, 3, 4), cut, cut, (1, 1, 1, SUM_UNROLL, 1, 1))
+        k = code.instruction.k
+        cut = (directions, blocks, gates, summed // k, k, units)
+        operand = PaddedOperand(parameter, (0, 1, 2, 3, 4), cut, cut, (1, 1, 1, 1, k, 1))
         packed = tirx.decl_buffer(operand.packed_shape, _WEIGHTS, weights.name)
         return StateDotProduct(code, operand, packed, FlatViews())
 
@@ -169,6 +180,11 @@ class StateDotProduct:
         return self.code.lanes
 
     @property
+    def steps(self) -> int:
+        """Steps of a sum that one instruction adds."""
+        return self.code.instruction.k
+
+    @property
     def sum_type(self) -> str:
         """Type of the sums."""
         return _SUMS
@@ -176,31 +192,35 @@ class StateDotProduct:
     def states(self, rows: int, padded: int) -> dict[str, Any]:
         """Arrays of the steps' numbers, and of each row's size of a step and number of the zero."""
         return {
-            "rounded_h": tirx.decl_buffer([number(rows * padded)], _DATA, "rounded_h"),
+            "rounded_h": tirx.decl_buffer(
+                [number(rows * padded)], self.code.instruction.a, "rounded_h"
+            ),
             "step": tirx.decl_buffer([number(rows)], "float32", "step"),
             "zero": tirx.decl_buffer([number(rows)], _SUMS, "zero"),
         }
 
     def state(self, rounded: tirx.Buffer, first: tvm.ir.Expr) -> tvm.ir.Expr:
-        """The four elements from ``first`` on, in all of a vector."""
+        """The elements from ``first`` on that one instruction takes, in all of a vector."""
         return self.code.of_rows(rounded, [[first]])
 
     def added(
         self, total: tvm.ir.Expr, state: tvm.ir.Expr, where: tuple[tvm.ir.Expr, ...]
     ) -> tvm.ir.Expr:
-        """``total`` with ``state`` times the weights at a direction, block, four, gate, column."""
-        direction, block, four, gate, column = where
+        """``total`` with ``state`` times the weights at a direction, block, gate, step and column;
+        a step is of as many elements as an instruction takes.
+        """
+        direction, block, gate, step, column = where
         zero = number(0)
-        first = flat_address(self.packed, [direction, block, four, zero, gate, column, zero])
+        first = flat_address(self.packed, [direction, block, gate, step, zero, column, zero])
         return self.code.added(
             total, state, self.code.of_columns(self.views.of(self.packed), [first])
         )
 
     def in_steps_of_the_state(
-        self, states: dict[str, Any], row: int, total: tvm.ir.Expr, column_sum: tvm.ir.Expr
+        self, states: dict[str, Any], row: Any, total: tvm.ir.Expr, column_sum: tvm.ir.Expr
     ) -> tvm.ir.Expr:
         """A sum of products of steps' numbers as one of the floats that the steps stand for."""
-        place = [number(row)]
+        place = [row]
         centred = total - tirx.BufferLoad(states["zero"], place) * column_sum
         return tirx.BufferLoad(states["step"], place) * centred.astype("float32")
 

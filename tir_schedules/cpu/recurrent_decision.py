@@ -1,7 +1,7 @@
 """How many sequences of a recurrent layer go together, and what is handed to threads."""
 
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, static_extent
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import pick_threads, worth_threads
 from tvm_ext.tir_schedules.cpu.quantized_state import StateDotProduct
 from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
@@ -17,6 +17,15 @@ _ENOUGH_SUMS = 8
 
 # Sequences that are worth sharing a weight: with more, multiply-adds take longer than loads.
 _MOST_ROWS = 6
+
+# Sequences that take a step together at most, and the part of a core's cache for their states.
+_MOST_SEQUENCES = 32
+_STATES_SHARE = 4
+_LINE_BYTES = 64
+
+# The part of L1 for the weights that sequences share, and steps that are worth keeping sums for.
+_WEIGHTS_SHARE = 4
+_LEAST_DEPTH = 32
 
 # Microseconds of multiply-adds. Threads that have just ended a step wait for the next one: handing
 # it over takes less than waking them, and a loop that turns out short stays with its caller.
@@ -36,7 +45,8 @@ def decide_recurrence(
 
     Where sequences do not fill all cores, each step's units are shared.
 
-    Asks for ``step_threads``, ``rows``, ``units``, ``ways`` and ``threads``.
+    Asks for ``step_threads``, ``rows``, ``gates``, ``units``, ``ways``, ``sequences``,
+    ``depth`` and ``threads``.
     """
     return _Decision(operands, machine, decisions, dot).loops()
 
@@ -54,11 +64,14 @@ class _Decision:
         self.decisions = decisions
         self.dot = dot
         self.batch = static_extent(operands.batch)
+        self.element = element_bytes(operands.arrays["x"])
         self.lanes = min(machine.vector_lanes(operands.dtype), self.recurrence.units)
         self.gates = max(len(product.gates) for product in self.recurrence.products())
-        self.free = vector_registers(machine) - self.gates - 1
-        self.most = max(1, min(_MOST_ROWS, self.free // self.gates))
-        self.added = self.lanes if dot is None else self.lanes * SUM_UNROLL
+        self.registers = vector_registers(machine)
+        self.most = next(
+            rows for rows in range(_MOST_ROWS, 0, -1) if rows == 1 or self._fits(rows, 1, self.line)
+        )
+        self.added = self.lanes if dot is None else self.lanes * dot.steps
         self.threads_worth = worth_threads(machine, _multiply_adds(operands), self.added)
 
     def loops(self) -> RecurrenceLoops:
@@ -67,13 +80,30 @@ class _Decision:
         shared = self._shares_steps()
         options = range(1, min(self.most, batch or self.most) + 1)
         rows = decisions.pick("rows", options, self._rows(shared))
-        units = decisions.pick("units", *self._units(rows))
-        ways = decisions.pick("ways", *self._ways(rows, units))
+        gates = decisions.pick("gates", *self._gates(rows))
+        units = decisions.pick("units", *self._units(rows, gates))
+        ways = decisions.pick("ways", *self._ways(rows, gates, units))
+        sequences = decisions.pick("sequences", *self._sequences(rows))
+        depth = decisions.pick("depth", *self._depth(gates, units, sequences > rows))
         tasks = self.recurrence.directions * (rows if batch is None else -(-batch // rows))
         default = self.threads_worth and tasks > 1
         threads = not shared and pick_threads(decisions, self.machine, lambda: tasks, default)
+        groups = -(-self.machine.cores // self.recurrence.directions) if threads else 1
         rest = tuple(self._rest(size, shared, threads) for size in self._sizes_of_rest(rows))
-        return RecurrenceLoops(rows, units, ways, threads, shared, rest)
+        return RecurrenceLoops(
+            rows, sequences, gates, units, ways, depth, threads, groups, shared, rest
+        )
+
+    @property
+    def line(self) -> int:
+        """Vectors of weights that fill a line of a cache, or a block of units."""
+        units = min(_LINE_BYTES // self.element, self.recurrence.units)
+        return max(1, units // self.lanes)
+
+    def _fits(self, rows: int, gates: int, vectors: int, ways: int = 1) -> bool:
+        """Whether registers hold that many sums, the weights that rows share, and the state."""
+        shared = gates * vectors if rows > 1 else gates
+        return ways * rows * gates * vectors + shared + 1 <= self.registers
 
     def _shares_steps(self) -> bool:
         """Whether units are shared in each step: by default where sequences do not fill all cores,
@@ -102,22 +132,52 @@ class _Decision:
             fitting = max(1, min(fitting, tasks // self.machine.cores))
         return -(-self.batch // -(-self.batch // fitting))
 
-    def _units(self, rows: int) -> tuple[list[int], int]:
+    def _gates(self, rows: int) -> tuple[list[int], int]:
+        """Options, and the default: as many as leave whole lines of weights in registers; of one
+        sequence, which waits for its weights, as few as give enough sums.
+        """
+        options = [n for n in range(1, self.gates + 1) if self.gates % n == 0]
+        fitting = [n for n in options if n == 1 or self._fits(rows, n, 1)]
+        if rows == 1:
+            return fitting, next((n for n in fitting if self._sums(n) >= _ENOUGH_SUMS), fitting[-1])
+        return fitting, max(n for n in fitting if n == 1 or self._fits(rows, n, self.line))
+
+    def _sums(self, gates: int) -> int:
+        """Vectors of sums of one sequence."""
+        return gates * max(1, self._units(1, gates)[1] // self.lanes)
+
+    def _units(self, rows: int, gates: int) -> tuple[list[int], int]:
         """Options, and the default."""
         widths = range(self.lanes, self.recurrence.units + 1, self.lanes)
         whole = [width for width in widths if self.recurrence.units % width == 0]
-        sums = rows * self.gates
-        fitting = [n for n in whole if sums * (n // self.lanes) <= self.free] or whole[:1]
+        fitting = [n for n in whole if self._fits(rows, gates, n // self.lanes)] or whole[:1]
         return fitting, fitting[-1]
 
-    def _ways(self, rows: int, units: int) -> tuple[list[int], int]:
+    def _ways(self, rows: int, gates: int, units: int) -> tuple[list[int], int]:
         """Options, and the default."""
-        sums = rows * self.gates
         # The steps that partial sums would share are one instruction of a dot product.
         several = (1, 2, SUM_UNROLL) if self.dot is None else (1,)
-        ways = [n for n in several if n == 1 or n * sums * units <= self.free * self.lanes]
-        vectors = sums * max(1, units // self.lanes)
-        return ways, next((n for n in ways if n * vectors >= _ENOUGH_SUMS), ways[-1])
+        vectors = max(1, units // self.lanes)
+        ways = [n for n in several if n == 1 or self._fits(rows, gates, vectors, n)]
+        sums = rows * gates * vectors
+        return ways, next((n for n in ways if n * sums >= _ENOUGH_SUMS), ways[-1])
+
+    def _sequences(self, rows: int) -> tuple[list[int], int]:
+        """Options, and the default: as many as leave most of a core's cache to the weights."""
+        state = self.recurrence.padded * self.element * len(self.recurrence.states())
+        room = self.machine.l2_bytes // _STATES_SHARE
+        batch = self.batch or _MOST_SEQUENCES
+        options = [rows << n for n in range(_MOST_SEQUENCES.bit_length()) if rows << n < 2 * batch]
+        options = [n for n in options if n == rows or n <= _MOST_SEQUENCES] or [rows]
+        return options, max(n for n in options if n == rows or n * state <= room)
+
+    def _depth(self, gates: int, units: int, shared: bool) -> tuple[list[int], int]:
+        """Options, and the default: what of the weights stays in L1 beside states and sums."""
+        summed = self.recurrence.summed
+        parts = [n for n in range(SUM_UNROLL, summed, SUM_UNROLL) if summed % n == 0]
+        options = [0, *(n for n in parts if n >= _LEAST_DEPTH)] if shared else [0]
+        room = self.machine.l1d_bytes // _WEIGHTS_SHARE // (gates * units * self.element)
+        return options, max(n for n in options if n <= room)
 
     def _sizes_of_rest(self, rows: int) -> list[int]:
         """Sequences of the groups that take what is left of a batch."""
@@ -126,11 +186,12 @@ class _Decision:
         return [self.batch % rows] if self.batch % rows else []
 
     def _rest(self, rows: int, shares_steps: bool, threads: bool) -> RecurrenceLoops:
-        _, units = self._units(rows)
-        _, ways = self._ways(rows, units)
+        _, gates = self._gates(rows)
+        _, units = self._units(rows, gates)
+        _, ways = self._ways(rows, gates, units)
         # They are one group.
         on_threads = threads and self.recurrence.directions > 1
-        return RecurrenceLoops(rows, units, ways, on_threads, shares_steps)
+        return RecurrenceLoops(rows, rows, gates, units, ways, 0, on_threads, 1, shares_steps)
 
 
 def _multiply_adds(operands: RecurrenceOperands) -> int:

@@ -194,7 +194,7 @@ class RecurrencePlaces(ThreadPlane):
     ) -> tvm.ir.Expr:
         units = number(self.recurrence.units)
         block, lane = tirx.FloorDiv(unit, units), tirx.FloorMod(unit, units)
-        return self.operands.load(product.weights, self.direction, block, k, number(place), lane)
+        return self.operands.load(product.weights, self.direction, block, number(place), k, lane)
 
 
 @dataclass

@@ -30,6 +30,9 @@ _SUMS_OF_BLOCK = 128
 
 Cell: TypeAlias = Literal["LSTM", "GRU", "RNN"]
 
+# Of an LSTM.
+_MOST_GATES = 4
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -147,7 +150,7 @@ class Recurrence:
 
         - ``x``: the projected input with all biases that are added outside of the reset gate,
           ``[T, B, directions * blocks * gates * units]`` (``[B, T, ...]`` with ``batch_first``)
-        - ``r``, ``r_candidate``: ``[directions, blocks, summed, gates of the product, units]``
+        - ``r``, ``r_candidate``: ``[directions, blocks, gates of the product, summed, units]``
         - ``r_scale``: the step of each column of integer weights,
           ``[directions, blocks, gates, units]``
         - ``r_sums``: the sum of each column of integer weights, int32, as ``r_scale``
@@ -434,13 +437,23 @@ class RecurrenceLoops:
     Attributes
     ----------
     rows : int
-        Sequences that run together and share each load of a weight.
+        Sequences whose sums are in registers together, and share each load of a weight.
+    sequences : int
+        Sequences that take each step together, so that a block of weights is in a cache for all of
+        them; fewer than ``rows`` stand for as many.
+    gates : int
+        Gates whose sums are in registers at a time.
     units : int
         Units of a block whose sums are in registers at a time; they fill vectors.
     ways : int
-        Partial sums of each sum in the product of most gates, a divisor of ``SUM_UNROLL``.
+        Partial sums of each sum, where there are as many gates; a divisor of ``SUM_UNROLL``.
+    depth : int
+        Steps of a sum after which the sums wait in memory while those of other sequences take the
+        same steps; a multiple of ``SUM_UNROLL``, 0 for all of them.
     threads : bool
         Whether directions and groups of sequences are handed to threads.
+    tasks : int
+        Groups that the sequences of a direction go in at least, where there are enough of them.
     step_threads : bool
         Whether the blocks of units of each step are, where whole groups of sequences are not.
     rest : tuple[RecurrenceLoops, ...]
@@ -448,9 +461,13 @@ class RecurrenceLoops:
     """
 
     rows: int = 1
+    sequences: int = 1
+    gates: int = _MOST_GATES
     units: int = 1
     ways: int = 1
+    depth: int = 0
     threads: bool = False
+    tasks: int = 1
     step_threads: bool = False
     rest: tuple["RecurrenceLoops", ...] = ()
 

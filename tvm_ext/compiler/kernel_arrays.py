@@ -87,22 +87,22 @@ def kernel_arrays(
     for func, name, values in _calls(kernels, scheduled, sizes):
         if _bytes_at_most(func, values) < _LEAST_BYTES:
             continue
-        body = _lowered(func)
-        if body is not None:
-            _run(body, values, caller, None)
-            _run(body, values, None, thread)
+        scope = _scope_of(func)
+        if scope is not None:
+            _run(scope, values, caller, None)
+            _run(scope, values, None, thread)
             # Most kernels are called with the same sizes each time.
             if (called := (name, tuple(map(int, values.values())))) not in seen:
                 seen.add(called)
-                alone[name] = alone.get(name, KernelArrays()).joined(_alone(body, values))
+                alone[name] = alone.get(name, KernelArrays()).joined(_alone(scope, values))
     return KernelArrays(caller.size, thread.size, alone)
 
 
-def _alone(body: tirx.Stmt, values: "_Values") -> KernelArrays:
+def _alone(scope: "_Scope", values: "_Values") -> KernelArrays:
     """What the pools of threads grow to that run nothing else."""
     caller, thread = _Pool(), _Pool()
-    _run(body, values, caller, None)
-    _run(body, values, None, thread)
+    _run(scope, values, caller, None)
+    _run(scope, values, None, thread)
     return KernelArrays(caller.size, thread.size)
 
 
@@ -312,22 +312,57 @@ class _Pool:
         insort(self._free, size)
 
 
-def _run(stmt: tirx.Stmt, values: _Values, caller: _Pool | None, thread: _Pool | None) -> None:
-    """Takes and gives back what a statement does, the calling thread's or another one's.
+@dataclass(frozen=True)
+class _Scope:
+    """Statements that give back at their end what they take, and nothing that takes nothing.
+
+    Attributes
+    ----------
+    parts : tuple of tirx.AllocBuffer or _Scope
+        What takes memory, in the order in which it runs.
+    parallel : tirx.Expr, optional
+        How many parts the parallel loop has that these statements are the body of.
+    """
+
+    parts: "tuple[tirx.AllocBuffer | _Scope, ...]"
+    parallel: tirx.Expr | None = None
+
+
+# As many kernels as a large model has with such arrays: most are called several times.
+@lru_cache(maxsize=64)
+def _scope_of(func: tirx.PrimFunc) -> _Scope | None:
+    """What a kernel takes; None where TVM refuses to lower it."""
+    body = _lowered(func)
+    return None if body is None else _scope(body)
+
+
+def _scope(stmt: tirx.Stmt, parallel: tirx.Expr | None = None) -> _Scope:
+    parts: list[tirx.AllocBuffer | _Scope] = []
+    for one in stmt.seq if isinstance(stmt, tirx.SeqStmt) else (stmt,):
+        if isinstance(one, tirx.AllocBuffer):
+            parts.append(one)
+            continue
+        shared = isinstance(one, tirx.For) and one.kind == tirx.ForKind.PARALLEL
+        inner = [_scope(part, one.extent if shared else None) for part in _parts(one)]
+        parts += [scope for scope in inner if scope.parts]
+    return _Scope(tuple(parts), parallel)
+
+
+def _run(scope: _Scope, values: _Values, caller: _Pool | None, thread: _Pool | None) -> None:
+    """Takes and gives back what statements do, the calling thread's or another one's.
 
     The calling thread runs parts of parallel loops as well; others run nothing else.
     """
     taken: list[int] = []
-    for one in stmt.seq if isinstance(stmt, tirx.SeqStmt) else (stmt,):
+    for one in scope.parts:
         if isinstance(one, tirx.AllocBuffer):
             if caller is not None and (nbytes := _pooled_bytes(one, values)):
                 taken.append(caller.take(nbytes))
-        elif isinstance(one, tirx.For) and one.kind == tirx.ForKind.PARALLEL:
-            alone = (_extent(one.extent, values) or 0) == 1
-            _run(one.body, values, caller or (None if alone else thread), None)
+        elif one.parallel is not None:
+            alone = (_extent(one.parallel, values) or 0) == 1
+            _run(one, values, caller or (None if alone else thread), None)
         else:
-            for part in _parts(one):
-                _run(part, values, caller, thread)
+            _run(one, values, caller, thread)
     if caller is not None:
         for size in reversed(taken):
             caller.give_back(size)

@@ -24,7 +24,7 @@ Constraints", ECAI 2004), so that a search that starts anew decides about these 
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -158,8 +158,9 @@ class BranchAndBound:
         self._alignments = problem.alignments
         self._aligned = bool((problem.alignments > 1).any())
         kinds = np.stack((problem.firsts, problem.ends, problem.sizes, problem.alignments))
-        self._kinds: Numbers = np.unique(kinds, axis=1, return_inverse=True)[1].reshape(-1)
-        self._has_equals = int(self._kinds.max()) + 1 < count
+        inverse = np.unique(kinds, axis=1, return_inverse=True)[1]
+        self._kinds: list[int] = inverse.reshape(-1).tolist()
+        self._has_equals = max(self._kinds) + 1 < count
         # Branches that failed in each section, those of earlier searches for less.
         self._failures = np.zeros(len(problem.sections))
         # Sets of buffers are numbers with one bit for each; the extra entry is in none.
@@ -274,13 +275,16 @@ class BranchAndBound:
                 cause |= self._bits[state.supports[buffer]]
         chosen = fits.nonzero()[0]
         chosen = chosen[offsets[chosen].argsort(kind="stable")]
+        columns = (offsets[chosen].tolist(), ranks[chosen].tolist(), buffers[chosen].tolist())
+        candidates = list(zip(*columns, strict=True))
         if self._has_equals:
             # Of buffers of one size and time that wait, one stands for all.
-            _, firsts = np.unique(self._kinds[buffers[chosen]], return_index=True)
-            chosen = chosen[np.sort(firsts)]
-        columns = (offsets[chosen].tolist(), ranks[chosen].tolist(), buffers[chosen].tolist())
+            by_kind: dict[int, tuple[int, int, int]] = {}
+            for one in candidates:
+                by_kind.setdefault(self._kinds[one[2]], one)
+            candidates = list(by_kind.values())
         free = state.lowest[:-1] < _PLACED
-        return _Node(part, state, list(zip(*columns, strict=True)), room, cause, free)
+        return _Node(part, state, candidates, room, cause, free)
 
     def _cause(self, section: int, state: _State) -> int:
         """The buffers that those lie on which are left to place in a section."""
@@ -305,16 +309,18 @@ class BranchAndBound:
         room[first - node.part.first : end - node.part.first] += size
         # A section in which all is placed has no floor.
         too_full = (floors > room) & (floors < _PLACED)
-        state = _State(lowest, self._supports(node.state, buffer, lowest), node.state.totals)
+        supports = self._supports(node.state, buffer, lowest)
         node.cause |= self._bits[node.state.supports[buffer]]
         if too_full.any():
             section = node.part.first + int(too_full.argmax())
             self._failures[section] += 1
             if self._settings.jumps:
+                state = _State(lowest, supports, node.state.totals)
                 node.cause |= self._cause(section, state) & ~self._bits[buffer]
             return
-        state = replace(state, totals=state.totals.copy())
-        state.totals[first:end] -= size
+        totals = node.state.totals.copy()
+        totals[first:end] -= size
+        state = _State(lowest, supports, totals)
         self._offsets[buffer] = offset
         node.chosen = buffer
         node.pending = self._parts(node, state, offset, rank, buffer)

@@ -23,6 +23,9 @@ PARALLEL = "parallel"
 VECTOR = "vector"
 UNROLLED = "unrolled"
 
+# Vectors of a row whose sums are in registers at a time.
+VECTORS = 2
+
 
 # islpy's own description of its names leaves out those that are words of Python.
 _LOOP, _BRANCH = (getattr(isl.ast_node_type, name) for name in ("for_", "if_"))
@@ -262,7 +265,7 @@ class _Writer:
 def _kind_of(mark: str, count: Any, lanes: int) -> Any:
     """How a loop runs: as vectors or unrolled where it has as many iterations as registers hold."""
     length = static_extent(count)
-    if mark == VECTOR and length == lanes > 1:
+    if mark == VECTOR and lanes > 1 and length in (lanes, VECTORS * lanes):
         return tirx.ForKind.VECTORIZED
     if mark == UNROLLED and length is not None and length <= _MOST_UNROLLED:
         return tirx.ForKind.UNROLLED

@@ -15,7 +15,7 @@ import islpy as isl
 
 from tvm_ext.polyhedral.bands import Band, Loop, box_size, middle
 from tvm_ext.polyhedral.dependences import Dependence
-from tvm_ext.polyhedral.generate_loops import PARALLEL, VECTOR
+from tvm_ext.polyhedral.generate_loops import PARALLEL, VECTOR, VECTORS
 from tvm_ext.polyhedral.iteration_domains import KernelDomain
 from tvm_ext.polyhedral.row_order import RowOrder, in_row_order, with_rows_or_diagonals
 from tvm_ext.polyhedral.schedule_legality import broken_by_schedule
@@ -352,8 +352,10 @@ class _Bands:
         if number != inner.vector:
             return _PIECE
         most = self._options.inner_tile * 8
-        share = band.extent(number) / self._options.threads
-        return int(min(most, max(_PIECE, _PIECE * math.ceil(share / _PIECE))))
+        # In the middle of a triangle, rows are half as long: later ones would go to one thread.
+        share = band.extent_amid(number) / self._options.threads
+        strip = VECTORS * self._options.lanes
+        return int(min(most, max(_PIECE, strip * math.ceil(share / strip))))
 
     # Tiles.
 
@@ -367,6 +369,8 @@ class _Bands:
         if any(one.coincident for one in members):
             last = self._options.inner_tile
         sizes = [self._options.tile] * (len(members) - 1) + [last]
+        if not any(one.coincident for one in members):
+            sizes[0] = self._even(band.extent(0), sizes[0])
         tiles = [one.tiled(size) for one, size in zip(members, sizes, strict=True)]
         if in_parallel:
             return with_loops(below, tiles)
@@ -378,6 +382,12 @@ class _Bands:
         self._found.wavefront += 1
         front = Loop(tiles[0].function.add(tiles[1].function), False)
         return with_loops(below, [front, replace(tiles[1], mark=PARALLEL), *tiles[2:]])
+
+    def _even(self, extent: float, tile: int) -> int:
+        """The length of tiles of which a front has as many, and as long ones, for each thread."""
+        rounds = math.ceil(extent / (self._options.threads * tile))
+        even = math.ceil(extent / (self._options.threads * rounds))
+        return max(even, tile // 4)
 
 
 # How many times as long the rows of skewed tiles are.

@@ -14,7 +14,7 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.polyhedral.bands import Band, Loop
-from tvm_ext.polyhedral.generate_loops import UNROLLED, VECTOR
+from tvm_ext.polyhedral.generate_loops import UNROLLED, VECTOR, VECTORS
 from tvm_ext.polyhedral.row_order import RowOrder
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 
@@ -48,8 +48,7 @@ def vector_loops(band: Band, lanes: int, is_tiled: bool) -> InnerLoops:
 def _lanes(band: Band, vector: int, lanes: int, is_tiled: bool) -> list[Loop]:
     along = band.members[vector]
     rest = [n for n in range(len(band.members)) if n != vector]
-    strip = replace(along.tiled(lanes), is_over_registers=True)
-    lane = replace(along, mark=VECTOR, tile=lanes)
+    strip, lane = _strips(along, lanes)
     sums = _sum_member(band, rest) if band.is_permutable else None
     if sums is None:
         return [*(band.members[n] for n in rest), strip, lane]
@@ -60,12 +59,28 @@ def _lanes(band: Band, vector: int, lanes: int, is_tiled: bool) -> list[Loop]:
         if not is_tiled and _jumps(band, sums)[1]:
             # What is read once is read in its order; the sums come from a cache each time.
             return [*around, band.members[sums], strip, lane]
+        strip, lane = _registers(band, vector, lanes)
         return [*around, strip, band.members[sums], lane]
     rest.remove(rows)
+    strip, lane = _registers(band, vector, lanes)
     row_tile = replace(band.members[rows].tiled(ROWS), is_over_registers=True)
     row = replace(band.members[rows], mark=UNROLLED, tile=ROWS)
     outer = [band.members[n] for n in rest]
     return [*outer, row_tile, strip, band.members[sums], row, lane]
+
+
+def _strips(along: Loop, length: int) -> tuple[Loop, Loop]:
+    """A loop over strips of a row, and the one over the lanes of a strip."""
+    strip = replace(along.tiled(length), is_over_registers=True)
+    return strip, replace(along, mark=VECTOR, tile=length)
+
+
+def _registers(band: Band, vector: int, lanes: int) -> tuple[Loop, Loop]:
+    """Strips of several vectors where a row has some of these: a sum waits for its last term."""
+    length = VECTORS * lanes
+    if band.extent_amid(vector) < _LEAST_VECTORS * length:
+        length = lanes
+    return _strips(band.members[vector], length)
 
 
 def _jumps(band: Band, number: int) -> tuple[int, int]:

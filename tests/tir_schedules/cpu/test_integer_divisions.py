@@ -8,12 +8,11 @@ import tvm
 from symbolic_extents import call, close, random, size
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
-from unoptimised import HOST
+from unoptimised import HOST, built
 
 import tvm_ext
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.cpu.integer_divisions import HoistDivisions, TruncateDivisions
-from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 
 ROUNDED = (tirx.FloorDiv, tirx.FloorMod)
 DIVISIONS = (tirx.Div, tirx.Mod, *ROUNDED)
@@ -43,7 +42,7 @@ def test_places_in_a_joined_loop_are_cut_off() -> None:
     assert nodes(before["main"].body, *ROUNDED)
     after = TruncateDivisions()(before)
     assert not nodes(after["main"].body, *ROUNDED)
-    function = compile_kernels(func.with_attr("global_symbol", "main"), HOST.tvm_target())["main"]
+    function = built({"main": func})["main"]
     for shape in ((3, 5), (1, 1), (0, 4), (4, 0)):
         x = random(*shape)
         close(call(function, [x], shape[::-1]), x.T * 2)
@@ -54,7 +53,7 @@ def test_what_may_be_negative_rounds_down() -> None:
     func = joined(lambda x, i, j: x[j, i] + ((i - 5) // columns).astype("float32"))
     after = TruncateDivisions()(lowered(func))
     assert len(nodes(after["main"].body, *ROUNDED)) == 1
-    function = compile_kernels(func.with_attr("global_symbol", "main"), HOST.tvm_target())["main"]
+    function = built({"main": func})["main"]
     x = random(3, 7)
     quotients = ((np.arange(7) - 5) // 3).astype("float32")
     close(call(function, [x], (7, 3)), x.T + quotients[:, None])
@@ -68,7 +67,7 @@ def test_what_a_narrow_integer_holds_may_be_negative() -> None:
             x[j, i] + ((i * 13).astype("int8").astype("int64") // columns).astype("float32")
         )
     )
-    function = compile_kernels(func.with_attr("global_symbol", "main"), HOST.tvm_target())["main"]
+    function = built({"main": func})["main"]
     x = random(3, 20)
     close(call(function, [x], (20, 3)), x.T + np.array(wrapped, "float32")[:, None])
 
@@ -118,7 +117,7 @@ def test_no_division_stays_in_the_inner_loop() -> None:
 @pytest.mark.parametrize("shape", [(5, 7, 6), (3, 7, 5), (2, 11, 9), (1, 1, 1), (0, 3, 4)])
 def test_padded_images(shape: tuple[int, int, int]) -> None:
     x = random(*shape)
-    function = compile_kernels(padded_images(), HOST.tvm_target())["main"]
+    function = built({"main": padded_images()})["main"]
     wanted = np.pad(x, ((0, 0), *((1 + length % 2, 2) for length in shape[1:])))
     np.testing.assert_array_equal(call(function, [x], wanted.shape), wanted)
 
@@ -127,8 +126,7 @@ def test_a_division_by_a_size_of_zero_ahead_of_a_loop_without_turns() -> None:
     rows, columns = size("rows"), size("columns")
     x = te.placeholder((rows, columns), "float32", "x")
     y = te.compute((rows, columns), lambda i, j: x[(i - 9) // columns + i - (i - 9) // columns, j])
-    func = te.create_prim_func([x, y]).with_attr("global_symbol", "main")
-    function = compile_kernels(func, HOST.tvm_target())["main"]
+    function = built({"main": te.create_prim_func([x, y])})["main"]
     for shape in ((4, 0), (5, 3)):
         given = random(*shape)
         np.testing.assert_array_equal(call(function, [given], shape), given)

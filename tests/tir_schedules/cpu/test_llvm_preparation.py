@@ -7,7 +7,7 @@ import pytest
 import tvm
 import tvm_ffi
 from machines import _cpu
-from small_models import model, node, value
+from small_models import model, node, rand, value
 from symbolic_extents import size
 from tvm import s_tir, te, tirx
 
@@ -19,6 +19,7 @@ from tvm_ext.tir_schedules import lowering_pipeline
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.cpu.llvm_preparation import (
     ArraysOnStack,
+    BoolArraysAsBytes,
     FlattenFewAccesses,
     JoinArgumentChecks,
     NoAliasOfLoneArguments,
@@ -153,6 +154,35 @@ def test_tensors_of_sizes_that_contradict_each_other_are_refused() -> None:
     strided = tvm_ffi.from_dlpack(rows[:, 0])
     with pytest.raises(ValueError, match=CONTRADICTING_SIZES):
         built["sums"](strided, strided, strided)
+
+
+def test_arrays_of_bools_hold_bytes() -> None:
+    """Once per row and column it is known whether the mean over the channels is positive."""
+    steps = [
+        node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=1),
+        node("Greater", ["mean", "zero"], ["is_positive"]),
+        node("Where", ["is_positive", "weight", "x"], ["y"]),
+    ]
+    weights = {"zero": np.float32(0), "weight": rand(8, 1, 1)}
+    made = model(steps, [value("x", [2, 8, 8, 8])], [value("y", None)], **weights)
+    x = rand(2, 8, 8, 8, seed=1)
+    expected = np.where(x.mean(1, keepdims=True) > 0, weights["weight"], x)
+    np.testing.assert_array_equal(tvm_ext.compile(made).run({"x": x})["y"], expected)
+
+
+def test_bools_become_bytes_and_conditions_of_bytes() -> None:
+    keep, declaration = stack_array(SIZE, "bool", "keep")
+    x = tirx.decl_buffer((SIZE,), "float32", "x")
+    i = tirx.Var("i", "int64")
+    store = tirx.BufferStore(keep, tirx.BufferLoad(x, [i]) > 0, [i])
+    use = tirx.BufferStore(x, tirx.Select(tirx.BufferLoad(keep, [i]), 1.0, 2.0), [i])
+    loop = tirx.For(i, tirx.const(0, "int64"), tirx.const(SIZE, "int64"), 0, sequence([store, use]))
+    func = tirx.PrimFunc([x], in_root_block(sequence([declaration, loop])))
+    found = BoolArraysAsBytes()(tvm.IRModule({"main": func}))["main"]
+    assert [str(one.buffer.dtype) for one in nodes(found.body, tirx.AllocBuffer)] == ["int8"]
+    (choice,) = nodes(found.body, tirx.Select)
+    assert isinstance(choice.condition, tirx.NE)
+    assert BoolArraysAsBytes()(tvm.IRModule({"main": found}))["main"].same_as(found)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4])

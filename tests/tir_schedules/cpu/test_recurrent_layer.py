@@ -36,8 +36,8 @@ def assembly(func: tirx.PrimFunc, machine: Any) -> str:
 
 
 MULTIPLY_ADDS = {
-    "avx512": r"vfmadd231ps\s+-?\d*\(%r\w+\), %zmm\d+, %zmm\d+",
-    "avx2": r"vfmadd231ps\s+-?\d*\(%r\w+\), %ymm\d+, %ymm\d+",
+    "avx512": r"vfmadd231ps\s+-?\d*\(%r\w+(?:,%r\w+(?:,\d)?)?\), %zmm\d+, %zmm\d+",
+    "avx2": r"vfmadd231ps\s+-?\d*\(%r\w+(?:,%r\w+(?:,\d)?)?\), %ymm\d+, %ymm\d+",
     "aarch64-neon": r"fmla\s+v\d+\.4s, v\d+\.4s, v\d+\.s\[\d\]|fmla\s+v\d+\.4s",
 }
 
@@ -85,7 +85,7 @@ def test_one_sequence_keeps_eight_vectors_of_sums() -> None:
             loops = decide_recurrence(operands, machine)
             gates = max(len(p.gates) for p in operands.recurrence.products())
             assert loops.rows == 1
-            assert loops.ways * gates * loops.units // lanes >= 8
+            assert loops.ways * min(loops.gates, gates) * loops.units // lanes >= 8
 
 
 def test_sequences_share_weights_and_leave_work_for_all_cores() -> None:
@@ -131,6 +131,18 @@ def test_a_batch_of_any_size_goes_in_groups_of_falling_size() -> None:
         assert loops.units < loops.rest[-1].units
 
 
+def test_sequences_share_a_part_of_the_weights_while_it_is_in_l1() -> None:
+    """Whole lines of one gate's weights in registers, for all sequences before the next part."""
+    batch = tirx.Var("batch", "int64")
+    operands = recurrence_of(recurrent_kernel(recurrence("LSTM", 256), 32, batch))
+    assert operands is not None
+    loops = decide_recurrence(operands, NARROW.with_cores(1))
+    assert (loops.rows, loops.gates, loops.units, loops.sequences) == (4, 1, 16, 16)
+    part = loops.depth * loops.gates * loops.units * 4
+    assert 0 < part <= NARROW.l1d_bytes // 4
+    assert [(rest.rows, rest.depth) for rest in loops.rest] == [(2, 0), (1, 0)]
+
+
 def integers(hidden: int = 64) -> tirx.PrimFunc:
     layer = recurrence("LSTM", hidden, quantized_state=True, integer_weights=True)
     return recurrent_kernel(layer).with_attr(CONSTANTS_ATTRIBUTE, [1])
@@ -154,6 +166,7 @@ def test_decisions_at_random() -> None:
         "gru": recurrent_kernel(recurrence("GRU", 20), 3, 4),
         "gru, linear": recurrent_kernel(recurrence("GRU", 20, linear_before_reset=True), 3, 3),
         "rnn": recurrent_kernel(recurrence("RNN", 33, 2), 3, 7),
+        "lstm, sums in memory": recurrent_kernel(recurrence("LSTM", 72), 2, 9),
     }
     machine = host_description().with_cores(2)
     check_random_numbers(CpuRecurrentLayer(), plain, machine=machine)
@@ -165,8 +178,11 @@ def test_every_decision_has_a_choice() -> None:
     assert {name: knob.options for name, knob in knobs.items()} == {
         "step_threads": (0, 1),
         "rows": (1, 2, 3, 4),
+        "gates": (1, 2, 4),
         "units": (16,),
         "ways": (1,),
+        "sequences": (4,),
+        "depth": (0,),
         "threads": (0,),
     }
     scheduled(CpuRecurrentLayer(), func, MACHINE, FixedDecisions({"rows": 1}))

@@ -5,7 +5,7 @@ import pytest
 import tvm
 from small_models import model, node, value
 from tvm import tirx
-from unoptimised import LLVM
+from unoptimised import built
 
 import tvm_ext
 from tvm_ext.configs.errors import NotApplicable
@@ -49,9 +49,8 @@ def scan(before: int, length: int, behind: int) -> tirx.PrimFunc:
 
 
 def run(func: tirx.PrimFunc, x: np.ndarray) -> np.ndarray:
-    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     y = tvm.runtime.tensor(np.full_like(x, np.nan))
-    tvm.compile(mod, target=LLVM)(tvm.runtime.tensor(x), y)
+    built({"main": func})["main"](tvm.runtime.tensor(x), y)
     return y.numpy()
 
 

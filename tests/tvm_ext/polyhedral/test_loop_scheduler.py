@@ -7,6 +7,7 @@ import tvm
 from loop_kernels import jacobi, matmul, scratch, shifted, wave
 from tvm import tirx
 from tvm.script import tirx as T
+from unoptimised import built
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
@@ -19,7 +20,6 @@ from tvm_ext.polyhedral.loop_scheduler import NoSchedule, SchedulerOptions, sche
 from tvm_ext.polyhedral.row_order import RowOrder
 from tvm_ext.polyhedral.schedule_legality import broken_by_schedule
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
-from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 
@@ -31,8 +31,7 @@ def transformed(func, **options):
 
 
 def results(func, arrays, *sizes):
-    named = func.with_attr("global_symbol", "kernel")
-    program = compile_kernels(tvm.IRModule({"kernel": named}), tvm.target.Target("llvm"))
+    program = built({"kernel": func})
     copies = [tvm.runtime.tensor(array) for array in arrays]
     program["kernel"](*copies, *sizes)
     return [copy.numpy() for copy in copies]
@@ -182,7 +181,7 @@ def test_a_parallel_loop_that_only_another_order_has_is_kept():
     assert any(store.same_as(one) for loop in parallel for one in nodes(loop, tirx.BufferStore))
 
 
-@pytest.mark.parametrize(("length", "piece"), [(100, 64), (4000, 512)])
+@pytest.mark.parametrize(("length", "piece"), [(100, 56), (4000, 512)])
 def test_threads_share_out_a_loop_of_vectors_by_its_length(length, piece):
     @T.prim_func(s_tir=True)
     def sums(A: T.Buffer((length,), "float64"), B: T.Buffer((3000, length), "float64")):
@@ -194,6 +193,25 @@ def test_threads_share_out_a_loop_of_vectors_by_its_length(length, piece):
     options = SchedulerOptions(lanes=4, threads=2, cache_bytes=1 << 20)
     found = schedule_loops(kernel, dependences_of(kernel), options)
     assert f"floor((c1)/{piece})" in str(found.tree)
+
+
+def test_fronts_have_as_long_tiles_for_each_thread():
+    kernel = kernel_domain(jacobi(10, 97))
+    options = SchedulerOptions(tile=8, inner_tile=8, threads=2)
+    found = schedule_loops(kernel, dependences_of(kernel), options)
+    # Two tiles of five steps, and not one of eight and one of two.
+    assert found.wavefront
+    assert "floor((t)/5)" in str(found.tree)
+
+
+def test_sums_of_a_product_are_rows_of_two_vectors():
+    scheduled, _ = check(matmul(16, 32, 24), [(16, 24), (24, 32), (16, 32)], lanes=4)
+    extents = [
+        int(loop.extent)
+        for loop in nodes(scheduled.body, tirx.For)
+        if loop.kind == tirx.ForKind.VECTORIZED
+    ]
+    assert 8 in extents
 
 
 def test_kernels_that_would_lose_something_stay_as_they_are():

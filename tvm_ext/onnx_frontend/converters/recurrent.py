@@ -181,9 +181,9 @@ class RecurrentWeights:
     def recurrent(self, r: Any) -> list[Any]:
         """``R [directions, gates * H, H]`` for each product."""
         blocks = self._arrays.padded(self._in_blocks(r), 4, self._recurrence.summed)
-        turned = self._arrays.transpose(blocks, (0, 2, 4, 1, 3))
+        turned = self._arrays.transpose(blocks, (0, 2, 1, 4, 3))
         return [
-            self._arrays.part(turned, 3, product.gates[0], product.gates[-1] + 1)
+            self._arrays.part(turned, 2, product.gates[0], product.gates[-1] + 1)
             for product in self._recurrence.products()
         ]
 
