@@ -10,8 +10,9 @@ DOCS_STAMP := $(VENV)/.installed-docs
 MODELS_VENV := .venv-models
 MODELS_STAMP := $(MODELS_VENV)/.installed
 MODELS_CACHE ?= .models
-# One more than two cores: some tests wait, and TVM's own threads are few in tests.
-TEST_WORKERS ?= 3
+# As many as cores: hardly any test waits, and each worker first collects all tests, which takes
+# longer than what another one would gain.
+TEST_WORKERS ?= 2
 
 # Root, as in a container, has no need of sudo, and often no such program.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)

@@ -27,6 +27,7 @@ from tvm_ext.tir_schedules.cpu.llvm_preparation import (
     UnalignedArguments,
     has_flat_arrays,
 )
+from tvm_ext.tir_schedules.cpu.store_bound_floats import StoreBoundFloats
 from tvm_ext.tir_schedules.cpu.thread_choice import OutlineThreadChoices
 from tvm_ext.tir_schedules.loops_from_zero import StartLoopsAtZero
 from tvm_ext.tir_schedules.parameter_sizes import FactorParameterSizes
@@ -142,6 +143,7 @@ _OURS: dict[str, tuple[_Passes, _Passes]] = {
             HoistDivisions,
             OutlineThreadChoices,
             ArraysOnStack,
+            StoreBoundFloats,
         ),
     ),
 }

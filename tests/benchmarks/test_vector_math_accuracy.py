@@ -21,7 +21,7 @@ ROWS = {
 FUNCTIONS = {function.name: function for function in accuracy.FUNCTIONS}
 HOST = host_description()
 # Bit patterns between two that are tried.
-STRIDE = 9_001 if ALL_CASES else 36_007
+STRIDE = 9_001 if ALL_CASES else 108_007
 ON_X86 = pytest.mark.skipif(HOST.architecture != "x86_64", reason="runs code for x86-64")
 
 

@@ -1,7 +1,11 @@
 """ONNX models in JAX: an oracle for gradients that shares no code with the importer."""
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
+
+# Compiled once and run a few times, as our own programs in tests.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
 import jax.numpy as jnp
@@ -191,15 +195,26 @@ def adam_curve(
     model: onnx.ModelProto, weights: Arrays, batches: list[Arrays], rate: float
 ) -> list[float]:
     """The losses of training with Adam."""
-    gradient = jax.jit(jax.value_and_grad(cross_entropy(model)))
-    mean = {name: jnp.zeros_like(one) for name, one in weights.items()}
-    square, losses = dict(mean), []
-    for count, batch in enumerate(batches, 1):
+    gradient = jax.value_and_grad(cross_entropy(model))
+
+    @jax.jit
+    def step(count: Any, state: tuple[Arrays, Arrays, Arrays], batch: Arrays) -> Any:
+        weights, mean, square = state
         loss, by = gradient(weights, batch)
+        mean = {name: 0.9 * mean[name] + 0.1 * one for name, one in by.items()}
+        square = {name: 0.999 * square[name] + 0.001 * one * one for name, one in by.items()}
+        moved = {
+            name: weights[name]
+            - rate
+            * (mean[name] / (1 - 0.9**count))
+            / (jnp.sqrt(square[name] / (1 - 0.999**count)) + 1e-8)
+            for name in by
+        }
+        return loss, ({**weights, **moved}, mean, square)
+
+    nothing = {name: jnp.zeros_like(one) for name, one in weights.items()}
+    state, losses = (weights, nothing, nothing), []
+    for count, batch in enumerate(batches, 1):
+        loss, state = step(np.float32(count), state, batch)
         losses.append(float(loss))
-        for name, one in by.items():
-            mean[name] = 0.9 * mean[name] + 0.1 * one
-            square[name] = 0.999 * square[name] + 0.001 * one * one
-            root = jnp.sqrt(square[name] / (1 - 0.999**count)) + 1e-8
-            weights = {**weights, name: weights[name] - rate * mean[name] / (1 - 0.9**count) / root}
     return losses

@@ -143,7 +143,7 @@ def test_what_is_not_a_number_stays_in_its_row() -> None:
 SYMBOLIC: dict[str, tuple[AttentionCase, list[tuple[Mask, str]]]] = {
     "plain": (case(1, 2, 1, 1, 16), []),
     "shared heads, positions first": (case(1, 4, 1, 1, 20, 12, group=2, axes="bshd"), []),
-    "one shared head": (case(1, 6, 1, 1, 16, group=6), [(KEEP, "b11k")]),
+    "one shared head": (case(1, 3, 1, 1, 16, group=3), [(KEEP, "b11k")]),
     "causal": (case(1, 1, 1, 1, 16, causal=2), []),
     "added to all rows": (case(1, 2, 1, 1, 16), [(ADD, "b11k")]),
     "zeros": (case(1, 1, 1, 1, 8, zero_rows=True), [(KEEP, "11qk")]),
