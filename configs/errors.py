@@ -128,13 +128,17 @@ class MemoryLimitError(BuildError):
 
     Attributes
     ----------
+    limit : int
+        Bytes that it may take.
     needed : int
         Bytes of the least that was found.
+    bound : int
+        Bytes that no program of the same kernels can go below.
     """
 
-    def __init__(self, message: str, needed: int) -> None:
+    def __init__(self, message: str, limit: int, needed: int, bound: int) -> None:
         super().__init__(message)
-        self.needed = needed
+        self.limit, self.needed, self.bound = limit, needed, bound
 
 
 class PrecisionError(TvmExtError):

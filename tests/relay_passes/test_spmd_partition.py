@@ -233,7 +233,7 @@ def test_rows_follow_columns() -> None:
         (parallel_branches, (4, 8), ["all-reduce"]),
         (sum_beside_slice, (4, 8), ["reduce-scatter"]),
         (normalized, (2, 3, 8), ["all-gather"]),
-        (moved, (2, 8), ["all-gather", "all-reduce"]),
+        (moved, (2, 8), ["all-reduce", "all-reduce"]),
         (fields, (4, 8), []),
         (last_product, (4, 8), ["all-reduce"]),
     ],

@@ -125,7 +125,9 @@ def require_memory(
         f"{f', the largest of them that of {where}' if where else ''}; expected at most "
         f"{_exactly(limit)}: give smaller input shapes, or a larger memory limit (memory_limit, "
         f"or {MEMORY_LIMIT} in GiB)",
+        limit,
         needed,
+        needed if tried is None else min(tried.bound_bytes, needed),
     )
 
 

@@ -52,6 +52,9 @@ class Step:
         Bytes that it needs only while it runs.
     is_barrier : bool
         Whether it may have effects, so that no other step moves across it.
+    overwrites : tuple of int
+        Values from outside that it reads, and in whose memory it writes a result where it is the
+        last to read them.
     """
 
     source: int
@@ -60,6 +63,7 @@ class Step:
     kernel: KernelTraits | None = None
     workspace: int = 0
     is_barrier: bool = False
+    overwrites: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,11 @@ class Program:
                     found.setdefault(value, []).append(at)
         return found
 
+    @cached_property
+    def overwritten(self) -> dict[int, int]:
+        """By value from outside, the position of the step that writes a result in its memory."""
+        return {value: at for at, step in enumerate(self.steps) for value in step.overwrites}
+
     def padded(self, value: int) -> int:
         """Bytes that a value takes in the arena."""
         if value in self.outside:
@@ -147,7 +156,7 @@ class Program:
         spared = sum(
             self.padded(step.results[number])
             for number, places in kernel.in_place
-            if any(step.arguments[place] is not None for place in places)
+            if any(step.arguments[place] in arguments - self.outside for place in places)
         )
         return max(operands, results + operands + step.workspace - spared)
 

@@ -116,9 +116,19 @@ def _ordered(program: Program, part: list[Step], target: int) -> list[Step]:
         )
         size = 0 if number in held else sum(map(program.padded, step.results))
         inputs = tuple(dict.fromkeys(read))
-        operations.append(Operation(str(number), inputs, size, step.workspace, is_kept))
+        behind = _readers_ahead(part, number)
+        operations.append(Operation(str(number), inputs, size, step.workspace, is_kept, behind))
     found = order_for_memory(operations, peak=target, seconds=_ORDER_SECONDS)
     return [part[number] for number in found.order]
+
+
+def _readers_ahead(part: list[Step], number: int) -> tuple[int, ...]:
+    """Steps that read what a step overwrites: all that do run ahead of it."""
+    return tuple(
+        other
+        for other, step in enumerate(part[:number])
+        if not set(part[number].overwrites).isdisjoint(step.arguments)
+    )
 
 
 def _held_in(program: Program, part: list[Step], makers: dict[int, int]) -> dict[int, int]:
@@ -186,6 +196,9 @@ def _needed_again(program: Program, made: int, use: int, depth: int) -> list[int
                 waiting.append((maker, left - 1))
     first = min(found)
     if any(step.is_barrier for step in program.steps[first:use]):
+        return None
+    read = {value for at in found for value in program.steps[at].arguments}
+    if any(program.overwritten.get(value, use) < use for value in read if value is not None):
         return None
     return sorted(found)
 

@@ -38,6 +38,8 @@ class Operation:
         Bytes that it needs only while it runs.
     is_kept : bool
         Whether the result is needed to the end. Results that nothing reads are kept anyway.
+    behind : tuple[int, ...]
+        Operations that run ahead of it, and whose results it does not read.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Operation:
     size: int
     workspace: int = 0
     is_kept: bool = False
+    behind: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def _check(operations: Sequence[Operation]) -> None:
                 f"operation '{operation.name}' has a size of {operation.size} and a workspace of "
                 f"{operation.workspace} bytes; expected 0 or more: give the bytes that it takes"
             )
-        for source in operation.inputs:
+        for source in (*operation.inputs, *operation.behind):
             if not 0 <= source < place:
                 raise PlanError(
                     f"operation '{operation.name}' at position {place} reads that at position "
@@ -184,13 +187,18 @@ class _Graph:
         self.sizes = [operation.size for operation in operations]
         self.workspaces = [operation.workspace for operation in operations]
         self.inputs = [tuple(dict.fromkeys(operation.inputs)) for operation in operations]
-        self.needs = [sum(1 << source for source in sources) for sources in self.inputs]
+        self.ahead = [
+            tuple(dict.fromkeys((*operation.inputs, *operation.behind))) for operation in operations
+        ]
+        self.needs = [sum(1 << source for source in sources) for sources in self.ahead]
         self.readers = [0] * len(operations)
         self.users: list[list[int]] = [[] for _ in operations]
+        for index, sources in enumerate(self.ahead):
+            for source in sources:
+                self.users[source].append(index)
         for index, sources in enumerate(self.inputs):
             for source in sources:
                 self.readers[source] |= 1 << index
-                self.users[source].append(index)
         self.is_kept = [
             operation.is_kept or not readers
             for operation, readers in zip(operations, self.readers, strict=True)
@@ -248,11 +256,11 @@ def _parts(graph: _Graph) -> Iterator[tuple[_State, list[int]]]:
     count = len(graph.sizes)
     before = [0] * count
     for index in range(count):
-        for source in graph.inputs[index]:
+        for source in graph.ahead[index]:
             before[index] |= before[source] | 1 << source
     after = [0] * count
     for index in reversed(range(count)):
-        for source in graph.inputs[index]:
+        for source in graph.ahead[index]:
             after[source] |= after[index] | 1 << index
     everything = (1 << count) - 1
     done = 0

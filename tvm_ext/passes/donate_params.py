@@ -69,10 +69,9 @@ def donated(mod: tvm.IRModule) -> Donated:
     if current_cpu() is None or "main" not in mod:
         return Donated(mod)
     variable, main = mod.get_global_var("main"), mod["main"]
-    places = dict((main.attrs or {}).get(DONATED, {}).items())
-    if not places:
+    pairs = _pairs(main)
+    if not pairs:
         return Donated(mod)
-    pairs = _pairs(main, places)
     lives = buffer_lifetimes(mod, {variable: list(pairs.values())})
     # What is needed when the function has ended, as a result, keeps its values.
     params = [one for one in pairs.values() if one not in lives[variable].escaped]
@@ -84,14 +83,16 @@ def donated(mod: tvm.IRModule) -> Donated:
     return Donated(mod, within, left)
 
 
-def _pairs(main: relax.Function, places: Mapping[str, int]) -> dict[relax.Var, relax.Var]:
+def donated_places(func: relax.Function) -> dict[relax.Var, int]:
+    """The places of results by the parameters whose memory they may have."""
+    places = dict((func.attrs or {}).get(DONATED, {}).items())
+    return {param: int(places[param.name]) for param in func.params if param.name in places}
+
+
+def _pairs(main: relax.Function) -> dict[relax.Var, relax.Var]:
     """Parameters by the allocations of results that may have their memory."""
-    allocations = allocations_of_results(main)
-    return {
-        allocations[int(places[param.name])]: param
-        for param in main.params
-        if param.name in places and int(places[param.name]) in allocations
-    }
+    places, allocations = donated_places(main), allocations_of_results(main)
+    return {allocations[place]: param for param, place in places.items() if place in allocations}
 
 
 def _without_allocations(

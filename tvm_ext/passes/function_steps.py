@@ -7,7 +7,7 @@ that uses the name. Anything else stays where it is, as a barrier.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import tvm
@@ -63,21 +63,36 @@ def function_steps(
     bytes_of: BytesOf,
     alignment: int,
     has_views: bool,
+    donated: Mapping[relax.Var, int],
 ) -> FunctionSteps:
     """Reads a function; ``kernels`` are those whose calls are steps.
 
     ``bytes_of`` gives the bytes of a tensor of the type, 0 where the plan has no place for it.
+    ``donated`` has the places of results by the parameters whose memory they may have.
     """
     reader = _Reader(kernels, traits_of, bytes_of)
-    reader.outside.update(_flat(reader.sequence(func.body)))
+    given = {place: reader.parameter(param) for param, place in donated.items()}
+    returned = reader.sequence(func.body)
+    reader.outside.update(_flat(returned))
+    steps = reader.steps
+    if isinstance(returned, tuple):
+        results = {one: given[n] for n in given for one in _flat(returned[n])}
+        steps = [_overwriting(step, results) for step in steps]
     program = Program(
-        tuple(reader.steps),
+        tuple(steps),
         tuple(reader.sizes),
         frozenset(reader.outside),
         alignment,
         has_views,
     )
     return FunctionSteps(func, program, reader.bindings, reader.names)
+
+
+def _overwriting(step: Step, params: Mapping[int, int]) -> Step:
+    """The step, with the parameters whose memory its results may have of those that it reads."""
+    own = (params[one] for one in step.results if one in params)
+    found = tuple(one for one in own if one in step.arguments)
+    return replace(step, overwrites=found) if found else step
 
 
 @dataclass
@@ -93,6 +108,13 @@ class _Reader:
     bindings: list[relax.Binding] = field(default_factory=list)
     names: dict[relax.Var, relax.Binding] = field(default_factory=dict)
     _named: dict[relax.Var, _Named] = field(default_factory=dict)
+
+    def parameter(self, param: relax.Var) -> int:
+        """The value of a parameter, which is not in the arena."""
+        value = self._new(0)
+        self.outside.add(value)
+        self._named[param] = frozenset([value])
+        return value
 
     def sequence(self, body: relax.Expr) -> _Named:
         """Reads a body; what its result may name."""

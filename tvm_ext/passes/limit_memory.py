@@ -16,7 +16,7 @@ from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.hardware.targets import current_description
 from tvm_ext.memory_planner.program import KernelTraits, Program
 from tvm_ext.memory_planner.rematerialize import fit_to_memory
-from tvm_ext.passes.donate_params import donated
+from tvm_ext.passes.donate_params import donated, donated_places
 from tvm_ext.passes.function_steps import FunctionSteps, function_steps, result_types
 from tvm_ext.passes.share_storage import (
     PlannedBytes,
@@ -189,6 +189,7 @@ class _Search:
             most_bytes_of,
             alignment(),
             has_views=current_cpu() is not None,
+            donated=donated_places(func) if current_cpu() is not None else {},
         )
 
     def _with_function(

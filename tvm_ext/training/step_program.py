@@ -151,7 +151,14 @@ def step_programs(
 
 
 def batch_of(model: TrainableModel) -> int:
-    """The first size of the model's first input; 1 where it has none."""
+    """The first size of the model's first input; 1 where it has none.
+
+    Raises
+    ------
+    InputError
+        A size is not known.
+    """
+    require_known_sizes(model)
     shape = model.imported.inputs[0].shape if model.inputs else ()
     return int(shape[0]) if shape else 1
 

@@ -35,6 +35,9 @@ from tvm_ext.training.optimizers import Optimizer, require_optimizer
 from tvm_ext.training.progress import progress_bar
 from tvm_ext.training.step_program import StepOptions, StepProgram, batch_of, step_programs
 
+# Each is written out: more of them make programs that take long to compile.
+_MOST_PARTS = 16
+
 Batch: TypeAlias = Mapping[str, Any]
 """An array for each input of the model and each target, by name."""
 
@@ -84,7 +87,8 @@ def compile_training(
     memory_limit : int or str, optional
         As for ``compile``: what the values of a step may take, without the weights and the state
         of the optimiser. Values of the way forward that do not fit are computed again on the way
-        back.
+        back. Where that is not enough, the batch is taken in equal parts, one behind the other,
+        if their gradients add up to those of the batch.
     devices : int
         For a CPU: the number of processes that make a step together, each on its part of the
         batch. A batch of ``step`` then has that many times as many rows.
@@ -112,19 +116,42 @@ def compile_training(
         devices=devices,
     )
     refusals: list[MemoryLimitError] = []
-    for count in _parts_of(batch_of(trainable)):
-        own = replace(options, micro_batches=count)
+    counts = _counts_of_parts(batch_of(trainable))
+    while counts:
+        own = replace(options, micro_batches=counts[0])
         programs = step_programs(trainable, loss_of(loss), optimizer, own)
         if not programs:
             break
+        left_out = [*disabled_passes, *_left_out(trainable, counts[0])]
         try:
-            left_out = [*disabled_passes, *_left_out(trainable, count)]
             compiled = [build(program.mod, disabled_passes=left_out) for program in programs]
         except MemoryLimitError as error:
+            counts = _more_parts(counts, error, refusals)
             refusals.append(error)
             continue
         return Trainer(model, trainable, optimizer, programs, compiled, own)
     raise min(refusals, key=lambda one: one.needed)
+
+
+def _counts_of_parts(batch: int) -> list[int]:
+    """The numbers of equal parts of a batch that may be tried, the fewest first."""
+    found = [1]
+    for count in range(2, min(batch, _MOST_PARTS) + 1):
+        if batch % count == 0 and count >= 2 * found[-1]:
+            found.append(count)
+    return found
+
+
+def _more_parts(
+    counts: list[int], error: MemoryLimitError, before: Sequence[MemoryLimitError]
+) -> list[int]:
+    """The numbers of parts behind the first, which was refused, that may meet the limit.
+
+    There is none where more parts than the time before needed no less.
+    """
+    if before and error.needed >= before[-1].needed:
+        return []
+    return [one for one in counts[1:] if error.bound * counts[0] <= error.limit * one]
 
 
 def _left_out(model: TrainableModel, micro_batches: int) -> tuple[str, ...]:

@@ -101,6 +101,15 @@ def test_the_search_ends_at_a_peak_that_is_low_enough():
     assert (found.order, found.method) == (tuple(range(len(operations))), "as given")
 
 
+def test_what_runs_behind_another_stays_behind_it():
+    """The last one frees what it reads, but may not run ahead of the second."""
+    first, wide = Operation("first", (), 8), Operation("wide", (), 4)
+    frees = Operation("frees", (0,), 1)
+    assert order_for_memory([first, wide, frees]).order == (0, 2, 1)
+    found = order_for_memory([first, wide, Operation("frees", (0,), 1, behind=(1,))])
+    assert (found.order, found.peak) == ((0, 1, 2), 13)
+
+
 def test_equal_graphs_get_equal_orders():
     operations = branches(5, 10)
     assert order_for_memory(operations, seconds=PATIENT) == order_for_memory(
@@ -120,6 +129,7 @@ def test_a_search_with_too_many_states_keeps_what_it_has(monkeypatch):
     ("operations", "expected"),
     [
         ([Operation("a", (0,), 1)], "operation 'a' at position 0 reads that at position 0; expec"),
+        ([Operation("a", (), 1, behind=(1,))], "operation 'a' at position 0 reads that at posit"),
         ([Operation("a", (), -1)], "operation 'a' has a size of -1 and a workspace of 0 bytes"),
     ],
 )

@@ -8,11 +8,17 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from training_models import Graph, batch_for, compile_training, mlp
+from training_models import Graph, batch_for, compile_training, mlp, resnet_block
 from tvm import relax
 
 import tvm_ext
-from tvm_ext.errors import BuildError, InputError, ModelError, UnsupportedOperatorError
+from tvm_ext.errors import (
+    BuildError,
+    InputError,
+    MemoryLimitError,
+    ModelError,
+    UnsupportedOperatorError,
+)
 from tvm_ext.training import SGD, Adam, AdamW, CrossEntropy
 
 
@@ -374,5 +380,42 @@ def test_what_does_not_fit_is_computed_again_with_the_same_numbers():
     assert small.program.report.memory.limit.calls_again > 0
     batch = batch_for(model)
     assert [small.step(batch) for _ in range(3)] == [free.step(batch) for _ in range(3)]
-    with pytest.raises(BuildError, match=r"expected at most 4\.00 KiB"):
-        compile_training(model, "cross_entropy", SGD(lr=0.1), memory_limit=4096, **options)
+    with pytest.raises(BuildError, match=r"expected at most 512"):
+        compile_training(model, "cross_entropy", SGD(lr=0.1), memory_limit=512, **options)
+
+
+def test_a_batch_in_parts_needs_half_and_gives_the_same_losses():
+    """The hidden layer of all rows is more than the limit; one label counts for nothing."""
+    model = mlp(256, 64)
+    options = {"threads": 1, "opt_level": "O1"}
+    free = compile_training(model, "cross_entropy", Adam(lr=0.01), **options)
+    limit = free.program.report.memory.planned_peak_bytes // 2
+    small = compile_training(model, "cross_entropy", Adam(lr=0.01), memory_limit=limit, **options)
+    assert small.micro_batches > free.micro_batches == 1
+    assert small.program.report.memory.planned_peak_bytes <= limit
+    batch = batch_for(model)
+    batch["target"][3] = -100
+    for _ in range(3):
+        assert small.step(batch) == pytest.approx(free.step(batch), abs=1e-5)
+    for name, weight in free.weights.items():
+        np.testing.assert_allclose(small.weights[name], weight, rtol=0, atol=1e-4)
+
+
+def test_a_mean_over_the_batch_is_taken_in_parts():
+    model = mlp(64, 64)
+    options = {"threads": 1, "opt_level": "O1"}
+    free = compile_training(model, "mse", SGD(lr=0.1), **options)
+    limit = free.program.report.memory.planned_peak_bytes // 2
+    small = compile_training(model, "mse", SGD(lr=0.1), memory_limit=limit, **options)
+    assert small.micro_batches > 1
+    batch = {"x": batch_for(model)["x"], "target": np.ones((64, 10), np.float32)}
+    for _ in range(2):
+        assert small.step(batch) == pytest.approx(free.step(batch), rel=1e-5)
+
+
+def test_what_a_batch_decides_together_is_not_taken_in_parts():
+    """A batch normalisation has statistics of all rows."""
+    options = {"threads": 1, "opt_level": "O1", "memory_limit": 4096}
+    with pytest.raises(MemoryLimitError, match=r"expected at most 4\.00 KiB") as error:
+        compile_training(resnet_block(), "cross_entropy", SGD(lr=0.1), **options)
+    assert error.value.needed > 4096
