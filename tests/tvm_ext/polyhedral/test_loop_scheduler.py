@@ -201,7 +201,7 @@ def test_fronts_have_as_long_tiles_for_each_thread():
     found = schedule_loops(kernel, dependences_of(kernel), options)
     # Two tiles of five steps, and not one of eight and one of two.
     assert found.wavefront
-    assert "floor((t)/5)" in str(found.tree)
+    assert "floor((i0)/5)" in str(found.tree)
 
 
 def test_sums_of_a_product_are_rows_of_two_vectors():
