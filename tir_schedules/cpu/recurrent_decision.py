@@ -121,9 +121,7 @@ class _Decision:
         return bool(self.decisions.pick("step_threads", (0, 1), int(default)))
 
     def _rows(self, shares_steps: bool) -> int:
-        """In groups of like size; where the batch is not known, a power of two, whose halves take
-        what is left.
-        """
+        """In groups of like size; where the batch is not known, a power of two."""
         if self.batch is None:
             return 1 << (self.most.bit_length() - 1)
         fitting = min(self.most, self.batch)
@@ -180,9 +178,11 @@ class _Decision:
         return options, max(n for n in options if n <= room)
 
     def _sizes_of_rest(self, rows: int) -> list[int]:
-        """Sequences of the groups that take what is left of a batch."""
+        """Sequences of the groups that take what is left of a batch: in one group whatever is left,
+        as each reads all weights for itself.
+        """
         if self.batch is None:
-            return [rows >> place for place in range(1, rows.bit_length())]
+            return list(range(rows - 1, 0, -1))
         return [self.batch % rows] if self.batch % rows else []
 
     def _rest(self, rows: int, shares_steps: bool, threads: bool) -> RecurrenceLoops:

@@ -125,7 +125,7 @@ def test_a_batch_of_any_size_goes_in_groups_of_falling_size() -> None:
         operands = recurrence_of(func)
         assert operands is not None
         loops = decide_recurrence(operands, MACHINE.with_cores(2))
-        assert [part.rows for part in (loops, *loops.rest)] == [4, 2, 1]
+        assert [part.rows for part in (loops, *loops.rest)] == [4, 3, 2, 1]
         assert {part.step_threads for part in (loops, *loops.rest)} == {shared}
         # A sequence alone has more units in registers.
         assert loops.units < loops.rest[-1].units
@@ -140,7 +140,7 @@ def test_sequences_share_a_part_of_the_weights_while_it_is_in_l1() -> None:
     assert (loops.rows, loops.gates, loops.units, loops.sequences) == (4, 1, 16, 16)
     part = loops.depth * loops.gates * loops.units * 4
     assert 0 < part <= NARROW.l1d_bytes // 4
-    assert [(rest.rows, rest.depth) for rest in loops.rest] == [(2, 0), (1, 0)]
+    assert [(rest.rows, rest.depth) for rest in loops.rest] == [(3, 0), (2, 0), (1, 0)]
 
 
 def integers(hidden: int = 64) -> tirx.PrimFunc:
