@@ -70,7 +70,9 @@ def _part(
     each, groups = _dealt_out(parts, loops)
 
     def group(task: tvm.ir.Expr) -> tirx.Stmt:
-        direction, place = tirx.FloorDiv(task, groups), tirx.FloorMod(task, groups)
+        # There is one where there is a task; without sequences, nobody is to divide by zero.
+        some = Analyzer().simplify(tirx.Max(groups, number(1)))
+        direction, place = tirx.FloorDiv(task, some), tirx.FloorMod(task, some)
         if recurrence.directions == 1:
             direction, place = number(0), task
         elif static_extent(groups) == 1:

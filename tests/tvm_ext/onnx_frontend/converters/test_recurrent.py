@@ -1,5 +1,6 @@
 """LSTM, GRU and RNN against ONNX Runtime."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from thoroughness import DRAWS
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.errors import ModelError, RunError
+from tvm_ext.errors import DefectWarning, ModelError, RunError
 
 runtime = pytest.importorskip("onnxruntime")
 
@@ -320,4 +321,24 @@ def test_units_of_a_step_are_shared_by_threads(op: str) -> None:
         found = compiled.run(fed)
         wanted = runtime.InferenceSession(proto.SerializeToString()).run(None, fed)
         for name, array in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(found[name], array, atol=1e-5)
+
+
+def test_directions_and_groups_of_sequences_are_shared_by_threads() -> None:
+    """Of an open batch: a group of four, what is left of one, groups of several parts."""
+    proto, _ = layer(
+        "LSTM",
+        arrays_of("LSTM", 2, 1, 100, 2, "bh", None),
+        direction="bidirectional",
+        symbolic_sizes=True,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DefectWarning)
+        compiled = tvm_ext.compile(proto, HOST, threads=2)
+    session = runtime.InferenceSession(proto.SerializeToString())
+    for steps, batch in ((3, 4), (2, 3), (2, 45)):
+        sized = arrays_of("LSTM", steps, batch, 100, 2, "bh", None)
+        fed = {name: sized[name] for name in ("X", "initial_h")}
+        found = compiled.run(fed)
+        for name, array in zip(found, session.run(None, fed), strict=True):
             np.testing.assert_allclose(found[name], array, atol=1e-5)
