@@ -349,6 +349,17 @@ def _broadcast_to(operation: Operation) -> Placements:
             yield Placement((split(own),), (split(axis),))
 
 
+def _batch_norm(operation: Operation) -> Placements:
+    """By known statistics each element is normalised by itself, with the numbers of its channel."""
+    attrs, shape = operation.call.attrs, operation.shapes[0]
+    if bool(attrs.training):
+        return
+    for axis, extent in enumerate(shape):
+        if operation.splits(extent):
+            own = split(0) if axis == _normalized(attrs.axis, len(shape)) else REPLICATED
+            yield Placement((split(axis), *[own] * 4), (split(axis), own, own))
+
+
 def _take(operation: Operation) -> Placements:
     if operation.call.attrs.axis is None or len(operation.shapes) != 2:
         return
@@ -379,6 +390,7 @@ _RULES: dict[str, Callable[[Operation], Placements]] = {
     **dict.fromkeys(_ON_FEATURE_MAPS, _feature_map),
     **dict.fromkeys(CONVOLUTIONS, _convolution),
     **dict.fromkeys(RESHAPES, _reshape),
+    "relax.nn.batch_norm": _batch_norm,
     "relax.matmul": _matmul,
     "relax.permute_dims": _permute_dims,
     "relax.strided_slice": _strided_slice,

@@ -220,6 +220,13 @@ def rounded(emit: Any, x: relax.Expr) -> relax.Expr:
     return emit(op.astype(halves, "float32"))
 
 
+def centred(emit: Any, x: relax.Expr) -> relax.Expr:
+    """Statistics that are known, and nothing else of the batch."""
+    made = emit(op.nn.conv2d(x, weights(8, 4, 3, 3), padding=1))
+    numbers = [weights(8), weights(8), weights(8), relax.const(np.arange(1, 9, dtype=np.float32))]
+    return emit(op.nn.relu(emit(op.nn.batch_norm(made, *numbers, axis=1, training=False)[0])))
+
+
 def test_rows_follow_columns() -> None:
     program = check(mlp, (4, 8))
     assert kinds(program) == ["all-reduce"]
@@ -237,6 +244,7 @@ def test_rows_follow_columns() -> None:
         (moved, (2, 8), ["all-reduce", "all-reduce"]),
         (fields, (4, 8), []),
         (last_product, (4, 8), ["all-reduce"]),
+        (centred, (1, 4, 4, 4), []),
     ],
 )
 def test_splits_are_followed(body: Body, shape: tuple[int, ...], expected: list[str]) -> None:
@@ -249,6 +257,7 @@ def test_splits_are_followed(body: Body, shape: tuple[int, ...], expected: list[
         (pooled, (1, 4, 4, 2), ["all-gather"]),
         (squeezed, (2, 1, 8), []),
         (rounded, (2, 8), ["all-reduce"]),
+        (centred, (2, 4, 4, 4), []),
     ],
 )
 def test_splits_of_inputs_are_followed(body: Body, shape: tuple[int, ...], expected: list) -> None:
