@@ -125,7 +125,8 @@ def compile_training(
             break
         left_out = [*disabled, *_left_out(trainable, counts[0])]
         try:
-            compiled = [build(program.mod, disabled_passes=left_out) for program in programs]
+            # The last one, which updates, needs most, and so is refused first.
+            compiled = [build(one.mod, disabled_passes=left_out) for one in programs[::-1]][::-1]
         except MemoryLimitError as error:
             counts = _more_parts(counts, error, refusals)
             # A traceback would keep alive all that this function has.
