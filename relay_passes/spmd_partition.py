@@ -335,8 +335,8 @@ class _Partitioner(PyExprMutator):
         if key not in self._constants:
             array = read_only(constant.value)
             parts = np.split(array, self._devices, axis=needed.axis)
-            if len({part.tobytes() for part in parts}) > 1:
-                self.alike = False
+            # One that differs says it for all.
+            self.alike = self.alike and len({part.tobytes() for part in parts}) == 1
             dtype = str(constant.ty.dtype)
             own = tvm.runtime.tensor(np.ascontiguousarray(parts[self._rank]))
             self._constants[key] = relax.const(own, dtype)
