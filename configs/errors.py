@@ -136,7 +136,8 @@ class MemoryLimitError(BuildError):
         Bytes that no program of the same kernels can go below.
     """
 
-    def __init__(self, message: str, limit: int, needed: int, bound: int) -> None:
+    def __init__(self, message: str = "", limit: int = 0, needed: int = 0, bound: int = 0) -> None:
+        # All have values of their own, as copies and other processes make it of the message alone.
         super().__init__(message)
         self.limit, self.needed, self.bound = limit, needed, bound
 

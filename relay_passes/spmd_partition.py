@@ -174,15 +174,18 @@ def partition_by_inputs(
     places: Sequence[int],
     devices: int,
     machine: MachineDescription,
-) -> tuple[relax.Function, list[CollectiveRecord]]:
-    """The function of the first device, which has a part of the rows of the parameters at
-    ``places``, and what it exchanges with the others; ``mod`` has what the function calls."""
+) -> tuple[relax.Function, list[CollectiveRecord]] | None:
+    """The function of any device, which has a part of the rows of the parameters at ``places``,
+    and what it exchanges with the others; ``mod`` has what the function calls.
+
+    None where devices have functions of their own, with another part of a constant or a weight.
+    """
     cost, inputs = CollectiveCost(devices, machine), dict.fromkeys(places, split(0))
     plan = ShardingPropagation(devices, cost, inputs, lambda *_: None).plan(function)
     main = function.with_attr("global_symbol", "main")
     partitioner = _Partitioner(with_functions(mod, {tvm.ir.GlobalVar("main"): main}), plan, cost, 0)
     made = partitioner.module(DATA)["main"].without_attr(SHARDING_ATTRIBUTE)
-    return made, partitioner.collectives
+    return (made, partitioner.collectives) if partitioner.alike else None
 
 
 def with_sharding(mod: tvm.IRModule, record: ShardingRecord) -> tvm.IRModule:
@@ -207,7 +210,8 @@ class _Partitioner(PyExprMutator):
         # Those of them that only the present block has.
         self._own_of_block: list[tuple[int, Sharding]] = []
         self._constants: dict[tuple[int, Sharding], relax.Expr] = {}
-        self._alike = True
+        # Whether it is the program of every other device too.
+        self.alike = True
 
     def module(self, strategy: str) -> tvm.IRModule:
         """The module, in which ``main`` says what was done."""
@@ -222,7 +226,7 @@ class _Partitioner(PyExprMutator):
             self.collectives,
             self._plan.split_operators,
             len(self._plan.operations),
-            self._alike,
+            self.alike,
         )
         attrs = dict(main.attrs.items()) if main.attrs else {}
         attrs[SHARDING_ATTRIBUTE] = json.dumps(asdict(record))
@@ -329,9 +333,10 @@ class _Partitioner(PyExprMutator):
             return constant
         key = hash(constant), needed
         if key not in self._constants:
-            self._alike = False
             array = read_only(constant.value)
             parts = np.split(array, self._devices, axis=needed.axis)
+            # One that differs says it for all.
+            self.alike = self.alike and len({part.tobytes() for part in parts}) == 1
             dtype = str(constant.ty.dtype)
             own = tvm.runtime.tensor(np.ascontiguousarray(parts[self._rank]))
             self._constants[key] = relax.const(own, dtype)
@@ -377,7 +382,7 @@ class _Partitioner(PyExprMutator):
         record_applied(NAME, where, f"{what_for}, for {describe_origin(user)}")
 
     def _own_slice(self, source: relax.Expr, needed: Sharding) -> relax.Expr:
-        self._alike = False
+        self.alike = False
         axis = needed.axis or 0
         size = int((shape_of(source) or [])[axis]) // self._devices
         begin = self._rank * size

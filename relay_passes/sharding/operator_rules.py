@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import Any, TypeAlias
 
 from tvm import relax, tirx
@@ -135,15 +134,14 @@ class Operation:
             shape = local_shape(self.result_shapes[0] or [], placement.results[0], self.devices)
             make = relax.op.broadcast_to if self.name.endswith("_to") else relax.op.reshape
             return make(args[0], relax.ShapeExpr(shape))
-        if self.name == "relax.mean" and placement.results[0] == PARTIAL_SUM:
-            axes, keeps = sorted(_axes_of(self)), bool(self.call.attrs.keepdims)
-            count = prod(int(self.shapes[0][axis]) for axis in axes)
-            total = relax.op.sum(args[0], axes, keeps)
-            return relax.op.divide(total, relax.const(count, str(self.call.ty.dtype)))
         if self.name in CONVOLUTIONS and placement == _by_groups():
             groups = int(self.call.attrs.groups) // self.devices
             return convolution_like(self.call, args[0], args[1], groups=groups)
-        return relax.Call(self.call.op, args, self.call.attrs, self.call.ty_args)
+        call = relax.Call(self.call.op, args, self.call.attrs, self.call.ty_args)
+        if self.name == "relax.mean" and placement.results[0] == PARTIAL_SUM:
+            # Not a sum divided by all elements: half precision may not hold either of them.
+            return relax.op.divide(call, relax.const(self.devices, str(self.call.ty.dtype)))
+        return call
 
 
 def is_tensor(expr: relax.Expr) -> bool:
@@ -310,20 +308,13 @@ def _reduction(operation: Operation) -> Placements:
             continue
         if axis in axes:
             kind = _REDUCTIONS.get(operation.name)
-            if operation.name == "relax.mean" and _has_known_mean(operation):
-                yield Placement((split(axis),), (PARTIAL_SUM,))
-            elif kind is not None:
+            if operation.name == "relax.mean" and "float" in str(operation.call.ty.dtype):
+                kind = "sum"
+            if kind is not None:
                 yield Placement((split(axis),), (Sharding(reduction=kind),))
             continue
         before = 0 if keeps else sum(one < axis for one in axes)
         yield Placement((split(axis),), (split(axis - before),))
-
-
-def _has_known_mean(operation: Operation) -> bool:
-    """Whether a mean is a sum divided by a number that is known."""
-    extents = [operation.shapes[0][axis] for axis in _axes_of(operation)]
-    is_known = all(isinstance(extent, tirx.IntImm) for extent in extents)
-    return is_known and "float" in str(operation.call.ty.dtype)
 
 
 def _strided_slice(operation: Operation) -> Placements:
@@ -358,6 +349,17 @@ def _broadcast_to(operation: Operation) -> Placements:
             yield Placement((split(own),), (split(axis),))
 
 
+def _batch_norm(operation: Operation) -> Placements:
+    """By known statistics each element is normalised by itself, with the numbers of its channel."""
+    attrs, shape = operation.call.attrs, operation.shapes[0]
+    if bool(attrs.training):
+        return
+    for axis, extent in enumerate(shape):
+        if operation.splits(extent):
+            own = split(0) if axis == _normalized(attrs.axis, len(shape)) else REPLICATED
+            yield Placement((split(axis), *[own] * 4), (split(axis), own, own))
+
+
 def _take(operation: Operation) -> Placements:
     if operation.call.attrs.axis is None or len(operation.shapes) != 2:
         return
@@ -388,6 +390,7 @@ _RULES: dict[str, Callable[[Operation], Placements]] = {
     **dict.fromkeys(_ON_FEATURE_MAPS, _feature_map),
     **dict.fromkeys(CONVOLUTIONS, _convolution),
     **dict.fromkeys(RESHAPES, _reshape),
+    "relax.nn.batch_norm": _batch_norm,
     "relax.matmul": _matmul,
     "relax.permute_dims": _permute_dims,
     "relax.strided_slice": _strided_slice,

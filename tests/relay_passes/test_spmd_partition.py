@@ -16,6 +16,7 @@ from tvm_ext.distributed.group_memory import GroupMemory
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.relay_passes.common_subexpressions import eliminate_common_subexpr
 from tvm_ext.relay_passes.graph_pass import recording
+from tvm_ext.relay_passes.legalize_ops import legalize_ops
 from tvm_ext.relay_passes.spans import bindings_of, write_origins
 from tvm_ext.relay_passes.spmd_partition import SpmdPartition, sharding_of
 
@@ -219,6 +220,13 @@ def rounded(emit: Any, x: relax.Expr) -> relax.Expr:
     return emit(op.astype(halves, "float32"))
 
 
+def centred(emit: Any, x: relax.Expr) -> relax.Expr:
+    """Statistics that are known, and nothing else of the batch."""
+    made = emit(op.nn.conv2d(x, weights(8, 4, 3, 3), padding=1))
+    numbers = [weights(8), weights(8), weights(8), relax.const(np.arange(1, 9, dtype=np.float32))]
+    return emit(op.nn.relu(emit(op.nn.batch_norm(made, *numbers, axis=1, training=False)[0])))
+
+
 def test_rows_follow_columns() -> None:
     program = check(mlp, (4, 8))
     assert kinds(program) == ["all-reduce"]
@@ -236,6 +244,7 @@ def test_rows_follow_columns() -> None:
         (moved, (2, 8), ["all-reduce", "all-reduce"]),
         (fields, (4, 8), []),
         (last_product, (4, 8), ["all-reduce"]),
+        (centred, (1, 4, 4, 4), []),
     ],
 )
 def test_splits_are_followed(body: Body, shape: tuple[int, ...], expected: list[str]) -> None:
@@ -248,11 +257,26 @@ def test_splits_are_followed(body: Body, shape: tuple[int, ...], expected: list[
         (pooled, (1, 4, 4, 2), ["all-gather"]),
         (squeezed, (2, 1, 8), []),
         (rounded, (2, 8), ["all-reduce"]),
+        (centred, (2, 4, 4, 4), []),
     ],
 )
 def test_splits_of_inputs_are_followed(body: Body, shape: tuple[int, ...], expected: list) -> None:
     axis = 1 if body is pooled else 0
     assert kinds(check(body, shape, patterns=(("x", axis),))) == expected
+
+
+def test_a_mean_in_half_precision_is_no_sum_of_half_precision() -> None:
+    """The sum of a row is about 120,000, and the largest number of the type 65,504."""
+
+    def mean(emit: Any, x: relax.Expr) -> relax.Expr:
+        narrow = emit(op.mean(emit(op.astype(x, "float16")), axis=[-1]))
+        return emit(op.astype(narrow, "float32"))
+
+    programs = partitioned(module(mean, 2, 40_000), patterns=(("x", 1),), shard="tensor")
+    assert kinds(programs[0]) == ["all-reduce"]
+    array = 3 + NUMBERS.random((2, 40_000), dtype=np.float32)
+    (found,) = run_together([legalize_ops()(one) for one in programs], array)
+    np.testing.assert_allclose(found, array.mean(axis=1), rtol=2e-3)
 
 
 def test_a_cast_to_a_shape_reads_the_whole() -> None:

@@ -5,7 +5,7 @@ Training of Giant Neural Networks using Pipeline Parallelism", 2019, calls the p
 
 The forward function of a part is that of one of as many devices which share the batch: what these
 would add up is added up over the parts. A model that needs more than that, as the statistics of a
-batch normalisation, cannot take its batch in parts.
+batch normalisation, cannot take its batch in parts, nor one with a weight for each item.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -143,7 +143,10 @@ def micro_batches(
         return None
     is_split = [param in split for param in function.params]
     places = [place for place, own in enumerate(is_split) if own]
-    local, collectives = partition_by_inputs(mod, function, places, count, machine)
+    partition = partition_by_inputs(mod, function, places, count, machine)
+    if partition is None:
+        return None
+    local, collectives = partition
     if any(one.kind != ALL_REDUCE for one in collectives):
         return None
     bindings = own_bindings(local)

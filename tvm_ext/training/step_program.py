@@ -151,7 +151,7 @@ def step_programs(
 
 
 def batch_of(model: TrainableModel) -> int:
-    """The first size of the model's first input; 1 where it has none.
+    """The first size of the model's first input that has one; 1 where none has.
 
     Raises
     ------
@@ -159,8 +159,8 @@ def batch_of(model: TrainableModel) -> int:
         A size is not known.
     """
     require_known_sizes(model)
-    shape = model.imported.inputs[0].shape if model.inputs else ()
-    return int(shape[0]) if shape else 1
+    given = model.imported.inputs[: model.inputs]
+    return next((int(spec.shape[0]) for spec in given if spec.shape), 1)
 
 
 def _micro_batches(parts: _Parts, options: StepOptions) -> MicroBatches | None:

@@ -115,6 +115,7 @@ def compile_training(
         memory_limit=memory_limit,
         devices=devices,
     )
+    disabled = tuple(disabled_passes)
     refusals: list[MemoryLimitError] = []
     counts = _counts_of_parts(batch_of(trainable))
     while counts:
@@ -122,12 +123,14 @@ def compile_training(
         programs = step_programs(trainable, loss_of(loss), optimizer, own)
         if not programs:
             break
-        left_out = [*disabled_passes, *_left_out(trainable, counts[0])]
+        left_out = [*disabled, *_left_out(trainable, counts[0])]
         try:
-            compiled = [build(program.mod, disabled_passes=left_out) for program in programs]
+            # The last one, which updates, needs most, and so is refused first.
+            compiled = [build(one.mod, disabled_passes=left_out) for one in programs[::-1]][::-1]
         except MemoryLimitError as error:
             counts = _more_parts(counts, error, refusals)
-            refusals.append(error)
+            # A traceback would keep alive all that this function has.
+            refusals.append(error.with_traceback(None))
             continue
         return Trainer(model, trainable, optimizer, programs, compiled, own)
     raise min(refusals, key=lambda one: one.needed)
@@ -162,15 +165,6 @@ def _left_out(model: TrainableModel, micro_batches: int) -> tuple[str, ...]:
     kernels of two micro-batches are not to be one, for whose sake both are kept.
     """
     return ("MultiOutputFusion",) if model.is_recurrent or micro_batches > 1 else ()
-
-
-def _parts_of(batch: int) -> list[int]:
-    """The numbers of equal parts of a batch that are tried, the fewest first."""
-    found = [1]
-    for count in range(2, batch + 1):
-        if batch % count == 0 and count >= 2 * found[-1]:
-            found.append(count)
-    return found
 
 
 def _require_numbers(clip_norm: float | None, accumulate: int) -> None:

@@ -76,6 +76,7 @@ CASES: list[tuple[str, _Build, list[tuple[int, ...]], tuple[float, float]]] = [
     ("matmul of a matrix and a batch", op.matmul, [(3, 4), (2, 4, 5)], (-1, 1)),
     ("matmul of a vector and a batch", op.matmul, [(4,), (2, 4, 5)], (-1, 1)),
     ("matmul of a batch and a vector", op.matmul, [(2, 3, 4), (4,)], (-1, 1)),
+    ("matmul of batches of other axes", op.matmul, [(2, 1, 3, 4), (3, 4, 2)], (-1, 1)),
     ("matmul of vectors", op.matmul, [(4,), (4,)], (-1, 1)),
     ("attention", _attention_like, [(2, 3, 4), (2, 5, 4)], (-1, 1)),
     ("log_softmax", lambda x: op.nn.log_softmax(x, 1), [(3, 5)], (-2, 2)),

@@ -1,6 +1,7 @@
 """What a trainer keeps, writes and refuses."""
 
 import os
+import pickle
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ from tvm_ext.errors import (
     ModelError,
     UnsupportedOperatorError,
 )
+from tvm_ext.passes.donate_params import DONATED
 from tvm_ext.training import SGD, Adam, AdamW, CrossEntropy
 
 
@@ -411,6 +413,53 @@ def test_a_mean_over_the_batch_is_taken_in_parts():
     batch = {"x": batch_for(model)["x"], "target": np.ones((64, 10), np.float32)}
     for _ in range(2):
         assert small.step(batch) == pytest.approx(free.step(batch), rel=1e-5)
+
+
+def test_what_is_refused_is_tried_in_parts_of_its_rows(monkeypatch):
+    """The first input has no rows; passes may come from an iterator."""
+    made = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["product"]),
+            helper.make_node("Mul", ["product", "scale"], ["y"]),
+        ],
+        "scaled",
+        [made("scale", TensorProto.FLOAT, []), made("x", TensorProto.FLOAT, [8, 3])],
+        [made("y", TensorProto.FLOAT, [8, 4])],
+        [numpy_helper.from_array(np.ones((3, 4), np.float32), "w")],
+    )
+    left_out = []
+
+    def refused(mod, *, disabled_passes, **options):
+        # Of two programs the one that updates weights comes first.
+        assert list(mod["main"].attrs[DONATED]) == ["w"]
+        left_out.append(list(disabled_passes))
+        needed = 100 - len(left_out)
+        raise MemoryLimitError("too much", 50, needed, 10)
+
+    monkeypatch.setattr("tvm_ext.training.trainer.compile", refused)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    with pytest.raises(MemoryLimitError) as error:
+        compile_training(model, "mse", SGD(lr=0.1), accumulate=2, disabled_passes=iter(["FuseTIR"]))
+    assert left_out == [["FuseTIR"], *[["FuseTIR", "MultiOutputFusion"]] * 3]
+    again = pickle.loads(pickle.dumps(error.value))
+    assert (str(again), again.needed) == ("too much", 96)
+
+
+def test_a_batch_whose_items_have_constants_of_their_own_is_not_taken_in_parts():
+    """All parts would be computed with those of the first."""
+
+    def compiled(offset):
+        g = Graph("offsets")
+        offsets = g.constant("offsets", offset((64, 64)), "float32")
+        hidden = g("Relu", g("Add", g.linear("fc1", "x", 20, 64), offsets))
+        model = g.model([64, 20], [64, 10], g.linear("head", hidden, 64, 10))
+        options = {"threads": 1, "opt_level": "O1", "train": ["head.*"], "memory_limit": 26_000}
+        return compile_training(model, "cross_entropy", SGD(lr=0.1), **options)
+
+    assert compiled(np.ones).micro_batches == 2
+    with pytest.raises(MemoryLimitError):
+        compiled(np.random.default_rng(0).standard_normal)
 
 
 def test_what_a_batch_decides_together_is_not_taken_in_parts():

@@ -23,7 +23,7 @@ def _matmul(
     own = _reshaped(bb, given, [*batch, rows, columns])
     by_left = bb.emit(relax.op.matmul(own, _transposed(bb, right)))
     if len(sizes(right)) == 2:
-        left, own = (_reshaped(bb, one, [-1, sizes(one)[-1]]) for one in (left, own))
+        left, own = _of_rows(bb, left), _of_rows(bb, own)
     by_right = bb.emit(relax.op.matmul(_transposed(bb, left), own))
     return [
         _reshaped(bb, fitted(bb, by_left, _matrix(bb, a, 0)), sizes(a)),
@@ -34,7 +34,15 @@ def _matmul(
 def _matrix(bb: relax.BlockBuilder, value: relax.Expr, axis: int) -> relax.Expr:
     """The value; a vector as a row, or as a column."""
     shape = sizes(value)
-    return value if len(shape) > 1 else _reshaped(bb, value, [1, -1] if axis == 0 else [-1, 1])
+    if len(shape) > 1:
+        return value
+    return _reshaped(bb, value, [1, *shape] if axis == 0 else [*shape, 1])
+
+
+def _of_rows(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
+    """The matrix of all rows of a batch."""
+    *outer, columns = sizes(value)
+    return _reshaped(bb, value, [prod(outer), columns])
 
 
 def _transposed(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
@@ -42,8 +50,6 @@ def _transposed(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
     return bb.emit(relax.op.permute_dims(value, [*axes[:-2], axes[-1], axes[-2]]))
 
 
-def _reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
+def _reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: list[int]) -> relax.Expr:
     value = bb.normalize(value)
-    whole = prod(sizes(value))
-    known = [whole // -prod(shape) if size < 0 else size for size in shape]
-    return value if known == sizes(value) else bb.emit(relax.op.reshape(value, known))
+    return value if shape == sizes(value) else bb.emit(relax.op.reshape(value, shape))
