@@ -124,7 +124,7 @@ class _Decision:
         """In groups of like size; where the batch is not known, a power of two, whose halves take
         what is left.
         """
-        if self.batch is None:
+        if not self.batch:
             return 1 << (self.most.bit_length() - 1)
         fitting = min(self.most, self.batch)
         if self.threads_worth and not shares_steps:
