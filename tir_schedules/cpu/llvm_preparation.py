@@ -507,9 +507,11 @@ class BoolArraysAsBytes:
         self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
     ) -> tirx.PrimFunc:
         """Kernels without such arrays stay as they are."""
-        arrays = [a for block in nodes(func.body, s_tir.SBlock) for a in block.alloc_buffers]
+        blocks = nodes(func.body, s_tir.SBlock)
+        arrays = [a for block in blocks for a in block.alloc_buffers]
         arrays += [node.buffer for node in nodes(func.body, tirx.AllocBuffer)]
         taken = {arg for call in nodes(func.body, tvm.ir.Call) for arg in call.args}
+        taken |= {match.source.source for block in blocks for match in block.match_buffers}
         bools = [a for a in arrays if str(a.dtype) == "bool" and a not in taken]
         if not bools:
             return func
@@ -529,7 +531,7 @@ def _with_bytes(body: tirx.Stmt, bytes_of: Mapping[Any, Any]) -> tirx.Stmt:
     def store(node: tirx.BufferStore) -> tirx.Stmt:
         if node.buffer not in bytes_of:
             return node
-        value = tirx.Cast("int8", node.value)
+        value = node.value.astype(str(node.value.ty).replace("bool", "int8"))
         return tirx.BufferStore(bytes_of[node.buffer], value, node.indices)
 
     def declaration(node: tirx.AllocBuffer) -> tirx.Stmt:

@@ -122,7 +122,7 @@ class _Decision:
 
     def _rows(self, shares_steps: bool) -> int:
         """In groups of like size; where the batch is not known, a power of two."""
-        if self.batch is None:
+        if not self.batch:
             return 1 << (self.most.bit_length() - 1)
         fitting = min(self.most, self.batch)
         if self.threads_worth and not shares_steps:

@@ -68,16 +68,18 @@ def _part(
     recurrence = operands.recurrence
     kind = tirx.ForKind.PARALLEL if loops.threads else tirx.ForKind.SERIAL
     each, groups = _dealt_out(parts, loops)
+    # Of no sequence there is no group, and what looks at the code may divide by that.
+    divisor = Analyzer().simplify(tirx.Max(groups, number(1)))
 
     def group(task: tvm.ir.Expr) -> tirx.Stmt:
-        # There is one where there is a task; without sequences, nobody is to divide by zero.
-        some = Analyzer().simplify(tirx.Max(groups, number(1)))
-        direction, place = tirx.FloorDiv(task, some), tirx.FloorMod(task, some)
+        direction, place = tirx.FloorDiv(task, divisor), tirx.FloorMod(task, divisor)
         if recurrence.directions == 1:
             direction, place = number(0), task
         elif static_extent(groups) == 1:
             direction, place = task, number(0)
-        here = Analyzer().simplify(tirx.Min(each, parts - place * each))
+        here = each
+        if static_extent(each) != 1:
+            here = Analyzer().simplify(tirx.Min(each, parts - place * each))
         start = first + place * each * number(loops.rows)
 
         def one_direction(index: int, direction: tvm.ir.Expr) -> tirx.Stmt:
@@ -136,8 +138,13 @@ class _Sequences:
 
     def _each(self, body: Body) -> tirx.Stmt:
         """``body`` for each sequence's number in the group."""
-        rows = number(self.group.loops.rows)
-        return loop(Analyzer().simplify(self.group.parts * rows), body)
+        rows, parts = number(self.group.loops.rows), self.group.parts
+        if isinstance(parts, tirx.Min):
+            # Stays one: its first part says what the work is at most.
+            return loop(
+                tirx.Min(*(Analyzer().simplify(n * rows) for n in (parts.a, parts.b))), body
+            )
+        return loop(Analyzer().simplify(parts * rows), body)
 
     def _start(self) -> list[tirx.Stmt]:
         found: list[tirx.Stmt] = []

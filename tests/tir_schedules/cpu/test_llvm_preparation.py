@@ -185,6 +185,20 @@ def test_bools_become_bytes_and_conditions_of_bytes() -> None:
     assert BoolArraysAsBytes()(tvm.IRModule({"main": found}))["main"].same_as(found)
 
 
+def test_vectors_of_bools_become_vectors_of_bytes() -> None:
+    keep, declaration = stack_array(SIZE, "bool", "keep")
+    x = tirx.decl_buffer((SIZE,), "float32", "x")
+    lanes = [tirx.Ramp(tirx.const(0, "int64"), tirx.const(1, "int64"), SIZE)]
+    zeros = tirx.Broadcast(tirx.const(0, "float32"), SIZE)
+    store = tirx.BufferStore(keep, tirx.BufferLoad(x, lanes) > zeros, lanes)
+    value = tirx.Select(tirx.BufferLoad(keep, lanes), tirx.BufferLoad(x, lanes), zeros)
+    use = tirx.BufferStore(x, value, lanes)
+    func = tirx.PrimFunc([x], in_root_block(sequence([declaration, store, use])))
+    found = BoolArraysAsBytes()(tvm.IRModule({"main": func}))["main"]
+    stored = next(one for one in nodes(found.body, tirx.BufferStore) if one.buffer.name == "keep")
+    assert str(stored.value.ty) == f"int8x{SIZE}"
+
+
 @pytest.mark.parametrize("offset", [0, 1, 4])
 def test_memory_that_begins_anywhere(offset: int) -> None:
     built = compile_kernels(tvm.IRModule({"doubled": doubled()}), _cpu("avx2").tvm_target())

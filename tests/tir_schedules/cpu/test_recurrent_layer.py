@@ -11,11 +11,13 @@ from lowering import f32, kernel_of, loops_of
 from machines import MACHINE, NARROW, _cpu
 from recurrent_kernels import recurrence, recurrent_kernel
 from tvm import relax, s_tir, tirx
+from unoptimised import built
 
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.cpu.recurrent_decision import decide_recurrence
 from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer
+from tvm_ext.tir_schedules.cpu.thread_choice import with_thread_choice
 from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_vector_math
 from tvm_ext.tir_schedules.operators.recurrence import (
     Recurrence,
@@ -141,6 +143,24 @@ def test_sequences_share_a_part_of_the_weights_while_it_is_in_l1() -> None:
     part = loops.depth * loops.gates * loops.units * 4
     assert 0 < part <= NARROW.l1d_bytes // 4
     assert [(rest.rows, rest.depth) for rest in loops.rest] == [(3, 0), (2, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("hidden", [64, 128])
+def test_threads_of_an_open_batch_are_chosen_in_the_run(hidden: int, directions: int) -> None:
+    """Of one sequence there is no whole group: nothing is divided by how many there are."""
+    steps, batch = (tirx.Var(name, "int64") for name in ("steps", "batch"))
+    func = recurrent_kernel(recurrence("LSTM", hidden, directions), steps, batch)
+    machine = NARROW.with_cores(2)
+    kernel = scheduled(CpuRecurrentLayer(), func, machine)
+    assert with_thread_choice(kernel, machine).left == 0
+
+
+def test_a_batch_of_no_sequence() -> None:
+    func = recurrent_kernel(recurrence("LSTM", 20, 2), 2, 0)
+    schedule, choice = schedule_kernel(func, MACHINE.with_cores(2))
+    assert (choice.schedule, choice.source) == ("recurrent layer", "template")
+    built({"main": schedule})
 
 
 def integers(hidden: int = 64) -> tirx.PrimFunc:
