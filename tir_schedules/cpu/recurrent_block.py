@@ -129,9 +129,7 @@ class BlockPart:
         """The sums of all gates, then the gates and new state."""
         if self.group.loops.depth:
             return self._through_memory()
-        return self._each_rows(
-            lambda rows, _: self._in_registers(rows, self._gates_at_a_time(rows))
-        )
+        return self._each_rows(lambda rows, _: self._in_registers(rows))
 
     def _each_rows(self, body: Callable[[_Rows, Any], list[tirx.Stmt]]) -> tirx.Stmt:
         """``body`` of each part of the sequences, and its number."""
@@ -142,13 +140,15 @@ class BlockPart:
 
         return loop(self.group.parts, rows_of)
 
-    def _gates_at_a_time(self, rows: _Rows) -> list["_GateSums"]:
+    def _gates_at_a_time(self) -> list[range]:
+        """Their places in the product."""
         every = range(len(self.product.gates))
         count = self.group.loops.gates
-        starts = range(0, len(every), count)
-        return [_GateSums(self, every[start : start + count], rows) for start in starts]
+        return [every[start : start + count] for start in range(0, len(every), count)]
 
-    def _in_registers(self, rows: _Rows, sums: list["_GateSums"]) -> list[tirx.Stmt]:
+    def _in_registers(self, rows: _Rows) -> list[tirx.Stmt]:
+        sums = [_GateSums(self, places, rows) for places in self._gates_at_a_time()]
+
         def total(row: int, place: int, lane: tvm.ir.Expr) -> tvm.ir.Expr:
             (one,) = (one for one in sums if place in one.places)
             return one.sum_at((0, row, place), lane)
@@ -187,10 +187,7 @@ class BlockPart:
             return loop(self.group.parts, some)
 
         parts = self.recurrence.summed // loops.depth
-        sums = [
-            loop(parts, partial(added, one.places))
-            for one in self._gates_at_a_time(_Rows.of(self.group, number(0), self.step))
-        ]
+        sums = [loop(parts, partial(added, places)) for places in self._gates_at_a_time()]
         return sequence([declaration, self._each_rows(started), *sums, self._each_rows(used)])
 
     def started(self, rows: _Rows, row: int, gate: int, lane: tvm.ir.Expr) -> tvm.ir.Expr:
