@@ -19,7 +19,7 @@ from tvm_ext.tir_schedules.schedule_kernels import without_type_checks
 sys.path.insert(0, str(Path(__file__).parent / "shared"))
 
 from random_numbers import start_anew
-from thoroughness import ALL_CASES, SHARE
+from thoroughness import ALL_CASES
 
 # Many tests start processes. Each would compile all sources anew where no bytecode is written; git
 # ignores what is.
@@ -85,8 +85,8 @@ _EMULATED = [
 ]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tells the tests of GPU code from the others, and leaves out cases that are not asked for."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tells the tests of GPU code, a fifth of the suite's time, from the others."""
     emulated = {
         path: any(folder in path.parents for folder in _EMULATED)
         for path in {item.path for item in items}
@@ -94,20 +94,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if emulated[item.path]:
             item.add_marker(pytest.mark.emulated)
-    if SHARE > 1:
-        left_out = _further_cases(items)
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
-
-
-def _further_cases(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Of each test all cases but every ``SHARE``th, the first and the last."""
-    tests: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    return {
-        case for cases in tests.values() for number, case in enumerate(cases[:-1]) if number % SHARE
-    }
 
 
 def pytest_collection_finish() -> None:

@@ -8,9 +8,6 @@ from typing import TypeVar
 DRAWS = int(os.environ.get("TEST_DRAWS", "1"))
 # Every model at every level that its test is for, and the slow cases of tests in one model.
 ALL_CASES = bool(os.environ.get("TEST_ALL_CASES"))
-# Of a test's cases every so manieth is run, the first and the last always: `make test` takes fewer,
-# and pytest by itself all.
-SHARE = int(os.environ.get("TEST_SHARE", "1"))
 # How much LLVM does to code for a CPU: 0 to 3, as of LLVM's own tools.
 LLVM_LEVEL = int(os.environ.get("TEST_LLVM_LEVEL", "0"))
 
