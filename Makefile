@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml setup.py tvm_ext/__init__.py
 demo: $(STAMP) ## compile a real trained model, check it against ONNX Runtime, save, load, run
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## the tests, nine minutes on two cores
+test: $(STAMP) ## the tests, half an hour on two cores
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "not slow and not cuda and not emulated"
 
 test-emulated: $(STAMP) ## the tests of code for GPUs and AArch64 without either, two minutes on two cores
