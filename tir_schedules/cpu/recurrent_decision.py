@@ -91,7 +91,16 @@ class _Decision:
         groups = -(-self.machine.cores // self.recurrence.directions) if threads else 1
         rest = tuple(self._rest(size, shared, threads) for size in self._sizes_of_rest(rows))
         return RecurrenceLoops(
-            rows, sequences, gates, units, ways, depth, threads, groups, shared, rest
+            rows=rows,
+            sequences=sequences,
+            gates=gates,
+            units=units,
+            ways=ways,
+            depth=depth,
+            threads=threads,
+            tasks=groups,
+            step_threads=shared,
+            rest=rest,
         )
 
     @property
@@ -191,7 +200,15 @@ class _Decision:
         _, ways = self._ways(rows, gates, units)
         # They are one group.
         on_threads = threads and self.recurrence.directions > 1
-        return RecurrenceLoops(rows, rows, gates, units, ways, 0, on_threads, 1, shares_steps)
+        return RecurrenceLoops(
+            rows=rows,
+            sequences=rows,
+            gates=gates,
+            units=units,
+            ways=ways,
+            threads=on_threads,
+            step_threads=shares_steps,
+        )
 
 
 def _multiply_adds(operands: RecurrenceOperands) -> int:

@@ -22,11 +22,10 @@ def _matmul(
     batch = sizes(y)[: len(sizes(y)) - (len(sizes(a)) > 1) - (len(sizes(b)) > 1)]
     own = _reshaped(bb, given, [*batch, rows, columns])
     by_left = bb.emit(relax.op.matmul(own, _transposed(bb, right)))
-    if len(sizes(right)) == 2:
-        left, own = _of_rows(bb, left), _of_rows(bb, own)
-    by_right = bb.emit(relax.op.matmul(_transposed(bb, left), own))
+    summed = [_of_rows(bb, one) if len(sizes(right)) == 2 else one for one in (left, own)]
+    by_right = bb.emit(relax.op.matmul(_transposed(bb, summed[0]), summed[1]))
     return [
-        _reshaped(bb, fitted(bb, by_left, _matrix(bb, a, 0)), sizes(a)),
+        _reshaped(bb, fitted(bb, by_left, left), sizes(a)),
         _reshaped(bb, fitted(bb, by_right, right), sizes(b)),
     ]
 
