@@ -184,6 +184,7 @@ def assert_equal_results(name: str, case: PlannedModule, machine: relax.VirtualM
     np.testing.assert_allclose(after.numpy(), before.numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", FOLLOWING)
 def test_operator_works_with_channels_last(
     name: str, cases: dict[str, PlannedModule], machine: relax.VirtualMachine

@@ -9,6 +9,7 @@ import pytest
 from emulated_arm import arm, compiled, emulated, run_on_arm
 from lowering import kernel_of
 from symbolic_extents import convolution, convolved, size
+from thoroughness import one_in
 from tvm import relax, tirx
 
 from tvm_ext.hardware.cpu.description import CpuDescription
@@ -95,7 +96,8 @@ def used(assembly: str) -> set[str]:
     return set(re.findall(r"^\s*(us?dot|sdot|us?mmla|smmla|bfdot|bfmmla)\s", assembly, re.M))
 
 
-@pytest.mark.parametrize("name", INSTRUCTIONS)
+@pytest.mark.extended
+@pytest.mark.parametrize("name", one_in(2, INSTRUCTIONS))
 def test_kernels_have_the_instruction(name: str) -> None:
     steps = steps_of(name, 24)
     image = convolution((1, 14, 14, steps), (3, 3, steps, 64), types_of(name))
@@ -104,6 +106,7 @@ def test_kernels_have_the_instruction(name: str) -> None:
         assert used(str(code.inspect_source("s"))) == {name}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_sums_stay_in_registers_while_products_are_added(name: str) -> None:
     func = matmul(name, (48, 256 + INSTRUCTIONS[name][2]), 64)

@@ -114,6 +114,7 @@ def record_of(printed: dict) -> dict:
     return record
 
 
+@pytest.mark.extended
 def test_an_installed_plugin_is_listed_with_its_distribution(done):
     listed = read(done["passes"])
     (entry,) = (entry for entry in listed["passes"] if entry["name"] == "SingleAbs")
@@ -169,6 +170,7 @@ def test_its_backend_describes_targets_of_tvm(process):
     assert process[0] == ["plain-cpu", "cpu"]
 
 
+@pytest.mark.extended
 def test_broken_plugins_only_warn(tmp_path, monkeypatch):
     contents = ("import not_there", "1 / 0", "def Broken2(): pass", "raise SystemExit(0)")
     info = tmp_path / "broken-1.dist-info"

@@ -105,6 +105,7 @@ def test_a_short_loop_is_written_out_and_draws_the_same():
     assert len(drawing) == 4
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("seed", [4.0, None])
 def test_a_seed_decides_in_loops_and_without_one_the_name_does(seed):
@@ -114,6 +115,7 @@ def test_a_seed_decides_in_loops_and_without_one_the_name_does(seed):
     assert len(np.unique(drawn)) == drawn.size
 
 
+@pytest.mark.extended
 @in_one_model
 def test_a_branch_in_a_loop_knows_the_iteration():
     constant = node("Constant", [], ["zeros"], value_floats=[0.0] * COUNT)
@@ -187,6 +189,7 @@ def test_a_loop_that_draws_nothing_passes_no_iterations():
     assert "reshape" not in import_model(proto).mod["loop_iteration"].script()
 
 
+@pytest.mark.extended
 def test_an_element_of_a_sequence_draws_its_own():
     body = helper.make_graph(
         [node("RandomUniformLike", ["one"], ["drawn"], seed=3.0)],
