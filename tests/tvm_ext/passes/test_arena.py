@@ -41,7 +41,7 @@ def assert_computes(program: Program) -> None:
             np.testing.assert_allclose(value.numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @settings(
     max_examples=20 * DRAWS**2,
     deadline=None,
