@@ -76,6 +76,7 @@ def test_graphs_for_plans_of_memory_have_all_that_is_hard():
     assert empty
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("first", [0, pytest.param(1000, marks=pytest.mark.slow)])
 def test_programs_are_right_where_free_memory_is_no_number(first):
     cases = memory_cases(range(first, first + (8 if first == 0 else 50 * DRAWS)))

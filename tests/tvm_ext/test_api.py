@@ -306,6 +306,7 @@ def test_wrong_arguments_are_named_in_one_line(arguments, error):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "program",
     [

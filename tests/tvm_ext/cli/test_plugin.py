@@ -18,6 +18,8 @@ from wheels import built_wheel
 
 from tvm_ext.passes import registry
 
+pytestmark = pytest.mark.extended
+
 RUN = """
 import json, sys
 sys.path.append(sys.argv[1])
@@ -114,7 +116,6 @@ def record_of(printed: dict) -> dict:
     return record
 
 
-@pytest.mark.extended
 def test_an_installed_plugin_is_listed_with_its_distribution(done):
     listed = read(done["passes"])
     (entry,) = (entry for entry in listed["passes"] if entry["name"] == "SingleAbs")
@@ -170,7 +171,6 @@ def test_its_backend_describes_targets_of_tvm(process):
     assert process[0] == ["plain-cpu", "cpu"]
 
 
-@pytest.mark.extended
 def test_broken_plugins_only_warn(tmp_path, monkeypatch):
     contents = ("import not_there", "1 / 0", "def Broken2(): pass", "raise SystemExit(0)")
     info = tmp_path / "broken-1.dist-info"

@@ -141,6 +141,7 @@ def test_a_plan_comes_also_without_time():
     assert not plan.is_optimal
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "instance",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in "ABCDEFGHIJK"],

@@ -42,6 +42,7 @@ def joined(axis: int, new_axis: int) -> onnx.NodeProto:
     return node("ConcatFromSequence", ["all"], ["y"], axis=axis, new_axis=new_axis)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("axis", "new_axis"),

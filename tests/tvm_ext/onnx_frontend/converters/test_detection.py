@@ -61,6 +61,7 @@ def test_non_max_suppression_without_some_inputs(given: list) -> None:
     assert len(found) == 0 if not given else len(found) > 0
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("axes", [(0,), pytest.param((1,), marks=pytest.mark.slow), (0, 1, 2)])
 def test_non_max_suppression_of_symbolic_sizes(axes: tuple[int, ...]) -> None:

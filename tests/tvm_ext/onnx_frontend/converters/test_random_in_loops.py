@@ -81,6 +81,7 @@ def test_outside_of_loops_the_counter_begins_at_0():
     np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({})["drawn"], uniform(3.0))
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("trips", "stored", "level"),
@@ -133,6 +134,7 @@ def test_a_branch_in_a_loop_knows_the_iteration():
     assert not rows_of(loop([*odd, chosen], "y", "m"), 5, flag=False).any()
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("inner_trips", "stored"),
@@ -158,6 +160,7 @@ def test_loops_in_loops_count_both(inner_trips, stored):
     assert len(np.unique(rows.reshape(6, COUNT), axis=0)) == 6
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def images(channels: int = 2) -> list[dict[str, np.ndarray]]:
     return [{"x": rand(2, channels, *sides)} for sides in SIDES]
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("operator", "mode", "attributes"),

@@ -110,6 +110,7 @@ def test_a_long_transform_has_several_matrices() -> None:
     assert import_model(proto).mod.script().count("metadata") > 1
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("points", [1031, pytest.param(2 * 1033, marks=pytest.mark.slow)])
