@@ -338,6 +338,7 @@ def test_units_of_a_step_are_shared_by_threads(op: str) -> None:
             np.testing.assert_allclose(found[name], array, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_directions_and_groups_of_sequences_are_shared_by_threads() -> None:
     """Of an open batch: a group of four, what is left of one, groups of several parts."""
     proto, _ = layer(

@@ -22,6 +22,7 @@ def named(arrays: dict[str, Any]) -> dict[str, Any]:
     return {name if a is not None else next(missing): a for name, a in arrays.items()}
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("attributes", "bias", "sizes"),

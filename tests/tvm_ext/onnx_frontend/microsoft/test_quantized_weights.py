@@ -116,6 +116,7 @@ def test_accuracy_level_4_multiplies_bytes_as_onnx_runtime(columns, rows, block,
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.extended
 def test_bytes_are_multiplied_by_an_instruction_for_them():
     templates = {"x86-64": "dequantize matmul"} | dict.fromkeys(
         ("avx2", "avx512", "avx512-amx"), "block integer matmul"
