@@ -86,7 +86,7 @@ def test_a_wrong_answer_is_flagged_and_fails(tiny_model_path, capsys):
     assert "tvm-ext, tiny: ! differs by" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_model_that_does_not_compile_fails(tmp_path, tiny_model_path, capsys):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no model")

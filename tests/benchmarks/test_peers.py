@@ -98,7 +98,7 @@ def contest(job: Job, peers: list[Fake]) -> CaseResult:
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_contest_times_and_compares_all(job):
     wanted = REFERENCE.prepare(job).outputs()
     wrong = [array + 1 for array in wanted]

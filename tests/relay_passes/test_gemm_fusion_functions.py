@@ -63,7 +63,7 @@ def test_function_takes_in_scale_addend_and_activation(name):
     assert operators_of(new) == ["relax.call_tir"]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ACTS)
 def test_half_precision_activations_agree_with_the_operators(name):
     check_one_kernel(attention_like(ACTS[name], "float16"), rtol=5e-3)

@@ -65,7 +65,7 @@ def test_channels_first_has_group_and_channel_behind_the_batch():
     assert list(map(int, weight.ty.shape)) == [2, 6, 4, 3, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(
     ("x_shape", "w_shape", "groups", "attrs"),

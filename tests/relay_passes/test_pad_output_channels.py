@@ -58,7 +58,7 @@ def test_convolution_computes_whole_vectors_and_keeps_its_shape():
     assert list(map(int, after["main"].ret_ty.shape.values)) == [1, 5, 7, 19]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("channels", [5, 19, 40])
 def test_convolution_numbers(channels):
     x = np.random.default_rng(2).normal(size=(1, 5, 7, 6)).astype("float32")

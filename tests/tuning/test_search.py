@@ -50,7 +50,7 @@ def test_nothing_twice_and_an_end():
     assert len(seen) == len(set(seen)) > 3
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_what_was_told_is_not_proposed():
     earlier = new_search(matmul_task(), batch=4)
     told = [one for _ in range(3) for one in earlier.propose()]
@@ -65,7 +65,7 @@ def test_same_seed_same_candidates():
     assert [c.hash for c in one.propose()] == [c.hash for c in other.propose()]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_search_closes_in_on_the_best():
     search = new_search(matmul_task(96, 96, 64), seed=3)
     least: list[float] = []

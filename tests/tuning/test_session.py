@@ -69,7 +69,7 @@ def session(tmp_path_factory):
     return folder, progress, watcher
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_all_trials_are_used(session):
     folder, progress, _ = session
     assert progress.outcome == "all trials are used"

@@ -277,7 +277,7 @@ def test_another_architecture_compiles_but_does_not_run_here():
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_description_and_a_target_of_tvm_are_taken():
     assert_mlp(tvm_ext.compile(mlp(), target=HOST), rand(2, 6))
     assert_mlp(tvm_ext.compile(mlp(), target=HOST.tvm_target()), rand(2, 6))

@@ -115,7 +115,7 @@ def test_a_range_without_one_item_is_run_whole() -> None:
     np.testing.assert_allclose(compiled.run(given)["y"], by_runtime(network(), given)[0], rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_threads_of_a_run_decide() -> None:
     compiled = tvm_ext.compile(network(), HOST, threads=2)
     given = feeds(4)

@@ -47,7 +47,7 @@ def test_a_name_that_tvm_warns_about(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_choice_within_a_size(capfd):
     """The windows of a pool that rounds up are as many as their last one begins inside."""
     sides = {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}

@@ -149,7 +149,7 @@ def test_the_pipeline_has_a_name_in_tvm():
     np.testing.assert_allclose(result[0].numpy(), np.maximum(x @ WEIGHT, 0), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_named_pipeline_goes_the_road_of_compile():
     """Without dataflow blocks, which passes look at, too: the product and its Relu are fused."""
     with resolve_target("cpu").tvm_target():

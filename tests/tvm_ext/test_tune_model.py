@@ -140,7 +140,7 @@ def dynamic_network() -> onnx.ModelProto:
     return model(nodes, [value("x", ["N", 24])], [value("y", ["N", 32])], w=rand(24, 32))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_kernels_of_dynamic_sizes_are_tuned_for_some(tmp_path):
     """Records say for which sizes, and any size runs with them."""
     dynamic = dynamic_network()

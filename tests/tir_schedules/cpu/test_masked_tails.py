@@ -202,7 +202,7 @@ def test_numbers_of_products(
         assert_same([a @ b], [found], "product")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("columns", [197, 243, 1003])
 def test_numbers_of_large_products(columns: int) -> None:
     machine = host_description().with_cores(2)

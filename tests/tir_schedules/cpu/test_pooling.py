@@ -138,7 +138,7 @@ def test_decisions() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_decisions_of_later_blocks_have_a_number() -> None:
     x = te.placeholder((1, 3, 33, 37), name="x")
     pooled = topi.nn.pool2d(x, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "max")

@@ -231,7 +231,7 @@ def test_what_is_no_file_is_refused(folder):
         repair_folder(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

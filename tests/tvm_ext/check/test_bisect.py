@@ -167,7 +167,7 @@ def test_the_search_ends_where_agreement_ends_even_if_it_ends_twice():
     assert (answers[low], answers[high], high - low) == (True, False, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_difference_like_the_references_own_is_called_rounding(monkeypatch, user_pass):
     def break_tile(mod: tvm.IRModule) -> tvm.IRModule:
         return one_percent_more(mod, "tanh", "tanh")

@@ -66,7 +66,7 @@ def test_a_model_agrees_with_random_inputs_and_says_so():
     assert saved["bisection"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_dynamic_model_is_checked_at_the_size_of_the_inputs():
     assert check_model(model(), inputs=inputs(5), opt_level=0).ok
 

@@ -81,7 +81,7 @@ def test_a_model_that_agrees_leaves_files_as_they_were(out, tmp_path):
     assert out.read_text() == "old"
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_crash_of_the_process_is_survived_and_kept(user_pass, out):
     user_pass(only_if("R.tanh", dies), name="dies", before=BEFORE)
     found = reduce_model(model(), out, HOST)
@@ -215,7 +215,7 @@ def repetition() -> onnx.ModelProto:
     return made(nodes, inputs, [value("y", [2, 3])])
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("make", [choice, repetition])
 def test_bodies_of_control_flow_are_reduced_too(user_pass, out, make):
     user_pass(break_relu, before=BEFORE)
@@ -273,7 +273,7 @@ def test_external_weights_come_along(user_pass, monkeypatch, out, limit):
     assert not check_model(out, HOST, inputs=found.inputs).ok
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_failure_that_does_not_come_back_is_told_apart(monkeypatch, out):
     real = reduce.check_request
 

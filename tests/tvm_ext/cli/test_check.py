@@ -43,7 +43,7 @@ def test_a_model_that_computes_nothing_says_so(tmp_path):
     assert as_json("check", tmp_path / "m.onnx")["is_vacuous"] is True
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_inputs_of_a_file(tiny_model_path, tmp_path):
     np.savez(tmp_path / "in.npz", x=np.ones((5, 3, 8, 8), np.float32))
     printed = as_json("check", tiny_model_path, "--inputs", tmp_path / "in.npz")

@@ -147,7 +147,7 @@ def test_run_prints_a_table(compiled_path):
     assert "2 timed runs: median" in text
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_run_makes_inputs_up_as_asked(dynamic_path):
     def outputs(*options):
         return as_json("run", dynamic_path, *options)["outputs"]["y"]

@@ -84,7 +84,7 @@ def test_check_compiles_with_it(tiny_model_path, own):
     assert json.loads(result.stdout)["opt_level"] == "own"
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_what_differs_with_it_is_looked_for_with_it():
     """A tolerance that nothing keeps: the search compiles with the pipeline, and at O0."""
     layer = model(

@@ -65,7 +65,7 @@ def test_help_imports_neither_tvm_nor_onnx(tmp_path):
     assert done.stderr == "[]\n"
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_full_disk_behind_stdout_is_one_line(tmp_path):
     with open("/dev/full", "w") as full:
@@ -82,7 +82,7 @@ def test_a_full_disk_behind_stdout_is_one_line(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_reader_that_leaves_causes_no_traceback(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
@@ -109,7 +109,7 @@ def Slow(mod):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_an_interrupt_inside_of_a_pass_is_130(abs_model_path, tmp_path):
     """TVM hands the interrupt on as an error of the pass, which it must not be reported as."""
     info = tmp_path / "slow-1.dist-info"

@@ -36,7 +36,7 @@ def check(
     return compiled
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("rest", [(0, -1), (4, -1), (-1, 2)])
 def test_reshape_by_a_size_of_the_input(rest: tuple, narrow: bool) -> None:

@@ -214,7 +214,7 @@ def test_calls_are_described_and_listed_in_the_order_of_a_run():
     assert kernel_calls(tvm.IRModule()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_kernels_before_fusion_are_counted_once():
     compiled = tvm_ext.compile(conv_net(), HOST, opt_level="O3")
     graph = compiled.report.graph

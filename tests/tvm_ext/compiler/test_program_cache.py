@@ -79,7 +79,7 @@ def test_the_second_compilation_takes_the_first_one_s_program(tmp_path):
     np.testing.assert_array_equal(result(tvm_ext.load(tmp_path / "m.tvmx")), result(first))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_program_from_the_cache_is_compiled_again_for_other_shapes(tmp_path):
     path = written(tmp_path / "m.onnx", rows="N")
     again = [tvm_ext.compile(path) for _ in range(2)][1].compile_again({"x": [1, 4]})

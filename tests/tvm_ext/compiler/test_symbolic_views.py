@@ -51,7 +51,7 @@ def test_symbolic_reshapes_are_no_kernels() -> None:
     assert kernels == {"transpose", "tir_exp"}
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_kernel_that_tvm_cannot_divide_is_no_reshape() -> None:
     nodes = [
         node("ConvTranspose", ["x", "w"], ["c"], strides=[3, 2], dilations=[2, 2]),

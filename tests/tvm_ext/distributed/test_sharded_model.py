@@ -101,7 +101,7 @@ def shared_memories() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:tvm-ext")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_saved_file_runs(file: Path, whole: np.ndarray) -> None:
     model, before = tvm_ext.load(file), shared_memories()
     np.testing.assert_allclose(model.run({"x": X})["y"], whole, rtol=1e-5, atol=1e-5)
@@ -216,7 +216,7 @@ def test_a_worker_that_is_killed(file: Path, stopped: bool, whole: np.ndarray) -
     assert workers() == others
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_no_process_outlives_its_caller(file: Path) -> None:
     code = (
         "import os, numpy, tvm_ext.runtime\n"

@@ -188,7 +188,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
         tvm_ext.generate(small, [5, 100])
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_model_without_logits_is_refused():
     made = causal_lm()
     kept = [output for output in made.graph.output if output.name != "logits"]

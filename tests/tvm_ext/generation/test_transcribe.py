@@ -99,7 +99,7 @@ def test_an_encoder_of_text_is_no_encoder_of_sound(models):
         tvm_ext.generate(models[1], [1], encoder=models[0])
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_an_encoder_of_text_reads_the_prompts():
     _, decoder = encoder_decoder()
     encoder = model(

@@ -40,7 +40,7 @@ def test_sections_are_the_largest_sets_alive_together():
     assert other.places.tolist() == [4]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @settings(deadline=None, max_examples=40)
 @given(buffer_lists(alignments=(1, 64)))
 def test_every_greedy_placement_holds(buffers):

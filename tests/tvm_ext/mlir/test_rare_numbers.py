@@ -196,7 +196,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", some_of(["float32", "float64"]))
 def test_functions(dtype):
     x = floats(dtype)

@@ -89,7 +89,7 @@ def least_of(made: onnx.ModelProto) -> int:
     return int(str(error.value).partition("(")[2].partition(" bytes")[0])
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_least_that_is_possible_is_named_and_can_be_met():
     least = least_of(skip())
     found = tvm_ext.compile(skip(), HOST, memory_limit=least, **APART)
@@ -123,7 +123,7 @@ def test_what_is_no_size_is_refused(limit):
         tvm_ext.compile(skip(), HOST, memory_limit=limit)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_usual_limit_is_the_same_thing(monkeypatch):
     """What the variable says of all programs is met as what is asked of one."""
     whole = tvm_ext.compile(skip(), HOST, **APART).report.memory.planned_peak_bytes

@@ -134,7 +134,7 @@ def of_any_size() -> tvm.IRModule:
     return wide_and_narrow(*(tvm.tirx.Var(name, "int64") for name in "nm"))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_open_sizes_share_storage_as_known_ones_do():
     known, shared = (share_storage(mod) for mod in (wide_and_narrow(224, 224), of_any_size()))
     # All known sizes are in one arena.
@@ -206,7 +206,7 @@ def test_weights_are_counted_once():
     assert record.weights_bytes == 9 * 4
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("reuse", [True, False])
 def test_a_size_without_upper_bound_is_not_planned_as_static(reuse):
     """See apache/tvm#18663: a lower bound must not be taken for the size."""
@@ -357,7 +357,7 @@ def joined_rows_reference(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.abs(x).sum(0) * 2 + np.exp(y).sum(0) - inner[2:6].sum(0) + inner[:, :8].sum()
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("poison", [False, True])
 def test_rows_are_written_into_a_concatenation_and_read_from_a_slice(poison):
     """Not the operand that is in two places, nor columns, which lie apart from each other."""

@@ -96,7 +96,7 @@ def test_a_mask_of_its_own_size_is_read_by_one_kernel(mask):
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_mask_of_another_size_is_refused():
     compiled = tvm_ext.compile(decoder("added"))
     with pytest.raises(TvmExtError):

@@ -47,7 +47,7 @@ def check(func, shapes, **options):
     return scheduled, found
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_a_stencil_over_time_is_skewed_and_tiled(lanes):
     _, found = check(jacobi(9, 37), [(37, 37)] * 2, tile=4, inner_tile=8, lanes=lanes)

@@ -86,7 +86,7 @@ def test_what_tvm_writes_is_read(text, expected):
     assert formula_of_tvm(text) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("condition", ["N >= 8", "N % 4 == 0 and L > 2", "not N < 3", "N != L"])
 @given(sizes=SIZES)
 def test_negated_conditions_hold_where_they_do_not(condition, sizes):

@@ -29,7 +29,7 @@ def of_data():
     return tvm_ext.compile(model(nodes, *shapes), HOST).report
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_figures_are_those_of_usual_sizes(free):
     assert free.estimated_seconds is None
     assert free.memory.planned_peak_bytes is None

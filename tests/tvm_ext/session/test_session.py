@@ -49,7 +49,7 @@ def check_steps(session: Session, proto: onnx.ModelProto, batch: int = 1) -> Non
     assert_equal(session.save(), reference.state)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("batch", [1, 3])
 def test_nothing_of_the_cache_is_copied_or_allocated(
     compiled: tvm_ext.CompiledModel, batch: int

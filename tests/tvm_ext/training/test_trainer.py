@@ -170,7 +170,7 @@ def test_gradients_are_scaled_down_to_a_norm():
         np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_gradients_of_batches_add_up():
     parts = [batch_for(mlp(), seed) for seed in range(3)]
     batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -320,7 +320,7 @@ while True:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_training_that_was_killed_goes_on_to_the_same_weights(tmp_path):
     path = tmp_path / "checkpoint.npz"
     process = subprocess.Popen(
@@ -400,7 +400,7 @@ def test_what_does_not_fit_is_computed_again_with_the_same_numbers():
         compile_training(model, "cross_entropy", SGD(lr=0.1), memory_limit=512, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_batch_in_parts_needs_half_and_gives_the_same_losses():
     """The hidden layer of all rows is more than the limit; one label counts for nothing."""
     model = mlp(256, 64)

@@ -116,7 +116,7 @@ def compiled_loop():
     return tvm_ext.compile(invariant_loop(), HOST, opt_level="O3")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("trips", [0, 1, 7])
 def test_a_loop_with_invariants_computes_the_same(trips, compiled_loop):
     bias = rand(3, seed=3)

@@ -118,7 +118,7 @@ def test_a_short_loop_is_written_out():
     assert_as_reference(proto, {"x": X})
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_carried_value_may_grow():
     grow = [node("Concat", ["s", "x"], ["s2"], axis=0), node("Shape", ["s2"], ["sizes"]), GO_ON]
     proto = loop(grow, [value("s2", None), value("sizes", None, INT64)])
@@ -143,7 +143,7 @@ def test_loops_in_loops():
     assert_as_reference(proto, *({"x": X, "m": np.array(m)} for m in (0, 1, 5)), levels=["O3"])
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_many_iterations_need_no_deep_stack():
     step = [node("Add", ["s", "one"], ["s2"]), GO_ON]
     proto = loop(step, [value("s2", None)], one=np.array(1, np.float32))

@@ -115,7 +115,7 @@ def test_top_k_of_long_rows(size: int, order: str, largest: int) -> None:
     check_operator("TopK", {"x": x, "k": np.array([7])}, 2, ("k",), largest=largest)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pairwise(size=[1, 2, 3, 8, 37], order=["random", "falling", "few values"], axis=[0, 1])
 def test_whole_rows_are_sorted(size: int, order: str, axis: int) -> None:

@@ -54,7 +54,7 @@ def test_inside_as_the_reference(operator: str, stored: bool) -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pairwise(stored=[True, False], far=[3 * 10**9, -3 * 10**9], operator=CASES)
 def test_outside_takes_the_nearest_element(operator: str, far: int, stored: bool) -> None:

@@ -112,7 +112,7 @@ def test_normal_numbers() -> None:
     assert abs(np.corrcoef(z)[0, 1:]).max() < 0.06
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_seed_decides_and_without_one_the_name_does() -> None:
     x = np.zeros((3, 5), np.float64)
     first = drawn("RandomNormalLike", x, seed=1.0)

@@ -151,7 +151,7 @@ def test_any_form(
     assert_as_reference(*layer(op, arrays, **attributes), levels=("O3",))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("op", GATES)
 def test_as_imported_and_as_scheduled(op: str) -> None:
@@ -283,7 +283,7 @@ def test_a_state_of_another_batch_is_refused_in_the_run() -> None:
         compiled.run({**fed, "initial_h": fed["initial_h"][:, :1]})
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pairwise(op=GATES, typed=[("float64", 2e-6), ("float16", 5e-3)])
 def test_other_types(op: str, typed: tuple[str, float]) -> None:

@@ -45,7 +45,7 @@ def run(proto: onnx.ModelProto, **inputs: np.ndarray) -> np.ndarray:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("op_type", NUMPY)
 def test_axes_from_the_run(op_type):
@@ -57,7 +57,7 @@ def test_axes_from_the_run(op_type):
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(("axes", "shape"), [([1], (2, 4)), ([0, -1], (3,)), ([0, 1, 2], ())])
 def test_reduced_axes_are_dropped(axes, shape):

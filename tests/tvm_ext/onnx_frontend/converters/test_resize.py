@@ -44,7 +44,7 @@ def test_scales_that_are_not_whole(mode: str, coordinates: str, stored: tuple) -
     )
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 @pytest.mark.parametrize("coordinates", COORDINATES)
@@ -163,7 +163,7 @@ def test_any_scale(mode: str, scale: float, size: int) -> None:
 IMAGES = ((1, 1, 1, 1), (2, 3, 1, 5), (1, 2, 7, 33), (3, 1, 3, 70))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("mode", "coordinates", "kernels"),
     [

@@ -152,7 +152,7 @@ OPERATORS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_on_places_gives_what_the_runtime_gives(name: str) -> None:
     assert_as_runtime(made(OPERATORS[name]))

@@ -35,7 +35,7 @@ def test_linear_classifier_of_one_score(post: str) -> None:
     check(proto, x)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("classes", [2, 3])
 def test_columns_that_only_the_run_knows(classes: int) -> None:

@@ -17,7 +17,7 @@ def test_normalizer(norm: str) -> None:
     check(ml_model("Normalizer", [x], [TensorProto.FLOAT], norm=norm), x)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("operator", "attributes", "x"),

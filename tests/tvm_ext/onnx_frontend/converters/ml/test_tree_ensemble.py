@@ -94,7 +94,7 @@ def test_tree_regressor(modes: tuple, how: str, post: str, targets: int) -> None
     check(proto, x)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pairwise(targets=[[0, 0, 0], [0, 1, 0]], how=["SUM", "MAX"])
 def test_leaves_that_speak_of_a_target_again(targets: list, how: str) -> None:
@@ -245,7 +245,7 @@ def test_trees_that_are_refused() -> None:
     refused(broken(nodes_values=[1.0]), "tables split do not fit")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("how", ["SUM", "AVERAGE", "MIN", "MAX"])
 @pytest.mark.parametrize(
