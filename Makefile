@@ -42,7 +42,7 @@ test: $(STAMP) ## the tests to run after each change, five minutes on two cores
 test-extended: $(STAMP) ## the further tests that CI runs, seven minutes on two cores
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "extended and not slow and not cuda and not emulated"
 
-test-emulated: $(STAMP) ## the tests of code for GPUs and AArch64 without either, two minutes on two cores
+test-emulated: $(STAMP) ## the tests of code for GPUs and AArch64 without either, three minutes on two cores
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "emulated and not slow and not cuda"
 
 test-all: $(STAMP) ## all tests, those marked as slow and all their cases too
