@@ -70,28 +70,35 @@ def decide_winograd(
     columns = decisions.pick("columns", column_options(shape.outputs, lanes), widest)
     limit = row_limit(machine, columns, lanes, 1)
     rows = decisions.pick("rows", set(range(1, limit + 1)), min(_MOST_ROWS, limit))
-    streamed = shape.weight_bytes > machine.l2_bytes
     threads = machine.cores > 1
     if threads and shape.tiles is not None:
         products = shape.positions * shape.tiles * shape.inputs * shape.outputs
         worth = int(worth_threads(machine, products, lanes))
         threads = bool(decisions.pick("threads", (0, 1), worth))
-    closed = _closed_block(shape, machine, rows, streamed)
+    closed, streamed = _closed_block(shape, machine, rows)
     options = {closed, *(rows << n for n in range(_MOST_REGISTER_TILES.bit_length()))}
     block = decisions.pick("block_tiles", options, closed)
     return WinogradDecision(columns, rows, block, streamed, threads)
 
 
-def _closed_block(shape: WinogradShape, machine: CpuDescription, rows: int, streamed: bool) -> int:
-    """As many tiles as L2 holds beside what else is read.
+def _closed_block(shape: WinogradShape, machine: CpuDescription, rows: int) -> tuple[int, bool]:
+    """Tiles of a block, and whether the weights come from beyond L2 for each block anew.
 
-    Or L3, where no L2 holds the weights: they are read again for each block.
+    As many tiles as L2 holds beside what else is read; or as L3 holds, where all are written there
+    and read again, if that is less than to read the weights for more blocks.
     """
-    cache = machine.l3_bytes // 4 if streamed else machine.l2_bytes // 2
-    most = min(cache // shape.tile_bytes // rows, _MOST_REGISTER_TILES)
+    most = _MOST_REGISTER_TILES
     if shape.tiles is not None:
         most = min(most, -(-shape.tiles // rows))
-    return rows * max(1, most)
+
+    def tiles(cache: int) -> int:
+        return rows * max(1, min(cache // shape.tile_bytes // rows, most))
+
+    near, far = tiles(machine.l2_bytes // 2), tiles(machine.l3_bytes // 4)
+    if shape.weight_bytes <= machine.l2_bytes:
+        return near, False
+    moved = shape.weight_bytes / far + 2 * shape.tile_bytes
+    return (far, True) if moved < shape.weight_bytes / near else (near, near == far)
 
 
 STAGE_ANNOTATION = "tvm_ext.winograd"
