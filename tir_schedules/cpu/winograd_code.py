@@ -264,10 +264,26 @@ class _Code:
             return self._loaded(place, i, j, channel + lane)[1]
 
         flat = FlatPlaces(element, self.params, self.views)
-        whole = sequence(self._transform(tile, place, channel, flat.at))
-        at_border = sequence(self._staged(tile, place, channel, flat.at))
-        choice = _choice(tirx.And(inside, last), whole, at_border)
-        return around(sequence([*bind, *flat.statements, choice]))
+        copy, declaration = stack_array(high * wide * lanes, self.dtype, "copy")
+
+        def put(i: Any, j: Any, value: Callable[[Any, Any, Any], Any]) -> tirx.Stmt:
+            start = (i * wide + j) * lanes
+            return _vector(
+                lanes, lambda lane: tirx.BufferStore(copy, value(i, j, lane), [start + lane])
+            )
+
+        line, i, j = (tirx.Var(name, _INDEX) for name in "iij")
+        row = sequence([put(line, _number(number), flat.at) for number in range(wide)])
+        zero = tirx.const(0.0, self.dtype)
+        here, _ = self._loaded(place, i, j, channel)
+        part = _choice(here, put(i, j, flat.at), put(i, j, lambda *_: zero))
+        copied = _choice(
+            tirx.And(inside, last),
+            _loop(line, _number(high), row),
+            _loop(i, _number(high), _loop(j, _number(wide), part)),
+        )
+        transformed = self._transform(tile, place, channel, copy)
+        return around(sequence([*bind, *flat.statements, declaration, copied, *transformed]))
 
     def _loaded(self, place: Sequence[Any], i: Any, j: Any, channel: Any) -> tuple[Any, Any]:
         """Whether an input of a tile is inside of the image, and what it is there."""
@@ -276,31 +292,8 @@ class _Code:
             return value.args[0], value.args[1]
         return tirx.const(True, "bool"), value
 
-    def _staged(
-        self, tile: Any, place: Sequence[Any], channel: Any, read: Callable[[Any, Any, Any], Any]
-    ) -> list[tirx.Stmt]:
-        """The transform of a copy with zeros where the image has ended."""
-        high, wide = self.image.sides
-        lanes = self.lanes[self.image.inputs]
-        copy, declaration = stack_array(high * wide * lanes, self.dtype, "border")
-        i, j = tirx.Var("i", _INDEX), tirx.Var("j", _INDEX)
-        inside, _ = self._loaded(place, i, j, channel)
-
-        def put(value: Callable[[Any], Any]) -> tirx.Stmt:
-            first = (i * wide + j) * lanes
-            return _vector(lanes, lambda lane: tirx.BufferStore(copy, value(lane), [first + lane]))
-
-        zero = tirx.const(0.0, self.dtype)
-        fill = _choice(inside, put(lambda lane: read(i, j, lane)), put(lambda _: zero))
-        loops = _loop(i, _number(high), _loop(j, _number(wide), fill))
-
-        def copied(i: int, j: int, lane: Any) -> Any:
-            return tirx.BufferLoad(copy, [_number((i * wide + j) * lanes) + lane])
-
-        return [declaration, loops, *self._transform(tile, place, channel, copied)]
-
     def _transform(
-        self, tile: Any, place: Sequence[Any], channel: Any, read: Callable[[int, int, Any], Any]
+        self, tile: Any, place: Sequence[Any], channel: Any, copy: Any
     ) -> list[tirx.Stmt]:
         """A column of a tile at a time, then row by row into the block's array."""
         high, wide = self.image.sides
@@ -313,7 +306,8 @@ class _Code:
         names = [self.image.stages[name].body.buffer for name in ("input_tile", "input_rows")]
         for j in range(wide):
             for i in range(high):
-                statements.append(loaded.store((i, j), partial(read, i, j)))
+                at = _number((i * wide + j) * lanes)
+                statements.append(loaded.store((i, j), partial(_lane_of, copy, at)))
             for i in range(high):
                 value = self._stage("input_rows", [*place, i, j, channel])
                 computed = partial(loaded.read, value, names[0], (3, 4))
@@ -437,21 +431,26 @@ class _Code:
         declarations = [*read.declarations(), *down.declarations()]
         rows, columns = (_wide(v.dom.extent) for v in image.stages["output"].iter_vars[1:3])
         top, left = place[1] * high, place[2] * wide
-        store = self._store(place, channel)
-        flat = FlatPlaces(store, self.params, self.views)
+        flat = FlatPlaces(self._store(place, channel), self.params, self.views)
+        results, declaration = stack_array(high * wide * lanes, self.dtype, "results")
+        for y in range(high):
+            for x in range(wide):
+                statements.append(self._summed(results, y, x, down))
 
-        def result(y: int, x: int) -> tirx.Stmt:
-            return self._result(flat, y, x, down)
+        def put(y: Any, x: Any) -> tirx.Stmt:
+            return self._finished(flat, results, y, x)
 
-        every = [(y, x) for y in range(high) for x in range(wide)]
-        is_inside = [tirx.And(top + y < rows, left + x < columns) for y, x in every]
-        whole = [result(y, x) for y, x in every]
-        parts = [
-            _choice(inside, result(y, x), None)
-            for inside, (y, x) in zip(is_inside, every, strict=True)
-        ]
-        choice = _choice(is_inside[-1], sequence(whole), sequence(parts))
-        return around(sequence([*bind, *flat.statements, *declarations, *statements, choice]))
+        line, y, x = (tirx.Var(name, _INDEX) for name in "yyx")
+        is_whole = tirx.And(top + (high - 1) < rows, left + (wide - 1) < columns)
+        row = sequence([put(line, _number(number)) for number in range(wide)])
+        part = _choice(tirx.And(top + y < rows, left + x < columns), put(y, x), None)
+        stored = _choice(
+            is_whole,
+            _loop(line, _number(high), row),
+            _loop(y, _number(high), _loop(x, _number(wide), part)),
+        )
+        made = [*declarations, declaration, *statements]
+        return around(sequence([*bind, *flat.statements, *made, stored]))
 
     def _store(
         self, place: Sequence[Any], channel: Any
@@ -469,22 +468,34 @@ class _Code:
 
         return store
 
-    def _result(self, flat: "FlatPlaces", y: int, x: int, down: "_Registers") -> tirx.Stmt:
-        """One output of a tile, finished and stored."""
-        image = self.image
-        output = image.stages["output"]
-        rows_of = image.stages["output_rows"].body.buffer
+    def _summed(self, results: Any, y: int, x: int, down: "_Registers") -> tirx.Stmt:
+        """One output of a tile, as the transform has it."""
+        output = self.image.stages["output"]
+        rows_of = self.image.stages["output_rows"].body.buffer
         _, h, w, _ = (v.var for v in output.iter_vars)
         # The stage chooses by what is left of a division, which numbers alone can answer.
         value = _simplified(substitute(output.body.value, {h: _number(y), w: _number(x)}))
+        lanes = self.lanes[self.image.outputs]
+        start = _number((y * self.image.tile[1] + x) * lanes)
 
         def put(lane: Any) -> tirx.Stmt:
             found = down.read(value, rows_of, (3, 4), lane)
+            return tirx.BufferStore(results, found, [start + lane])
+
+        return _vector(lanes, put)
+
+    def _finished(self, flat: "FlatPlaces", results: Any, y: Any, x: Any) -> tirx.Stmt:
+        """One output of a tile, with what follows, stored."""
+        lanes = self.lanes[self.image.outputs]
+        start = (y * self.image.tile[1] + x) * lanes
+
+        def put(lane: Any) -> tirx.Stmt:
             store = flat.at(y, x, lane)
-            result = substitute(store.value, {image.total: found})
+            found = tirx.BufferLoad(results, [start + lane])
+            result = substitute(store.value, {self.image.total: found})
             return tirx.BufferStore(store.buffer, result, list(store.indices))
 
-        return _vector(self.lanes[image.outputs], put)
+        return _vector(lanes, put)
 
 
 class _Registers:

@@ -105,8 +105,8 @@ def test_few_channels() -> None:
 def test_weights_that_no_l2_holds() -> None:
     """Each stage is shared out by threads, one after the other."""
     machine = host_description().model_copy(update={"l2_bytes": 1 << 14}).with_cores(2)
-    _check(FORMS["3x3"], machine)
-    loops = loops_of(_scheduled(_kernel(FORMS["3x3"], 20, 32, 27, (1, 1, 1, 1)), machine))
+    _check(FORMS["3x3"], machine, inputs=96, outputs=64, kept=60)
+    loops = loops_of(_scheduled(_kernel(FORMS["3x3"], 96, 64, 60, (1, 1, 1, 1)), machine))
     assert [loop.path for loop in loops if loop.kind == "parallel"] == [("serial",)] * 3
 
 
