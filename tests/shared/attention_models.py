@@ -144,11 +144,12 @@ def sink(is_first: bool = False, sizes: Sequence[object] = (BATCH, QUERIES, KEYS
 LONGEST = 16
 
 
-def decoder(has_table: bool, has_views: bool) -> onnx.ModelProto:
+def decoder(has_table: bool, has_views: bool, mask_first: bool = False) -> onnx.ModelProto:
     """Attention of older exports behind keys of earlier runs, with a mask of any length.
 
     ``has_table``: rows of a triangle are cut out, as in GPT-2. ``has_views``: the product has one
-    axis for batch and heads; with both this is GPT-NeoX.
+    axis for batch and heads; with both this is GPT-NeoX. ``mask_first``: the mask of any length is
+    added ahead of the triangle, as in com.microsoft's Attention.
     """
     g = Graph()
     q = g.input("q", ["b", HEADS, "s", DEPTH])
@@ -167,13 +168,17 @@ def decoder(has_table: bool, has_views: bool) -> onnx.ModelProto:
         # torch.baddbmm
         scores = g.op("Add", g.op("ConstantOfShape", g.op("Shape", scores)), scores)
         scores = g.op("Reshape", scores, apart)
+    mask = g.op("Unsqueeze", g.input("mask", ["b", "t"]), g.ints(1, 2))
+    hidden = g.op("Mul", mask, g.const(-1e4))
+    if mask_first:
+        scores = g.op("Add", scores, hidden)
     if has_table:
         table = g.const(np.tri(LONGEST, dtype=bool)[None, None], "bool")
         rows = g.op("Slice", table, begin, end, g.ints(2))
         seen = g.op("Slice", rows, g.ints(0), end, g.ints(3))
         scores = g.op("Where", seen, scores, g.const(np.finfo("float32").min))
-    mask = g.op("Unsqueeze", g.input("mask", ["b", "t"]), g.ints(1, 2))
-    scores = g.op("Add", scores, g.op("Mul", mask, g.const(-1e4)))
+    if not mask_first:
+        scores = g.op("Add", scores, hidden)
     return g.model(g.op("MatMul", g.op("Softmax", scores, axis=-1), v), ["b", HEADS, "s", DEPTH])
 
 

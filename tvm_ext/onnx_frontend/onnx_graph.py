@@ -155,8 +155,9 @@ def _apply(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 MICROSOFT = "com.microsoft"
-# The domain of products with the weights of chosen experts; its only operator is ExpertMatMul.
-EXPERTS = "tvm_ext.experts"
+# The domain of operators that the default one lacks: ExpertMatMul, products with the weights of
+# chosen experts, and AppendRows, new keys behind those that each sequence has.
+INTERNAL = "tvm_ext.internal"
 
 # A property of a node of ONNX Runtime's that is left as it is: why it has no other form.
 WHY_NOT = "tvm_ext.why_not"

@@ -19,7 +19,7 @@ from tvm_ext.onnx_frontend.host.operators import HOST_OPERATORS
 from tvm_ext.onnx_frontend.host.partition import partition_graph
 from tvm_ext.onnx_frontend.microsoft import REWRITES, SAME
 from tvm_ext.onnx_frontend.ml_rewrites import ROUNDED
-from tvm_ext.onnx_frontend.onnx_graph import EXPERTS, MICROSOFT, nodes_within, operator_key
+from tvm_ext.onnx_frontend.onnx_graph import INTERNAL, MICROSOFT, nodes_within, operator_key
 from tvm_ext.onnx_frontend.operator_support import is_supported, unsupported_operators
 
 SUPPORTED = "supported"
@@ -120,7 +120,7 @@ def all_operators() -> dict[str, str]:
     found |= {f"{domain}::{name}" if domain else name: EXPANDED for domain, name in REWRITES}
     found |= {f"{MICROSOFT}::{name}": EXPANDED for name in SAME}
     found |= {key: ON_HOST for key in HOST_OPERATORS if key not in found}
-    found |= {key: SUPPORTED for key in CONVERTERS if not key.startswith((ROUNDED, EXPERTS))}
+    found |= {key: SUPPORTED for key in CONVERTERS if not key.startswith((ROUNDED, INTERNAL))}
     return dict(sorted(found.items(), key=lambda item: ("::" in item[0], item[0])))
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from tvm_ext.relay_passes.graph_pass import (
 from tvm_ext.relay_passes.spans import bindings_of
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.cpu.attention.attention import refusal
+from tvm_ext.tir_schedules.operators.append_rows import ATTRIBUTE as APPENDS_BY_SEQUENCE
 from tvm_ext.tir_schedules.operators.attention import ATTRIBUTE, AttentionCompute
 from tvm_ext.tir_schedules.operators.recurrence import loop, number
 from tvm_ext.tir_schedules.statements import FlatViews, sequence
@@ -94,7 +95,7 @@ class KeepStateInPlace:
             return mod
         # Without other names for values, of which one might be read behind its own end.
         plain = relax.transform.CanonicalizeBindings()(mod)
-        found = _appended(plain["main"], self.states)
+        found = _appended(plain, self.states)
         return _Writer(plain, plain["main"], found).module() if found else mod
 
 
@@ -112,6 +113,8 @@ class _Appended:
         The old rows and the new ones.
     rows : relax.Expr
         The new ones.
+    starts : relax.Expr or None
+        The row of each sequence that the first new one is; None where it is the same for all.
     """
 
     place: int
@@ -119,17 +122,19 @@ class _Appended:
     axis: int
     result: relax.Var
     rows: relax.Expr
+    starts: relax.Expr | None = None
 
 
-def _appended(main: relax.Function, states: Sequence[tuple[int, int, int]]) -> dict[int, _Appended]:
+def _appended(mod: tvm.IRModule, states: Sequence[tuple[int, int, int]]) -> dict[int, _Appended]:
     """The states that can be kept in place, by the hash of the variable of all rows."""
+    main = mod["main"]
     view = GraphView(main)
     found: dict[int, _Appended] = {}
     held: tirx.Expr | None = None
     for place, output, axis in states:
         param = main.params[place]
         try:
-            one = _one_appended(main, view, place, output, axis)
+            one = _one_appended(mod, view, place, output, axis)
             size = param.ty.shape.values[axis]
             if held is not None and not size.same_as(held):
                 raise NotApplicable("it grows along another size than the states ahead of it")
@@ -142,28 +147,44 @@ def _appended(main: relax.Function, states: Sequence[tuple[int, int, int]]) -> d
 
 
 def _one_appended(
-    main: relax.Function, view: GraphView, place: int, output: int, axis: int
+    mod: tvm.IRModule, view: GraphView, place: int, output: int, axis: int
 ) -> _Appended:
     """One state; raises NotApplicable with what is in the way."""
+    main = mod["main"]
     param = main.params[place]
     result = view.value(main.body.body)
     if not isinstance(result, relax.Tuple):
         raise NotApplicable("the model has one output only")
     field = _resolved(view, result.fields[output])
-    call = view.call(field, "relax.concat")
-    fields = None if call is None else view.value(call.args[0])
-    if call is None or not isinstance(fields, relax.Tuple) or len(fields.fields) != 2:
-        raise NotApplicable("its output is not a concatenation of it with new rows")
-    if int(call.attrs.axis) % param.ty.ndim != axis:
+    along, (old, rows, *starts) = _appending_step(mod, view, field)
+    if along % param.ty.ndim != axis:
         raise NotApplicable("its output is a concatenation along another axis")
-    old, rows = fields.fields
     if not _resolved(view, old).same_as(param):
         raise NotApplicable("its output begins with something else")
     if view.uses(param) != 1:
         raise NotApplicable("something else than the concatenation reads it")
     if not isinstance(param.ty.shape.values[axis], tirx.Var):
         raise NotApplicable("its size is not one that a run decides")
-    return _Appended(place, output, axis, field, rows)
+    return _Appended(place, output, axis, field, rows, *starts)
+
+
+def _appending_step(
+    mod: tvm.IRModule, view: GraphView, field: relax.Expr
+) -> tuple[int, Sequence[relax.Expr]]:
+    """The axis of what appends rows, and the old rows, the new ones and perhaps where they start.
+
+    That is a concatenation of two, or a function that appends rows by sequence.
+    """
+    call = view.value(field)
+    if isinstance(call, relax.Call) and _CALL_TIR.same_as(call.op):
+        attributes = mod[call.args[0]].attrs or {}
+        if APPENDS_BY_SEQUENCE in attributes:
+            return int(attributes[APPENDS_BY_SEQUENCE]), call.args[1].fields
+    call = view.call(field, "relax.concat")
+    fields = None if call is None else view.value(call.args[0])
+    if call is None or not isinstance(fields, relax.Tuple) or len(fields.fields) != 2:
+        raise NotApplicable("its output is not a concatenation of it with new rows")
+    return int(call.attrs.axis), fields.fields
 
 
 def _resolved(view: GraphView, expr: relax.Expr) -> relax.Expr:
@@ -237,9 +258,11 @@ class _Writer:
     def _appending(self, binding: relax.Binding, one: _Appended) -> list[relax.Binding]:
         """The new rows written and, for what is no attention, a slice with all of them."""
         buffer = self._buffers[one.place]
-        func = append_rows(buffer.ty.shape.values, one.rows.ty, one.axis)
+        by_sequence = one.starts is not None
+        func = append_rows(buffer.ty.shape.values, one.rows.ty, one.axis, by_sequence=by_sequence)
         kernel = self._builder.add_func(func, "append_rows")
-        arguments = relax.Tuple([buffer, one.rows, self._held])
+        start = self._held if one.starts is None else one.starts
+        arguments = relax.Tuple([buffer, one.rows, start])
         call = relax.op.call_tir_inplace(kernel, arguments, 0, buffer.ty)
         written = _like(binding.var, "written", buffer.ty)
         self._written[hash(binding.var)] = written
@@ -335,18 +358,29 @@ def _like(var: relax.Var, name: str, ty: tvm.ir.Type) -> relax.Var:
     return type(var)(name, ty, var.span)
 
 
-def append_rows(shape: Sequence[tirx.Expr], rows: Any, axis: int) -> tirx.PrimFunc:
+def append_rows(
+    shape: Sequence[tirx.Expr], rows: Any, axis: int, *, by_sequence: bool = False
+) -> tirx.PrimFunc:
     """The kernel that writes ``rows`` into a buffer behind those that it holds.
 
-    Its parameters are the buffer, the rows, and how many rows the buffer holds. What is beyond the
-    buffer's end is not written.
+    Its parameters are the buffer, the rows, and how many rows the buffer holds: one number, or a
+    tensor with one for each sequence. What is beyond the buffer's end is not written.
     """
     sizes, dtype = _Sizes(), str(rows.dtype)
     whole = tirx.decl_buffer(sizes.of(shape), dtype, "buffer")
     new = tirx.decl_buffer(sizes.of(rows.shape.values), dtype, "rows")
-    held = tirx.Var("held", "int64")
     views = FlatViews(symbolic_sizes=True)
-    code = _append_code(views, whole, new, held, axis)
+    held: Any = tirx.Var("held", "int64")
+    if by_sequence:
+        held = tirx.decl_buffer([whole.shape[0]], "int64", "held")
+    within = _product(new.shape[1:axis])
+
+    def first(place: Any) -> Any:
+        if not by_sequence:
+            return held
+        return tirx.BufferLoad(views.of(held), [tirx.floordiv(place, within)])
+
+    code = _append_code(views, whole, new, first, axis)
     func = tirx.PrimFunc([whole, new, held], code)
     func = func.with_body(sequence([*views.declarations(func), code]))
     return func.with_attrs({"op_pattern": OPAQUE, "tirx.noalias": True})
@@ -385,15 +419,20 @@ class _Sizes:
         return self._known.setdefault(tvm_ffi.StructuralKey(extent), fresh)
 
 
-def _append_code(views: FlatViews, whole: Any, new: Any, held: Any, axis: int) -> tirx.Stmt:
-    """Runs of neighbours, one for each row and each place on the axes ahead of it."""
+def _append_code(
+    views: FlatViews, whole: Any, new: Any, first: Callable[[Any], Any], axis: int
+) -> tirx.Stmt:
+    """Runs of neighbours, one for each row and each place on the axes ahead of it.
+
+    ``first`` gives the row of such a place that the first new one is.
+    """
     target, source = views.of(whole), views.of(new)
     capacity, count = (_extent(n) for n in (whole.shape[axis], new.shape[axis]))
     outer = _product(new.shape[:axis])
     inner = _product(new.shape[axis + 1 :])
 
     def row(place: Any, one: Any) -> tirx.Stmt:
-        start = (place * capacity + held + one) * inner
+        start = (place * capacity + first(place) + one) * inner
         begin = (place * count + one) * inner
 
         def store(n: Any) -> tirx.Stmt:
@@ -402,8 +441,10 @@ def _append_code(views: FlatViews, whole: Any, new: Any, held: Any, axis: int) -
         return loop(inner, store)
 
     # A row beyond the end would be another tensor's memory.
-    room = tirx.min(count, capacity - held)
-    return loop(outer, lambda place: loop(room, lambda one: row(place, one)))
+    def room(place: Any) -> Any:
+        return tirx.min(count, capacity - first(place))
+
+    return loop(outer, lambda place: loop(room(place), lambda one: row(place, one)))
 
 
 def _product(extents: Sequence[Any]) -> Any:

@@ -7,6 +7,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.passes.attention_pattern import from_matmul
 from tvm_ext.passes.attention_sinks import AttentionSink, find_sink
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import BROADCAST_ATTRIBUTE, same_extents
@@ -26,12 +27,12 @@ class SizesOfScores(BindingRewriter):
     After:  ``m = match_cast(broadcast(mask, n), past + q); p = softmax(add(qk, m))``
 
     A mask has a size of its own, under another name, and only the run can tell whether that is the
-    number of keys or 1. The product with the values asks for the number of keys, so that in every
-    run without an error the scores have it.
+    number of keys or 1. The product with the values, or a second mask that has the number of keys,
+    asks for that number, so that in every run without an error the scores have it.
     """
 
     pass_name = "AttentionFusion"
-    roots = frozenset({"relax.matmul"})
+    roots = frozenset({"relax.matmul", *_STEPS})
 
     def __init__(self) -> None:
         # By hash, the variables of checks that others have taken the place of.
@@ -55,20 +56,23 @@ class SizesOfScores(BindingRewriter):
         }
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        product = self.view.call(var, "relax.matmul")
-        cast = None if product is None else self._casts.get(hash(product.args[0]))
-        if product is None or cast is None:
+        reader = self.view.call(var, *self.roots)
+        if reader is None:
             return None
-        if self.view.uses(product.args[0]) != 1:
-            return None
-        shapes = [one.ty.shape.values[:] for one in (cast.value, cast.var)]
-        chain = _Chain(self, dict(_renamed(*shapes)), var)
-        if not chain.is_broadcast(cast.value):
-            return None
-        weights = chain.sized(cast.value)
-        self._replaced.add(hash(cast.var))
-        changed = relax.Call(product.op, [weights, product.args[1]], product.attrs)
-        return Replacement(changed, tuple(chain.passed), "the scores have the size of the keys")
+        arguments = list(reader.args[:])
+        for place, argument in enumerate(arguments):
+            cast = self._casts.get(hash(argument))
+            if cast is None or self.view.uses(argument) != 1:
+                continue
+            shapes = [one.ty.shape.values[:] for one in (cast.value, cast.var)]
+            chain = _Chain(self, dict(_renamed(*shapes)), var)
+            if not chain.is_broadcast(cast.value) or not chain.is_of_product():
+                continue
+            arguments[place] = chain.sized(cast.value)
+            self._replaced.add(hash(cast.var))
+            changed = relax.Call(reader.op, arguments, reader.attrs, reader.ty_args)
+            return Replacement(changed, tuple(chain.passed), "the scores have the size of the keys")
+        return None
 
 
 def _renamed(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[int, Any]]:
@@ -101,17 +105,28 @@ class _Chain:
         self.rewriter, self.sizes, self.var = rewriter, sizes, var
         self.view, self.mod = rewriter.view, rewriter.mod
         self.passed: list[relax.Var] = []
+        self._sources: list[relax.Expr] = []
         self._made: dict[int, relax.Expr] = {}
 
     def is_broadcast(self, expr: relax.Expr) -> bool:
         """Whether behind all steps are scores that had the wanted sizes before."""
-        if self._source(expr) is not None:
+        source = self._source(expr)
+        if source is not None:
+            self._sources.append(source)
             return True
+        inner = self._broadcast(expr)
+        if inner is not None:
+            return self.is_broadcast(inner)
         sink = find_sink(self.view, expr)
         if sink is not None:
             return self.is_broadcast(sink.scores)
         call = self.view.call(expr, *_STEPS)
         return call is not None and any(map(self.is_broadcast, self._wide(call)))
+
+    def is_of_product(self) -> bool:
+        """Whether these scores are read by a product, or are one: others are no attention's."""
+        is_read = self.view.call(self.var, "relax.matmul") is not None
+        return is_read or any(from_matmul(self.view, source) for source in self._sources)
 
     def sized(self, expr: relax.Expr) -> relax.Expr:
         """The same with the wanted sizes."""
@@ -123,6 +138,10 @@ class _Chain:
         source = self._source(expr)
         if source is not None:
             return source
+        inner = self._broadcast(expr)
+        if inner is not None and self.is_broadcast(inner):
+            self.passed.append(expr)
+            return self.sized(inner)
         sink = find_sink(self.view, expr)
         if sink is not None and self.is_broadcast(expr):
             return self._beside_sink(sink, expr)
@@ -176,13 +195,17 @@ class _Chain:
 
     def _source(self, expr: relax.Expr) -> relax.Expr | None:
         """What a kernel broadcasts, if that has the wanted sizes already."""
+        source = self._broadcast(expr)
+        if source is None or not same_extents(source.ty.shape.values[:], self._shape(expr)):
+            return None
+        return source
+
+    def _broadcast(self, expr: relax.Expr) -> relax.Expr | None:
+        """What a kernel broadcasts."""
         call = self.view.call(expr, "relax.call_tir")
         if call is None or not isinstance(call.args[0], tvm.ir.GlobalVar):
             return None
         attributes = self.mod[call.args[0]].attrs or {}
         if BROADCAST_ATTRIBUTE not in attributes:
             return None
-        source = call.args[1].fields[0]
-        if not same_extents(source.ty.shape.values[:], self._shape(expr)):
-            return None
-        return source
+        return call.args[1].fields[0]

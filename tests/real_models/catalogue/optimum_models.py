@@ -5,47 +5,42 @@ from typing import Any
 
 from .entry import DYNAMIC, Entry, Sizes
 from .tiny_transformers import builder
+from .transformers_cached import TRIPLES
 from .transformers_language import DECODERS, ENCODERS, SEQUENCES
 from .transformers_speech import WHISPER
 
-# Names that Optimum gives to dimensions, at each of the sizes.
-SIZES: tuple[Sizes, ...] = (
-    {
-        "batch_size": 2,
-        "sequence_length": 5,
-        "past_sequence_length": 3,
-        "encoder_sequence_length": 6,
-        "encoder_sequence_length_out": 6,
+
+def _sizes(batch: int, length: int, past: int) -> Sizes:
+    """What Optimum's names of dimensions are; its encoder-decoders decode single tokens."""
+    return {
+        "batch_size": batch,
+        "sequence_length": length,
+        "past_sequence_length": past,
+        "encoder_sequence_length": length + 3,
+        "encoder_sequence_length_out": length + 3,
         "decoder_sequence_length": 1,
-        "past_decoder_sequence_length": 3,
-    },
-    {
-        "batch_size": 1,
-        "sequence_length": 1,
-        "past_sequence_length": 8,
-        "encoder_sequence_length": 4,
-        "encoder_sequence_length_out": 4,
-        "decoder_sequence_length": 1,
-        "past_decoder_sequence_length": 5,
-    },
-)
+        "past_decoder_sequence_length": past,
+    }
+
+
+SIZES: tuple[Sizes, ...] = tuple(_sizes(*triple) for triple in TRIPLES)
 _GENERATION = "text-generation-with-past"
 _TRANSLATION = "text2text-generation-with-past"
 _SPEECH = "automatic-speech-recognition-with-past"
+
+_GENERATED = (
+    *("GPT2LMHeadModel", "GPTNeoXForCausalLM", "OPTForCausalLM", "BloomForCausalLM"),
+    *("GPTBigCodeForCausalLM", "GPTNeoForCausalLM", "GPTJForCausalLM", "CodeGenForCausalLM"),
+    *("FalconForCausalLM", "MptForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM"),
+    *("Gemma2ForCausalLM", "StableLmForCausalLM", "LlamaForCausalLM", "Qwen2ForCausalLM"),
+    *("GemmaForCausalLM", "PhiForCausalLM", "MistralForCausalLM"),
+)
 
 # Class of the model, its task, its configuration.
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "BertModel": ("feature-extraction", ENCODERS["BertModel"]),
     "DistilBertForMaskedLM": ("fill-mask", ENCODERS["DistilBertForMaskedLM"]),
-    "GPT2LMHeadModel": (_GENERATION, DECODERS["GPT2LMHeadModel"]),
-    "GPTNeoXForCausalLM": (_GENERATION, DECODERS["GPTNeoXForCausalLM"]),
-    "OPTForCausalLM": (_GENERATION, DECODERS["OPTForCausalLM"]),
-    "BloomForCausalLM": (_GENERATION, DECODERS["BloomForCausalLM"]),
-    "LlamaForCausalLM": (_GENERATION, DECODERS["LlamaForCausalLM"]),
-    "Qwen2ForCausalLM": (_GENERATION, DECODERS["Qwen2ForCausalLM"]),
-    "GemmaForCausalLM": (_GENERATION, DECODERS["GemmaForCausalLM"]),
-    "PhiForCausalLM": (_GENERATION, DECODERS["PhiForCausalLM"]),
-    "MistralForCausalLM": (_GENERATION, DECODERS["MistralForCausalLM"]),
+    **{name: (_GENERATION, DECODERS[name]) for name in _GENERATED},
     "T5ForConditionalGeneration": (_TRANSLATION, SEQUENCES["T5ForConditionalGeneration"]),
     "BartForConditionalGeneration": (_TRANSLATION, SEQUENCES["BartForConditionalGeneration"]),
     "MarianMTModel": (_TRANSLATION, SEQUENCES["MarianMTModel"]),

@@ -13,9 +13,13 @@ from .transformers_language import DECODERS
 from .transformers_newer import ATTENTION, EXPERTS
 
 LAYERS, HEADS, HEAD_SIZE = 2, 1, 16
-_GROWING_SIZES = (
-    {"batch": 2, "length": 3, "past": 5},
-    {"batch": 1, "length": 1, "past": 9},
+# Batch, new tokens and tokens before: prompts, single tokens, a few, behind none and many.
+TRIPLES = (
+    *((2, 3, 5), (1, 1, 9), (1, 1, 1), (1, 7, 0), (3, 1, 17)),
+    *((1, 17, 0), (2, 9, 33), (5, 2, 1), (4, 1, 0), (1, 33, 12)),
+)
+_GROWING_SIZES = tuple(
+    {"batch": batch, "length": length, "past": past} for batch, length, past in TRIPLES
 )
 _FULL_SIZES = ({"batch": 2, "length": 3}, {"batch": 1, "length": 1})
 _FULL_LENGTH = 12

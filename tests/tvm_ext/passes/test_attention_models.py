@@ -118,12 +118,20 @@ def test_a_sink_that_differs_by_query_stays() -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    ("has_table", "has_views"),
-    one_in(3, [(True, False), (True, True), (False, True), (False, False)]),
+    ("has_table", "has_views", "mask_first"),
+    one_in(
+        3,
+        [
+            *((True, False, False), (True, True, False), (True, False, True)),
+            *((False, True, False), (False, False, False)),
+        ],
+    ),
 )
-def test_older_decoders_are_one_kernel_at_any_size(has_table: bool, has_views: bool) -> None:
+def test_older_decoders_are_one_kernel_at_any_size(
+    has_table: bool, has_views: bool, mask_first: bool
+) -> None:
     runtime = pytest.importorskip("onnxruntime")
-    model = models.decoder(has_table, has_views)
+    model = models.decoder(has_table, has_views, mask_first)
     compiled = tvm_ext.compile(model, HOST)
     assert "attention" in [kernel.schedule for kernel in compiled.report.kernels]
     assert not any("softmax" in kernel.name for kernel in compiled.report.kernels)

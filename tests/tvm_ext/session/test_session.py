@@ -89,10 +89,11 @@ def test_a_past_that_is_read_is_handed_on_as_an_array() -> None:
 
 
 @pytest.mark.extended
-def test_group_query_attention() -> None:
+@pytest.mark.parametrize("shapes", [{}, {"input_ids": [1, "length"]}])
+def test_group_query_attention(shapes: dict[str, list[int | str]]) -> None:
     """Heads of the query share keys, which one sequence has one behind the other."""
     proto = group_query_decoder()
-    session = tvm_ext.compile(proto, HOST, input_shapes={"input_ids": [1, "length"]}).session(20)
+    session = tvm_ext.compile(proto, HOST, input_shapes=shapes).session(20)
     assert session.in_place == tuple(STATE)
     reference = Reference(proto, STATE)
     for length in STEPS:
@@ -103,6 +104,27 @@ def test_group_query_attention() -> None:
             "total": np.array(held, "int32"),
         }
         assert_equal(session.run(inputs), reference.run(inputs))
+    assert session.statistics.bytes_copied == 0
+
+
+@pytest.mark.extended
+def test_sequences_of_several_lengths_are_kept_in_place() -> None:
+    """The first run fills the shorter one up behind, and its next keys go where these were."""
+    proto = group_query_decoder()
+    session = tvm_ext.compile(proto, HOST).session(20)
+    reference = Reference(proto, STATE, 2)
+    lengths = np.array([5, 3])
+    for new in (5, 1, 1, 1):
+        inputs = {
+            "input_ids": tokens(new, session.length, 2)["input_ids"],
+            "lengths": (lengths - 1).astype("int32"),
+            "total": np.array(session.length + new, "int32"),
+        }
+        found, wanted = session.run(inputs)["logits"], reference.run(inputs)["logits"]
+        for row, length in enumerate(lengths if new > 1 else (1, 1)):
+            np.testing.assert_allclose(found[row, :length], wanted[row, :length], 2e-5, 2e-5)
+        lengths = lengths + 1
+    assert session.in_place == tuple(STATE)
     assert session.statistics.bytes_copied == 0
 
 

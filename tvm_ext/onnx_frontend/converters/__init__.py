@@ -40,6 +40,7 @@ from tvm_ext.onnx_frontend.converters.elementwise import (
     Sum,
 )
 from tvm_ext.onnx_frontend.converters.gather_scatter import (
+    AppendRows,
     Gather,
     GatherElements,
     GatherND,
@@ -89,6 +90,7 @@ from tvm_ext.onnx_frontend.converters.slice import Slice
 from tvm_ext.onnx_frontend.converters.tfidf import TfIdfVectorizer
 from tvm_ext.onnx_frontend.converters.top_k import TopK
 from tvm_ext.onnx_frontend.converters.training import TRAINING_CONVERTERS, BatchNormalization
+from tvm_ext.onnx_frontend.onnx_graph import INTERNAL
 
 # The table of the shape, index, image and detection operators; see the files of the families.
 
@@ -124,6 +126,7 @@ SHAPE_AND_DETECTION_CONVERTERS: dict[str, Any] = {
     "MaxUnpool": MaxUnpool,
     "ReverseSequence": ReverseSequence,
     "TensorScatter": TensorScatter,
+    f"{INTERNAL}::AppendRows": AppendRows,
     "Det": Det,
     "AffineGrid": AffineGrid,
     "DeformConv": DeformConv,

@@ -1,4 +1,4 @@
-"""Gather, Scatter and their kin by element and by slice, TensorScatter, ReverseSequence, OneHot.
+"""Gather, Scatter and their kin by element and by slice, rows moved along an axis, OneHot.
 
 TVM's converters read and write wherever the indices point to: one index beyond the data ends
 the process, or overwrites what lies there. Here it takes the nearest element, as in Gather.
@@ -6,6 +6,7 @@ the process, or overwrites what lies there. Here it takes the nearest element, a
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from tvm_ext.onnx_frontend.tvm_compat import (
     onnx_constant,
 )
 from tvm_ext.relay_passes.expressions import static_shape
+from tvm_ext.tir_schedules.operators.append_rows import ATTRIBUTE, appended_rows
 
 # ScatterElements and ScatterND as loops, of symbolic sizes as well.
 #
@@ -290,7 +292,7 @@ class _Gather(OnnxGather):
 Gather = _reading_generated(_Gather, _gathered)
 
 
-# ReverseSequence and TensorScatter: rows moved along one axis, by a number for each batch.
+# ReverseSequence, TensorScatter, AppendRows: rows moved along one axis, by a number for each batch.
 
 
 class ReverseSequence(OnnxOpConverter):
@@ -339,6 +341,20 @@ class TensorScatter(OnnxOpConverter):
             return te.compute(cache.shape, read, name="tensor_scatter")
 
         return bb.emit_te(kernel, cache, update, *starts, primfunc_name_hint="tensor_scatter")
+
+
+class AppendRows(OnnxOpConverter):
+    """Keys or values of earlier runs, and new ones behind those that each sequence has."""
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        axis = int(attr["axis"])
+        return bb.emit_te(
+            partial(appended_rows, axis=axis),
+            *inputs,
+            primfunc_name_hint="append_rows",
+            primfunc_attrs={ATTRIBUTE: axis},
+        )
 
 
 # OneHot as a comparison with the positions.

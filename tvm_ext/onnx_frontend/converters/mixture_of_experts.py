@@ -10,7 +10,7 @@ from tvm import relax, te, tirx
 
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
-from tvm_ext.onnx_frontend.onnx_graph import EXPERTS
+from tvm_ext.onnx_frontend.onnx_graph import INTERNAL
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 
@@ -104,4 +104,4 @@ def _packed(
     return te.compute((*places.shape, weights.shape[1]), product, name="experts")
 
 
-EXPERT_CONVERTERS: dict[str, Any] = {f"{EXPERTS}::ExpertMatMul": ExpertMatMul}
+EXPERT_CONVERTERS: dict[str, Any] = {f"{INTERNAL}::ExpertMatMul": ExpertMatMul}

@@ -30,7 +30,7 @@ from tvm_ext.onnx_frontend.microsoft.packed_weights import (
     check_matmul_n_bits,
     checked,
 )
-from tvm_ext.onnx_frontend.onnx_graph import EXPERTS, MICROSOFT, WHY_NOT
+from tvm_ext.onnx_frontend.onnx_graph import INTERNAL, MICROSOFT, WHY_NOT
 
 _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "Attention": attention.attention,
@@ -144,7 +144,7 @@ def to_default_domain(model: ir.Model) -> None:
         if not nodes:
             return
         ir.passes.common.ShapeInferencePass()(model)
-        model.opset_imports.setdefault(EXPERTS, 1)
+        model.opset_imports.setdefault(INTERNAL, 1)
         opset = model.opset_imports.get("", 1)
         if not sum([_rewritten(node, opset) for node in nodes]):
             return

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.onnx_frontend.microsoft.builder import Builder
+from tvm_ext.onnx_frontend.onnx_graph import INTERNAL
 
 _Results = list[ir.Value | None]
 
@@ -383,19 +384,14 @@ def _positions_before(
 
 def _appended(b: Builder, past: ir.Value, new: ir.Value, before: ir.Value) -> ir.Value:
     """Keys of earlier runs and new ones behind the last that a sequence has of those."""
-    both = b.op("Concat", past, new, axis=2)
     if past.shape is not None and past.shape[0] == 1:
-        return both
-    # By position and sequence: its own earlier ones, its new ones, then what is hidden anyway.
-    most = b.size(past, 2)
-    at = b.unsqueezed(b.counted(b.size(both, 2)), 0)
-    moved = b.op("Sub", b.op("Add", at, most), before)
-    last = b.op("Sub", b.size(both, 2), b.constant(np.array(1)))
-    moved = b.op("Where", b.op("Greater", moved, last), last, moved)
-    source = b.op("Where", b.op("Greater", before, at), at, moved)
-    rows = b.op("Transpose", both, perm=[0, 2, 1, 3])
-    found = b.op("GatherND", rows, b.unsqueezed(source, 2), batch_dims=1)
-    return b.op("Transpose", found, perm=[0, 2, 1, 3])
+        return b.op("Concat", past, new, axis=2)
+    held = b.op("Reshape", before, b.constant(np.array([-1])))
+    found = b.op("AppendRows", past, new, held, domain=INTERNAL, axis=2)
+    if past.shape is not None and new.dtype is not None:
+        found.type = ir.TensorType(new.dtype)
+        found.shape = ir.Shape([*past.shape[:2], None, *past.shape[3:]])
+    return found
 
 
 def _repeated(b: Builder, heads: ir.Value, count: int, depth: int) -> ir.Value:

@@ -16,7 +16,7 @@ from tvm_ext.onnx_frontend.microsoft.attention import last_size
 from tvm_ext.onnx_frontend.microsoft.builder import Builder, stored, type_of
 from tvm_ext.onnx_frontend.microsoft.fused import gelu_by_tanh
 from tvm_ext.onnx_frontend.microsoft.quantized import unpacked
-from tvm_ext.onnx_frontend.onnx_graph import EXPERTS
+from tvm_ext.onnx_frontend.onnx_graph import INTERNAL
 
 _Results = list[ir.Value | None]
 # Rows, the experts of each, and the number of a layer.
@@ -185,7 +185,7 @@ def _product(
         raise NotApplicable("weights that are missing or of unknown sizes")
     block = b.attribute("block_size", 0)
     form = {"bits": bits, "block_size": block}
-    made = b.op("ExpertMatMul", rows, places, *weights, domain=EXPERTS, **form)
+    made = b.op("ExpertMatMul", rows, places, *weights, domain=INTERNAL, **form)
     made.type = ir.TensorType(_FLOAT)
     made.shape = ir.Shape([None, b.attribute("k", 4), weights[0].shape[1]])
     if bias is None:
