@@ -28,7 +28,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class ConfigModel(BaseModel):
     """Base of what a configuration file holds: read-only, no unknown keys, no type guessing."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 def config_folder(name: str) -> Traversable:

@@ -29,7 +29,7 @@ from tvm_ext.relay_passes.expressions import (
     operator_name,
     tensor_bytes,
 )
-from tvm_ext.relay_passes.winograd_cost import LEAST_GAIN, WinogradWork, form_of_taps
+from tvm_ext.relay_passes.winograd_cost import LEAST_GAIN, WinogradWork, forms_of_taps
 
 # With channels first a kernel wider than one column reads its input from unaligned addresses, so
 # that every other load of a full register crosses a cache line.
@@ -181,8 +181,8 @@ def _with_winograd(
 ) -> float:
     """The time of what ``WinogradConvolution`` will make of it, or that of the direct form."""
     plain = shape.groups == 1 and set(shape.strides) == {1} and len(shape.kernel) == 2
-    form = form_of_taps(*shape.kernel) if plain else None
-    if form is None or not isinstance(call.args[1], GenericConst):
+    forms = forms_of_taps(*shape.kernel) if plain else ()
+    if not forms or not isinstance(call.args[1], GenericConst):
         return direct
     taps = zip(call.attrs.dilation, shape.kernel, strict=True)
     if any(int(dilation) > 1 and size > 1 for dilation, size in taps):
@@ -190,8 +190,12 @@ def _with_winograd(
     lanes = machine.vector_lanes("float32")
     outputs = -(-shape.out_channels // lanes) * lanes
     height, width = shape.out_sides
-    work = WinogradWork.of(form, shape.batch, (height, width), shape.group_inputs, outputs)
-    seconds = work.seconds(machine)
+    seconds = min(
+        WinogradWork.of(form, shape.batch, (height, width), shape.group_inputs, outputs).seconds(
+            machine
+        )
+        for form in forms
+    )
     return seconds if seconds * LEAST_GAIN <= direct else direct
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_ext.relay_passes.expressions import tensor_bytes
+from tvm_ext.relay_passes.flow_network import FlowNetwork
 from tvm_ext.relay_passes.layout_cost import (
     LAYOUT_NAMES,
     ChannelLayout,
@@ -49,10 +49,8 @@ from tvm_ext.relay_passes.layout_roles import (
 FIRST_NODE = 0
 LAST_NODE = 1
 
-# scipy's maximum flow counts in 32 bits: all finite capacities together stay below _SCALE, so
-# that a cut through an edge of _FORBIDDEN is never the least one.
-_SCALE = 2**29
-_FORBIDDEN = 2**30
+# Costs are counted in this many parts of the sum of all that may be cut.
+_SCALE = 2**52
 
 
 @dataclass(frozen=True)
@@ -103,29 +101,19 @@ def least_cost_layouts(problem: LayoutProblem) -> list[bool]:
     """Whether each node has channels last in a choice of the least cost.
 
     Among several such choices it is the one with the fewest nodes in channels last. Costs are
-    resolved to a part in 5e8 of the sum of the conversions and of what the operators can save.
+    resolved to a part in 2^52 of the sum of the conversions and of what the operators can save.
     """
     edges = [edge for edge in _edges(problem) if edge[0] != LAST_NODE and edge[1] != FIRST_NODE]
     total = sum(capacity for _, _, capacity in edges if capacity is not None)
     if total <= 0:
         return [node == LAST_NODE for node in range(len(problem.costs))]
-    # Here, because every process of the command line would wait for it: a quarter of a second.
-    from scipy.sparse import csr_matrix
-    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
-    tails, heads, capacities = zip(*edges, strict=True)
-    integers = [
-        _FORBIDDEN if capacity is None else _resolved(capacity * _SCALE / total)
-        for capacity in capacities
-    ]
-    size = max(*tails, *heads, len(problem.costs) - 1, LAST_NODE) + 1
-    network = csr_matrix(
-        (np.array(integers, dtype=np.int32), (tails, heads)), shape=(size, size), dtype=np.int32
-    )
-    residual = network - maximum_flow(network, FIRST_NODE, LAST_NODE).flow
-    residual.eliminate_zeros()
-    reaching = breadth_first_order(residual.T.tocsr(), LAST_NODE, return_predecessors=False)
-    chosen = set(reaching.tolist())
+    network = FlowNetwork()
+    for tail, head, capacity in edges:
+        # More than all that may be cut: a cut through it is never the least one.
+        network.add_edge(
+            tail, head, 2 * _SCALE if capacity is None else _resolved(capacity * _SCALE / total)
+        )
+    chosen = network.sink_side(FIRST_NODE, LAST_NODE)
     return [node in chosen for node in range(len(problem.costs))]
 
 

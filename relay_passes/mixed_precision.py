@@ -24,7 +24,7 @@ from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 from tvm_ext.relay_passes.spans import origins_of
 from tvm_ext.relay_passes.winograd_cost import (
     WinogradGain,
-    winograd_form,
+    winograd_forms,
     winograd_obstacle,
 )
 
@@ -169,7 +169,8 @@ class _NarrowProducts(BindingRewriter):
         return None
 
     def _is_sooner_by_winograd(self, call: relax.Call) -> bool:
-        form = winograd_form(call) if call.op.name == "relax.nn.conv2d" else None
-        if form is None or winograd_obstacle(call):
+        forms = winograd_forms(call) if call.op.name == "relax.nn.conv2d" else ()
+        if not forms or winograd_obstacle(call):
             return False
-        return self._winograd.over_direct(call, form, _NARROW) > _WINOGRAD_GAIN
+        gain, _ = self._winograd.fastest(call, forms, _NARROW)
+        return gain > _WINOGRAD_GAIN

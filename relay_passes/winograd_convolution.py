@@ -15,7 +15,7 @@ from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.winograd_cost import (
     LEAST_GAIN,
     WinogradGain,
-    winograd_form,
+    winograd_forms,
     winograd_obstacle,
 )
 from tvm_ext.relay_passes.winograd_transforms import WinogradForm
@@ -30,7 +30,8 @@ class WinogradConvolution:
     After:  ``call_tir(winograd_conv2d, (x, U))`` with ``U = G W G^T`` computed at compile time and
             2.25 multiplications, F(4x4, 3x3)
 
-    So are 5x5 taps, F(2x2, 5x5), and rows or columns of 3, 5 and 7 taps, F(4, 3), F(4, 5), F(2, 7).
+    Small images of many channels have F(2x2, 3x3), whose weights are fewer. So are 5x5 taps, F(2x2,
+    5x5), and rows or columns of 3, 5 and 7 taps, F(4, 3), F(4, 5), F(2, 7).
     Rounding: outputs differ from the direct form by about 1e-5 of the largest output in float32.
 
     Leaves alone: other kernels, strides, dilations, groups; weights that are not constant; other
@@ -54,7 +55,7 @@ class _WinogradRewriter(BindingRewriter):
 
     def __init__(self, machine: CpuDescription) -> None:
         self.machine = machine
-        self._transformed: dict[tuple[int, int], tuple[GenericConst, relax.Expr]] = {}
+        self._transformed: dict[tuple[int, int, str], tuple[GenericConst, relax.Expr]] = {}
 
     def start_function(self, func: relax.Function) -> None:
         super().start_function(func)
@@ -62,8 +63,8 @@ class _WinogradRewriter(BindingRewriter):
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, "relax.nn.conv2d")
-        form = winograd_form(call) if call is not None else None
-        if call is None or form is None:
+        forms = winograd_forms(call) if call is not None else ()
+        if call is None or not forms:
             return None
         reason = winograd_obstacle(call)
         if not reason and self._sums_integers(call):
@@ -73,7 +74,7 @@ class _WinogradRewriter(BindingRewriter):
             return None
         outputs = int(var.ty.shape[-1])
         padded = self._gains.padded(outputs)
-        gain = self._gains.over_direct(call, form, "float32")
+        gain, form = self._gains.fastest(call, forms, "float32")
         if gain < LEAST_GAIN:
             self.refuse(f"modelled to run at {gain:.2f} times the direct form's speed", var)
             return None
@@ -95,7 +96,7 @@ class _WinogradRewriter(BindingRewriter):
         return is_whole and np.array_equal(np.rint(weights), weights)
 
     def _weights(self, form: WinogradForm, constant: GenericConst, channels: int) -> relax.Expr:
-        key = hash(constant), channels
+        key = hash(constant), channels, form.name
         if key not in self._transformed:
             array = form.transformed_weights(constant.value.numpy(), channels)
             # The original is kept for its identity.

@@ -1,5 +1,6 @@
 """Modelled time of a convolution computed by Winograd's algorithm, beside its direct form."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import geometric_mean
@@ -101,9 +102,16 @@ LEAST_GAIN = 1.25
 # A batch that a run decides is taken to be each of these.
 _BATCHES = (1, 8)
 
-# Sides of a tile of outputs by taps, in the order of preference. In two dimensions rounding errors
-# multiply: tiles with more than six inputs are for one.
-_TILES = {(3, 3): (4, 4), (5, 5): (2, 2), (3, 1): (4, 1), (5, 1): (4, 1), (7, 1): (2, 1)}
+# Sides of tiles of outputs by taps. In two dimensions rounding errors multiply: tiles with more
+# than six inputs are for one. Small tiles multiply more often and read fewer weights: they are for
+# small images of many channels.
+_TILES: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {
+    (3, 3): ((4, 4), (2, 2)),
+    (5, 5): ((2, 2),),
+    (3, 1): ((4, 1),),
+    (5, 1): ((4, 1),),
+    (7, 1): ((2, 1),),
+}
 
 
 @dataclass(frozen=True)
@@ -134,24 +142,30 @@ class WinogradGain:
         lanes = self.machine.vector_lanes("float32")
         return -(-outputs // lanes) * lanes
 
-    def over_direct(self, call: relax.Call, form: WinogradForm, dtype: str) -> float:
-        """The gain over the direct form with products of ``dtype``.
+    def fastest(
+        self, call: relax.Call, forms: Sequence[WinogradForm], dtype: str
+    ) -> tuple[float, WinogradForm]:
+        """The form that gains most over the direct one with products of ``dtype``, and its gain.
 
         Of a symbolic batch of known images it is the mean of those for one item and for eight.
         """
         unknown = [not isinstance(size, tirx.IntImm) for size in call.ty.shape]
         batches = _BATCHES if unknown == [True, False, False, False] else (1,)
-        return geometric_mean(
-            self._direct_seconds(call, dtype, times) / self._seconds(call, form, times)
-            for times in batches
-        )
+        direct = [self._direct_seconds(call, dtype, times) for times in batches]
+
+        def gain(form: WinogradForm) -> float:
+            seconds = (self._seconds(call, form, times) for times in batches)
+            return geometric_mean(a / b for a, b in zip(direct, seconds, strict=True))
+
+        return max(((gain(form), form) for form in forms), key=lambda found: found[0])
 
     def _seconds(self, call: relax.Call, form: WinogradForm, times: int) -> float:
         batch, height, width, outputs = nominal_shape(call.ty) or []
         inputs = int(call.args[0].ty.shape[-1])
         sides = height, width
         work = WinogradWork.of(form, times * batch, sides, inputs, self.padded(outputs))
-        return max(work.seconds(cost_model(self.machine)), self._loading(work.weight_bytes))
+        growth = work.weight_bytes / tensor_bytes(call.args[1].ty)
+        return work.seconds(cost_model(self.machine)) + self._loading(work.weight_bytes, growth)
 
     def _direct_seconds(self, call: relax.Call, dtype: str, times: int) -> float:
         kernel = [int(size) for size in call.args[1].ty.shape]
@@ -159,41 +173,43 @@ class WinogradGain:
         weights = tensor_bytes(call.args[1].ty)
         nbytes = weights + times * (tensor_bytes(call.args[0].ty) + tensor_bytes(call.ty))
         work = Work(flops, nbytes, dtype)
-        return max(cost_model(self.machine).seconds(work), self._loading(weights))
+        return cost_model(self.machine).seconds(work) + self._loading(weights)
 
-    def _loading(self, weight_bytes: float) -> float:
-        """Time to read weights from where they are left by the layers between two runs."""
-        return weight_bytes / self.machine.bandwidth(self.weight_bytes)
+    def _loading(self, weight_bytes: float, growth: float = 1.0) -> float:
+        """Time to read weights from where they are left by the layers between two runs.
+
+        ``growth``: how many times as large as in the direct form they are, those of others as well.
+        As much again is taken to lie beside them: maps of the layers, and what others have in the
+        cache.
+        """
+        return weight_bytes / self.machine.bandwidth(2 * growth * self.weight_bytes)
 
 
-def winograd_form(call: relax.Call) -> WinogradForm | None:
-    """The form for the kernel's taps; None when the algorithm is not for such a convolution."""
+def winograd_forms(call: relax.Call) -> Sequence[WinogradForm]:
+    """The forms for the kernel's taps; none when the algorithm is not for such a convolution."""
     attrs: Any = call.attrs
     layout = str(attrs.kernel_layout)
     shape = call.args[1].ty.shape
     if not isinstance(shape, relax.ShapeExpr) or str(attrs.data_layout) != "NHWC":
-        return None
+        return ()
     sides = [shape[layout.index(axis)] for axis in "HW"]
     if not all(isinstance(side, tvm.tirx.IntImm) for side in sides) or int(attrs.groups) != 1:
-        return None
+        return ()
     height, width = (int(side) for side in sides)
     steps = [
         *attrs.strides,
         *(d for d, side in zip(attrs.dilation, sides, strict=True) if int(side) > 1),
     ]
     if any(int(step) != 1 for step in steps):
-        return None
-    return form_of_taps(height, width)
+        return ()
+    return forms_of_taps(height, width)
 
 
-def form_of_taps(height: int, width: int) -> WinogradForm | None:
-    """The form for kernels of this size; None where the algorithm is not for them."""
-    if (height, width) in _TILES:
-        return WinogradForm(_TILES[height, width], (height, width))
-    if (width, height) in _TILES:
-        across, down = _TILES[width, height]
-        return WinogradForm((down, across), (height, width))
-    return None
+def forms_of_taps(height: int, width: int) -> Sequence[WinogradForm]:
+    """The forms for kernels of this size; none where the algorithm is not for them."""
+    swapped = [(down, across) for across, down in _TILES.get((width, height), ())]
+    tiles = _TILES.get((height, width), swapped)
+    return [WinogradForm(tile, (height, width)) for tile in tiles]
 
 
 def winograd_obstacle(call: relax.Call) -> str:

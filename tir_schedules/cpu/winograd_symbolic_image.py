@@ -26,12 +26,14 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.nest_code import FlatPlaces
-from tvm_ext.tir_schedules.cpu.register_blocking import row_limit
+from tvm_ext.tir_schedules.cpu.prefetch import prefetches_along
+from tvm_ext.tir_schedules.cpu.register_blocking import ENOUGH_ACCUMULATORS, row_limit
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import epilogue_of, finished, may_repeat
 from tvm_ext.tir_schedules.cpu.thread_choice import without_choice
 from tvm_ext.tir_schedules.statements import FlatViews, sequence, stack_array, through_memory
 
-# Tiles that are the rows of a register tile, at most; where fewer are left, half as many.
+# Tiles that are the rows of a register tile, at most. The last one has as many as hide how long an
+# addition takes, where no more are left.
 _MOST_ROWS = 8
 
 # Register tiles of a block, at most.
@@ -135,10 +137,13 @@ class _Code:
         self.dtype = str(image.total.ty)
         lanes = machine.vector_lanes(self.dtype)
         self.rows = min(_MOST_ROWS, row_limit(machine, columns, lanes, 1))
+        vectors = max(columns // lanes, 1)
+        self.few_rows = min(max(self.rows // 2, -(-ENOUGH_ACCUMULATORS // vectors)), self.rows)
         self.parallel = tirx.ForKind.PARALLEL if machine.cores > 1 else tirx.ForKind.SERIAL
         # Weights that no L2 holds are read once for all threads, not by each of them.
         weights = 4 * image.sides[0] * image.sides[1] * image.inputs * image.products
-        self.shared = machine.cores > 1 and weights > machine.l2_bytes
+        self.streamed = weights > machine.l2_bytes
+        self.shared = machine.cores > 1 and self.streamed
         self.block = self._tiles_of_a_block()
         self.lanes = {count: _lanes_for(count, lanes) for count in (image.inputs, image.outputs)}
         positions = image.sides[0] * image.sides[1]
@@ -154,7 +159,7 @@ class _Code:
         """As many as L2 holds beside what else is read, or L3 where threads share them."""
         image = self.image
         tile_bytes = 4 * image.sides[0] * image.sides[1] * (image.inputs + image.products)
-        cache = self.machine.l3_bytes // 4 if self.shared else self.machine.l2_bytes // 2
+        cache = self.machine.l3_bytes // 4 if self.streamed else self.machine.l2_bytes // 2
         return self.rows * max(1, min(cache // tile_bytes // self.rows, _MOST_REGISTER_TILES))
 
     def statement(self) -> tirx.Stmt:
@@ -186,12 +191,12 @@ class _Code:
         )
 
     def _blocks(self, tiles: Any) -> Any:
-        """As many as the threads can share out evenly, but none of half a register tile."""
+        """As many as the threads can share out evenly, but none of few tiles."""
         count = _quotient(tiles, self.block)
         if self.shared or self.parallel == tirx.ForKind.SERIAL:
             return count
         even = _quotient(count, self.machine.cores) * self.machine.cores
-        return tirx.max(tirx.min(even, _quotient(tiles, max(self.rows // 2, 1))), count)
+        return tirx.max(tirx.min(even, _quotient(tiles, self.few_rows)), count)
 
     def _extents(self) -> list[Any]:
         """Images, and rows and columns of tiles of one.
@@ -318,14 +323,15 @@ class _Code:
         """For each position of a tile: tiles and input channels by channels."""
         high, wide = self.image.sides
         place, i, j = (tirx.Var(name, _INDEX) for name in ("place", "i", "j"))
-        few = max(self.rows // 2, 1)
-        groups = tirx.truncdiv(here, _number(self.rows))
+        few = self.few_rows
+        beyond = tirx.max(here - few, _number(0))
+        groups = tirx.truncdiv(beyond + (self.rows - 1), _number(self.rows))
         group, rest, column = (tirx.Var(n, _INDEX) for n in ("group", "rest", "columns"))
         channel = column * self.columns
         # The last of them may compute some that no tile has: the array holds them.
-        left = _quotient(here - groups * self.rows, few)
+        left = tirx.max(tirx.min(here - groups * self.rows, _number(1)), _number(0))
         full = self._register_tile(i, j, group * self.rows, channel, self.rows)
-        part = self._register_tile(i, j, groups * self.rows + rest * few, channel, few)
+        part = self._register_tile(i, j, groups * self.rows + rest, channel, few)
         body = sequence([_loop(group, groups, full), _loop(rest, left, part)])
         count = self.image.products // self.columns
         position = tirx.Var("position", _INDEX)
@@ -356,14 +362,16 @@ class _Code:
         def zero(lane: Any) -> Any:
             return tirx.const(0.0, self.dtype)
 
+        def weight(lane: Any) -> Any:
+            at = [i, j, *([_number(0)] * 3), channel + lane, depth]
+            return _simplified(substitute(weights, dict(zip(vars_, at, strict=True))))
+
         def added(row: int) -> Callable[[Any], Any]:
             def value(lane: Any) -> Any:
                 read = tirx.BufferLoad(
                     self.transformed, [(position + start + row) * image.inputs + depth]
                 )
-                at = [i, j, *([_number(0)] * 3), channel + lane, depth]
-                weight = _simplified(substitute(weights, dict(zip(vars_, at, strict=True))))
-                return sums.load((row, 0), lane) + read * weight
+                return sums.load((row, 0), lane) + read * weight(lane)
 
             return value
 
@@ -374,8 +382,14 @@ class _Code:
             )
 
         numbers = range(rows)
+        first_weight = weight(_number(0))
+        ahead = (
+            prefetches_along(first_weight.source, list(first_weight.indices), lanes)
+            if self.streamed
+            else []
+        )
         starts = [sums.store((row, 0), zero) for row in numbers]
-        steps = sequence([sums.store((row, 0), added(row)) for row in numbers])
+        steps = sequence([*ahead, *(sums.store((row, 0), added(row)) for row in numbers)])
         ends = [_vector(lanes, put(row)) for row in numbers]
         loop = _loop(depth, _number(image.inputs), steps)
         return sequence([tirx.Bind(start, first), *sums.declarations(), *starts, loop, *ends])

@@ -35,7 +35,7 @@ class Trial(BaseModel):
     twice counts once.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, defer_build=True)
 
     format: int = FORMAT
     run: str

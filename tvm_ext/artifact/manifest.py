@@ -51,7 +51,7 @@ class Writable(Protocol):
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class VersionsRecord(_Record):

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 import onnx
 import tvm
 
+# Ahead of all that imports onnx_ir.
+import tvm_ext.onnx_frontend.deferred_sympy  # noqa: F401
+
+# isort: split
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.control_flow import CONTROL_FLOW
 from tvm_ext.onnx_frontend.host.partition import partition_graph

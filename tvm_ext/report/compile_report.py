@@ -4,6 +4,7 @@ Its parts are in `records`, the text form is in `text`, the page in `page`; the 
 libraries that a run does without, so they are imported where they are asked for.
 """
 
+import functools
 import json
 import re
 from abc import ABC, abstractmethod
@@ -315,7 +316,7 @@ class CompileReport(RenderedReport):
         if isinstance(graph := data.get("graph"), dict):
             data["graph"] = {GRAPH_FIELDS.get(name, name): graph[name] for name in graph}
         try:
-            report = _ADAPTER.validate_python(data)
+            report = _adapter().validate_python(data)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
             place = ".".join(str(step) for step in first["loc"])
@@ -357,4 +358,9 @@ def _with_current_names(record: PassRecord) -> PassRecord:
 
 # As ``TensorSpec.describe`` writes them.
 _NAME = re.compile(r"'([^']*)'")
-_ADAPTER = TypeAdapter(CompileReport)
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[CompileReport]:
+    """Made when a report is first read, which takes longer than all else of importing this."""
+    return TypeAdapter(CompileReport)
