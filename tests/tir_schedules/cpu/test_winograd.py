@@ -10,7 +10,6 @@ from decision_cases import (
     assert_defaults_give_the_default_schedule,
     check_numbers,
     check_random_numbers,
-    knobs_of,
 )
 from lowering import assert_same, f32, kernel_of, loops_of, run
 from machines import MACHINE, NARROW
@@ -22,9 +21,12 @@ from tvm_ext.relay_passes import winograd_transforms
 from tvm_ext.tir_schedules.cpu import winograd
 from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
 from tvm_ext.tir_schedules.cpu.winograd import Winograd, WinogradShape, decide_winograd
-from tvm_ext.tir_schedules.template import FixedDecisions
 
 FORM = winograd_transforms.WinogradForm((4, 4), (3, 3))
+
+
+def placeholder(shape: tuple[int, ...], name: str, dtype: str = "int64") -> te.Tensor:
+    return te.placeholder([tirx.const(size, dtype) for size in shape], "float32", name)
 
 
 def kernel(
@@ -36,12 +38,12 @@ def kernel(
     kept: int | None = None,
     epilogue: bool = True,
 ) -> tirx.PrimFunc:
-    x = te.placeholder((batch, height, width, inputs), "float32", "x")
-    u = te.placeholder((36, inputs, outputs), "float32", "u")
+    x = placeholder((batch, height, width, inputs), "x")
+    u = placeholder((36, inputs, outputs), "u")
     y = FORM.convolution(x, u, (1, 1, 1, 1), kept or outputs)
     if not epilogue:
         return te.create_prim_func([x, u, y])
-    bias = te.placeholder((kept or outputs,), "float32", "bias")
+    bias = placeholder((kept or outputs,), "bias")
     result = topi.nn.relu(topi.add(y, bias))
     return te.create_prim_func([x, u, bias, result])
 
@@ -72,17 +74,10 @@ def test_numbers() -> None:
         assert_same(wanted[name], results[name], name)
 
 
-TILE = {"columns": 8, "rows_across": 2, "rows_down": 1}
-
-
 def test_numbers_of_blocks() -> None:
-    """A register tile at a time, all tiles of the image as one block, and each stage for itself."""
-    blocks = [
-        {"block_across": 2, "block_down": 1},
-        {"block_across": 4, "block_down": 2},
-        {"block_across": 0},
-    ]
-    decisions = [{**TILE, **block} for block in blocks]
+    """One register tile at a time, several, and more than there are tiles."""
+    tile = {"columns": 8, "rows": 2}
+    decisions = [{**tile, "block_tiles": tiles} for tiles in (2, 4, 16)]
     check_numbers(Winograd(), {"odd": CASES["odd"]}, {"odd": decisions})
 
 
@@ -93,50 +88,45 @@ def test_numbers_of_random_decisions() -> None:
 @pytest.mark.parametrize("name", [*CASES])
 def test_the_default_heuristic_is_the_default(name: str) -> None:
     knobs = assert_defaults_give_the_default_schedule(Winograd(), CASES[name], MACHINE)
-    assert {"columns", "rows_across", "rows_down", "block_across"} <= {*knobs}
-
-
-def test_decisions_of_stages_apart() -> None:
-    func = kernel(28, 28, 256, 256)
-    apart = knobs_of(Winograd(), func, MACHINE, {"block_across": 0})
-    assert {"threads", "input_threads", "output_threads"} <= {*apart}
-    assert "block_down" not in apart
-    blocked = knobs_of(Winograd(), func, MACHINE, {"block_across": 7})
-    assert {"threads", "block_down"} <= {*blocked}
-    assert "input_threads" not in blocked
+    assert {*knobs} == {"columns", "rows", "block_tiles", "threads"}
 
 
 @pytest.mark.parametrize("machine", [MACHINE, NARROW], ids=lambda m: m.name)
 @pytest.mark.parametrize("seed", range(8))
 def test_random_register_tiles_fit(machine: CpuDescription, seed: int) -> None:
-    shape = WinogradShape(36, 1, 14, 19, 64, 96)
+    shape = WinogradShape(36, 64, 96, tiles=266)
     decision = decide_winograd(shape, machine, SampledDecisions(seed))
     vectors = decision.columns // machine.vector_lanes("float32")
-    assert (decision.rows[0] * decision.rows[1] + 1) * vectors <= vector_registers(machine)
-    if decision.blocks is not None:
-        down, across = decision.blocks
-        assert (down, across) == decision.rows or (
-            down * across * shape.tile_bytes <= machine.l2_bytes
-        )
+    assert (decision.rows + 1) * vectors <= vector_registers(machine)
+    assert decision.block_tiles % decision.rows == 0
 
 
 @pytest.mark.parametrize("machine", [MACHINE, NARROW], ids=lambda m: m.name)
-@pytest.mark.parametrize("tiles", [(14, 14), (7, 7), (4, 4), (19, 23), (1, 37), (2, 2)])
+@pytest.mark.parametrize("tiles", [196, 49, 16, 437, 37, 4, None])
 @pytest.mark.parametrize("channels", [16, 64, 96, 512])
-def test_register_tile_fits(machine, tiles, channels) -> None:
-    shape = WinogradShape(36, 1, *tiles, channels, channels)
+def test_register_tile_fits(machine: CpuDescription, tiles: int | None, channels: int) -> None:
+    shape = WinogradShape(36, channels, channels, tiles)
     decision = decide_winograd(shape, machine)
     vectors = max(1, decision.columns // machine.vector_lanes("float32"))
-    rows = decision.rows[0] * decision.rows[1]
-    assert rows * vectors + vectors + 1 <= vector_registers(machine)
+    assert (decision.rows + 1) * vectors + 1 <= vector_registers(machine)
     assert channels % decision.columns == 0
-    if decision.blocks is not None:
-        assert 2 * decision.blocks[0] * decision.blocks[1] >= rows
+    assert decision.block_tiles < (tiles or 1000) + decision.rows
 
 
-def test_large_weights_are_read_once() -> None:
-    assert decide_winograd(WinogradShape(36, 1, 4, 4, 1024, 1024), MACHINE).blocks is None
-    assert decide_winograd(WinogradShape(36, 1, 56, 56, 64, 64), MACHINE).blocks is not None
+def test_weights_beyond_l2_are_read_for_many_tiles() -> None:
+    large, small = WinogradShape(36, 512, 512, 196), WinogradShape(36, 64, 64, 196)
+    decision = decide_winograd(large, MACHINE)
+    assert decision.streamed
+    assert decision.block_tiles * large.tile_bytes > MACHINE.l2_bytes
+    decision = decide_winograd(small, MACHINE)
+    assert decision.block_tiles * small.tile_bytes <= MACHINE.l2_bytes
+
+
+def test_a_run_decides_nothing_that_is_tuned() -> None:
+    decisions = SampledDecisions(0)
+    assert decide_winograd(WinogradShape(36, 64, 64), MACHINE, decisions) == decide_winograd(
+        WinogradShape(36, 64, 64), MACHINE
+    )
 
 
 def test_structure() -> None:
@@ -145,9 +135,8 @@ def test_structure() -> None:
     assert {loop.extent for loop in loops if loop.kind == "vectorized"} == {16, 32}
 
 
-def test_stages_apart_have_a_parallel_loop_each() -> None:
-    func = applied(kernel(28, 28, 256, 256), decisions=FixedDecisions({"block_across": 0}))
-    assert [loop.kind for loop in loops_of(func)].count("parallel") == 3
+def test_few_tiles_have_no_threads() -> None:
+    assert not any(loop.kind == "parallel" for loop in loops_of(applied(kernel(4, 4, 4, 8))))
 
 
 def test_not_mine() -> None:
@@ -155,9 +144,18 @@ def test_not_mine() -> None:
     assert "stages" in refusal_of(Winograd(), func)
 
 
+def test_loops_that_count_in_int32_are_refused() -> None:
+    x, u = (
+        placeholder(shape, name, "int32")
+        for shape, name in (((1, 8, 8, 4), "x"), ((36, 4, 8), "u"))
+    )
+    func = te.create_prim_func([x, u, FORM.convolution(x, u, (1, 1, 1, 1), 8)])
+    assert "int64" in refusal_of(Winograd(), func)
+
+
 def test_an_epilogue_in_another_order_keeps_its_own_loops() -> None:
-    x = te.placeholder((1, 8, 8, 16), "float32", "x")
-    u = te.placeholder((36, 16, 16), "float32", "u")
+    x = placeholder((1, 8, 8, 16), "x")
+    u = placeholder((36, 16, 16), "u")
     y = FORM.convolution(x, u, (1, 1, 1, 1), 16)
     func = te.create_prim_func([x, u, topi.transpose(y, (0, 3, 1, 2))])
     results = run({"plain": func, "scheduled": applied(func, host_description())})

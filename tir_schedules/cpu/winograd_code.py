@@ -1,4 +1,4 @@
-"""Code of a Winograd convolution of images whose size a run decides.
+"""Code of a Winograd convolution of images whose size may be one that a run decides.
 
 All tiles of all images are counted in a row and cut into blocks, each of which passes through the
 stages while it is in cache: the transform of its inputs, a matmul for each position of a tile, and
@@ -27,17 +27,10 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.nest_code import FlatPlaces
 from tvm_ext.tir_schedules.cpu.prefetch import prefetches_along
-from tvm_ext.tir_schedules.cpu.register_blocking import ENOUGH_ACCUMULATORS, row_limit
+from tvm_ext.tir_schedules.cpu.register_blocking import ENOUGH_ACCUMULATORS
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import epilogue_of, finished, may_repeat
 from tvm_ext.tir_schedules.cpu.thread_choice import without_choice
 from tvm_ext.tir_schedules.statements import FlatViews, sequence, stack_array, through_memory
-
-# Tiles that are the rows of a register tile, at most. The last one has as many as hide how long an
-# addition takes, where no more are left.
-_MOST_ROWS = 8
-
-# Register tiles of a block, at most.
-_MOST_REGISTER_TILES = 8
 
 # Lanes of a vector and columns of a register tile are fewer.
 _WIDEST = 64
@@ -74,6 +67,39 @@ class WinogradImage:
     store: tirx.BufferStore
     total: tirx.Var
 
+    @property
+    def tile_counts(self) -> list[int | None]:
+        """Images, rows and columns of tiles; None for what a run decides."""
+        extents = [static_extent(v.dom.extent) for v in self.stages["output"].iter_vars[:3]]
+        steps = (1, *self.tile)
+        return [
+            None if extent is None else -(-extent // step)
+            for extent, step in zip(extents, steps, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class WinogradDecision:
+    """How the work is cut.
+
+    Attributes
+    ----------
+    columns, rows : int
+        Output channels and tiles of a register tile of products.
+    block_tiles : int
+        Tiles that pass through all stages together, at most.
+    streamed : bool
+        Whether the weights come from beyond L2, for each block of tiles anew.
+    threads : bool
+        Whether threads share the work.
+    """
+
+    columns: int
+    rows: int
+    block_tiles: int
+    streamed: bool
+    threads: bool
+
 
 def winograd_image(
     sch: s_tir.Schedule, stages: dict[str, SBlockRV], tile: tuple[int, int]
@@ -82,6 +108,8 @@ def winograd_image(
     blocks = {name: sch.get(block) for name, block in stages.items()}
     if any(static_extent(v.dom.min) != 0 for stmt in blocks.values() for v in stmt.iter_vars):
         raise NotApplicable("a loop does not start at zero")
+    if any(str(v.var.ty) != _INDEX for v in blocks["output"].iter_vars[1:3]):
+        raise NotApplicable("a loop does not count in int64, as those of a model do")
     sizes = [static_extent(v.dom.extent) for v in blocks["products"].iter_vars]
     high, wide, products, inputs = sizes[0], sizes[1], sizes[5], sizes[6]
     output = blocks["output"]
@@ -107,14 +135,14 @@ def _same_extents(extents: dict[Any, Any], output: s_tir.SBlock) -> bool:
     return all(Analyzer().can_prove_equal(extent, own[var]) for var, extent in extents.items())
 
 
-def winograd_image_code(
-    image: WinogradImage, columns: int, machine: CpuDescription, params: Sequence[Any]
+def winograd_code(
+    image: WinogradImage,
+    decision: WinogradDecision,
+    machine: CpuDescription,
+    params: Sequence[Any],
 ) -> tuple[tirx.Stmt, Sequence[tuple[Any, Any]]]:
-    """The loops of all stages, and flat views of parameters that these use, with the parameters.
-
-    ``columns``: channels of a register tile of products.
-    """
-    code = _Code(image, columns, machine, params)
+    """The loops of all stages, and flat views of parameters that these use, with the parameters."""
+    code = _Code(image, decision, machine, params)
     statement = code.statement()
     return statement, [(view, own) for own, view in code.views.pairs]
 
@@ -125,26 +153,25 @@ class _Code:
     def __init__(
         self,
         image: WinogradImage,
-        columns: int,
+        decision: WinogradDecision,
         machine: CpuDescription,
         params: Sequence[Any],
     ) -> None:
         self.image = image
+        self.decision = decision
         self.params = params
         self.views = FlatViews(symbolic_sizes=True)
-        self.columns = columns
-        self.machine = machine
+        self.cores = machine.cores
         self.dtype = str(image.total.ty)
         lanes = machine.vector_lanes(self.dtype)
-        self.rows = min(_MOST_ROWS, row_limit(machine, columns, lanes, 1))
-        vectors = max(columns // lanes, 1)
-        self.few_rows = min(max(self.rows // 2, -(-ENOUGH_ACCUMULATORS // vectors)), self.rows)
-        self.parallel = tirx.ForKind.PARALLEL if machine.cores > 1 else tirx.ForKind.SERIAL
+        # What hides how long an addition takes: fewer tiles are left for it.
+        vectors = max(decision.columns // lanes, 1)
+        few = max(decision.rows // 2, -(-ENOUGH_ACCUMULATORS // vectors))
+        self.few_rows = min(few, decision.rows)
+        self.parallel = tirx.ForKind.PARALLEL if decision.threads else tirx.ForKind.SERIAL
         # Weights that no L2 holds are read once for all threads, not by each of them.
-        weights = 4 * image.sides[0] * image.sides[1] * image.inputs * image.products
-        self.streamed = weights > machine.l2_bytes
-        self.shared = machine.cores > 1 and self.streamed
-        self.block = self._tiles_of_a_block()
+        self.shared = decision.threads and decision.streamed
+        self.block = decision.block_tiles
         self.lanes = {count: _lanes_for(count, lanes) for count in (image.inputs, image.outputs)}
         positions = image.sides[0] * image.sides[1]
         sizes = (positions * self.block * count for count in (image.inputs, image.products))
@@ -154,13 +181,6 @@ class _Code:
             tirx.decl_buffer((size,), self.dtype, name, scope="local")
             for size, name in zip(sizes, ("transformed", "summed"), strict=True)
         )
-
-    def _tiles_of_a_block(self) -> int:
-        """As many as L2 holds beside what else is read, or L3 where threads share them."""
-        image = self.image
-        tile_bytes = 4 * image.sides[0] * image.sides[1] * (image.inputs + image.products)
-        cache = self.machine.l3_bytes // 4 if self.streamed else self.machine.l2_bytes // 2
-        return self.rows * max(1, min(cache // tile_bytes // self.rows, _MOST_REGISTER_TILES))
 
     def statement(self) -> tirx.Stmt:
         """All blocks of tiles."""
@@ -195,7 +215,7 @@ class _Code:
         count = _quotient(tiles, self.block)
         if self.shared or self.parallel == tirx.ForKind.SERIAL:
             return count
-        even = _quotient(count, self.machine.cores) * self.machine.cores
+        even = _quotient(count, self.cores) * self.cores
         return tirx.max(tirx.min(even, _quotient(tiles, self.few_rows)), count)
 
     def _extents(self) -> list[Any]:
@@ -325,15 +345,15 @@ class _Code:
         place, i, j = (tirx.Var(name, _INDEX) for name in ("place", "i", "j"))
         few = self.few_rows
         beyond = tirx.max(here - few, _number(0))
-        groups = tirx.truncdiv(beyond + (self.rows - 1), _number(self.rows))
+        groups = tirx.truncdiv(beyond + (self.decision.rows - 1), _number(self.decision.rows))
         group, rest, column = (tirx.Var(n, _INDEX) for n in ("group", "rest", "columns"))
-        channel = column * self.columns
+        channel = column * self.decision.columns
         # The last of them may compute some that no tile has: the array holds them.
-        left = tirx.max(tirx.min(here - groups * self.rows, _number(1)), _number(0))
-        full = self._register_tile(i, j, group * self.rows, channel, self.rows)
-        part = self._register_tile(i, j, groups * self.rows + rest, channel, few)
+        left = tirx.max(tirx.min(here - groups * self.decision.rows, _number(1)), _number(0))
+        full = self._register_tile(i, j, group * self.decision.rows, channel, self.decision.rows)
+        part = self._register_tile(i, j, groups * self.decision.rows + rest, channel, few)
         body = sequence([_loop(group, groups, full), _loop(rest, left, part)])
-        count = self.image.products // self.columns
+        count = self.image.products // self.decision.columns
         position = tirx.Var("position", _INDEX)
         divisions = [
             tirx.Bind(position, tirx.truncdiv(place, _number(count))),
@@ -345,7 +365,7 @@ class _Code:
         return _loop(place, _number(high * wide * count), sequence([*divisions, body]), kind)
 
     def _register_tile(self, i: Any, j: Any, first: Any, channel: Any, rows: int) -> tirx.Stmt:
-        image, lanes = self.image, self.columns
+        image, lanes = self.image, self.decision.columns
         sums = _Registers(lanes, self.dtype, "sums")
         depth = tirx.Var("depth", _INDEX)
         start = tirx.Var("start", _INDEX)
@@ -385,7 +405,7 @@ class _Code:
         first_weight = weight(_number(0))
         ahead = (
             prefetches_along(first_weight.source, list(first_weight.indices), lanes)
-            if self.streamed
+            if self.decision.streamed
             else []
         )
         starts = [sums.store((row, 0), zero) for row in numbers]
