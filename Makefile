@@ -18,7 +18,7 @@ TEST_WORKERS ?= 2
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-emulated test-all test-cuda check hooks emulators bench chart bench-check models \
+.PHONY: help install demo test test-extended test-emulated test-all test-cuda check hooks emulators bench chart bench-check models \
     operators gradients docs dist try-dist release release-tag release-notes clean
 
 help: ## this text
@@ -36,13 +36,16 @@ $(STAMP): pyproject.toml setup.py tvm_ext/__init__.py
 demo: $(STAMP) ## compile a real trained model, check it against ONNX Runtime, save, load, run
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## the tests, half an hour on two cores
-	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "not slow and not cuda and not emulated"
+test: $(STAMP) ## the tests to run after each change, five minutes on two cores
+	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "not extended and not slow and not cuda and not emulated"
 
-test-emulated: $(STAMP) ## the tests of code for GPUs and AArch64 without either, two minutes on two cores
+test-extended: $(STAMP) ## the further tests that CI runs, seven minutes on two cores
+	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "extended and not slow and not cuda and not emulated"
+
+test-emulated: $(STAMP) ## the tests of code for GPUs and AArch64 without either, three minutes on two cores
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "emulated and not slow and not cuda"
 
-test-all: $(STAMP) ## all tests, the long ones too
+test-all: $(STAMP) ## all tests, those marked as slow and all their cases too
 	TEST_DRAWS=8 TEST_LLVM_LEVEL=3 TEST_ALL_CASES=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal
 
 test-cuda: $(STAMP) ## the tests that need a GPU; most time goes to nvcc: TEST_WORKERS=8 (TVM_EXT_CUDA_CORPUS=folder: more models)

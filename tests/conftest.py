@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import linecache
 import os
 import sys
 from pathlib import Path
@@ -46,21 +47,22 @@ if driver_state().problem:
 def _stack(context: int = 1) -> list[inspect.FrameInfo]:
     """``inspect.stack`` with source lines of the nearest frames alone.
 
-    TVM asks for the stack at every kernel in its script and reads the line of the third frame;
-    finding those of pytest's own frames takes longer than parsing the kernel.
+    TVM asks for the stack at every kernel in its script and reads the line of the third frame.
+    ``inspect`` looks through all modules for the file of each frame, which takes longer than
+    parsing the kernel.
     """
     frame, infos = sys._getframe(1), []
     while frame is not None:
-        near = len(infos) < 3
-        lines = inspect.getframeinfo(frame, context) if near else _without_lines(frame)
-        infos.append(inspect.FrameInfo(frame, *lines))
+        infos.append(_frame_info(frame, has_line=len(infos) < 3))
         frame = frame.f_back
     return infos
 
 
-def _without_lines(frame: FrameType) -> inspect.Traceback:
-    code = frame.f_code
-    return inspect.Traceback(code.co_filename, frame.f_lineno, code.co_name, None, None)
+def _frame_info(frame: FrameType, has_line: bool) -> inspect.FrameInfo:
+    path, number = frame.f_code.co_filename, frame.f_lineno
+    line = linecache.getline(path, number, frame.f_globals) if has_line else ""
+    lines = ([line], 0) if line else (None, None)
+    return inspect.FrameInfo(frame, path, number, frame.f_code.co_name, *lines)
 
 
 inspect.stack = _stack

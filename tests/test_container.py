@@ -88,6 +88,7 @@ def relu_model(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_runtime_imports_no_other_packages(served):
     done = subprocess.run(
         [sys.executable, "-c", _LIST_IMPORTS],

@@ -86,6 +86,7 @@ def test_every_script_is_tried_and_described():
         assert f"python examples/{script}" in described
 
 
+@pytest.mark.extended
 def test_classifier_says_in_one_line_what_is_missing(tmp_path):
     wrapper = tmp_path / "python"
     wrapper.write_text("#!/bin/sh\necho 'No module named torch' >&2\nexit 2\n")

@@ -10,6 +10,7 @@ from unoptimised import HOST
 import tvm_ext
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_one_kernel_and_its_numbers(is_causal: bool, tmp_path) -> None:
     path = tmp_path / "attention.onnx"

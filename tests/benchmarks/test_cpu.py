@@ -64,6 +64,7 @@ def test_kernels_beside_the_peaks(tmp_path, capsys):
     assert set(chain["ratios"]) == {"unfused", "onnxruntime"}
 
 
+@pytest.mark.extended
 def test_a_missing_peer_is_a_dash_and_a_reason(tiny_model_path, monkeypatch, capsys):
     def absent() -> str:
         raise PeerError("not installed; expected the package: pip install openvino")
@@ -75,6 +76,7 @@ def test_a_missing_peer_is_a_dash_and_a_reason(tiny_model_path, monkeypatch, cap
     assert "OpenVINO, tiny: not installed; expected the package" in printed
 
 
+@pytest.mark.slow
 def test_a_wrong_answer_is_flagged_and_fails(tiny_model_path, capsys):
     arguments = [str(tiny_model_path), "--peers", "onnxruntime", "--tolerance", "0", *QUICK]
     code = cpu.main(arguments)
@@ -84,6 +86,7 @@ def test_a_wrong_answer_is_flagged_and_fails(tiny_model_path, capsys):
     assert "tvm-ext, tiny: ! differs by" in capsys.readouterr().out
 
 
+@pytest.mark.extended
 def test_a_model_that_does_not_compile_fails(tmp_path, tiny_model_path, capsys):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no model")

@@ -23,6 +23,7 @@ def by_runtime(model: ProductModel, inputs: dict[str, np.ndarray]) -> list[np.nd
     return list(run_reference(model.proto, inputs).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STORAGES)
 def test_open_rows(name: str) -> None:
     model = ProductModel(STORAGES[name], DEPTH, COLUMNS, "rows", 1)

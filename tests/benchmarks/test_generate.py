@@ -35,6 +35,7 @@ def test_tokens_and_speeds_of_a_small_model(monkeypatch, capsys, tmp_path):
     assert "1 threads: prompts" in printed
 
 
+@pytest.mark.extended
 def test_a_speech_model_hears_the_same_sound_in_both_programs(monkeypatch, capsys, tmp_path):
     for made, name in zip(encoder_decoder(), ("encoder.onnx", "decoder.onnx"), strict=True):
         onnx.save(made, tmp_path / name)
@@ -46,6 +47,7 @@ def test_a_speech_model_hears_the_same_sound_in_both_programs(monkeypatch, capsy
     assert "| 1 | 8 | 0 |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_other_tokens_are_counted_and_the_text_goes_on_behind_the_reference(tmp_path):
     made = causal_lm()
     reference = generate.Reference(generate._session(made.SerializeToString(), 1))

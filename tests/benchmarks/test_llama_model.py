@@ -33,6 +33,7 @@ def storages(quick: set[str]) -> list[Any]:
     return [one if one in quick else pytest.param(one, marks=pytest.mark.slow) for one in STORAGES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", storages(quick={"int8", "int4"}))
 def test_numbers_at_open_sizes(storage: Storage) -> None:
     form = LlamaForm(storage=storage, **SMALL | {"layers": 1})
@@ -49,6 +50,7 @@ def test_numbers_at_open_sizes(storage: Storage) -> None:
             assert difference < LARGEST.get(storage, 1e-5), (name, batch, length, past)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", storages(quick={"float32"}))
 def test_a_session_of_the_last_position(storage: Storage) -> None:
     """No pass fails on the program of a session: a warning of that would be an error here."""

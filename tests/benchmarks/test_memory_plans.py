@@ -60,6 +60,7 @@ def test_the_table_of_limits_says_what_is_met_and_what_the_least_is(capsys):
     assert "refused: 2.00 KiB" in printed
 
 
+@pytest.mark.extended
 def test_resident_memory_stands_beside_what_the_report_says(tmp_path, capsys):
     text = """<ir_version: 10, opset_import: ["" : 20]>
     two (float[n, 64] x) => (float[n, 64] y) { s = Softmax (x)  y = Mul (s, x) }"""

@@ -144,6 +144,7 @@ def test_each_part_of_the_pipeline_can_be_built():
         build_pipeline(LEVEL, own=pipeline_up_to(place))
 
 
+@pytest.mark.slow
 def test_a_real_model_is_measured(tiny_model_path: Path, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setenv("TVM_EXT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TVM_EXT_CACHE", "off")

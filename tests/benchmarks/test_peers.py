@@ -17,6 +17,7 @@ def job(tiny_model_path) -> Job:
     return Job(tiny_model_path, INPUTS, threads=1, is_kernel=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PEERS if name != "pytorch"])
 @pytest.mark.parametrize("is_kernel", [False, True])
 def test_outputs_are_those_of_the_reference(name, is_kernel, tiny_model_path):
@@ -38,6 +39,7 @@ def test_outputs_are_those_of_the_reference(name, is_kernel, tiny_model_path):
     assert relative_difference(OURS.prepare(job).outputs(), wanted) < 1e-5
 
 
+@pytest.mark.extended
 def test_outputs_outlive_their_program(job):
     for peer in (REFERENCE, OURS):
         kernel = Job(job.path, INPUTS, threads=1, is_kernel=True)
@@ -96,6 +98,7 @@ def contest(job: Job, peers: list[Fake]) -> CaseResult:
     return result
 
 
+@pytest.mark.extended
 def test_a_contest_times_and_compares_all(job):
     wanted = REFERENCE.prepare(job).outputs()
     wrong = [array + 1 for array in wanted]
@@ -106,6 +109,7 @@ def test_a_contest_times_and_compares_all(job):
     assert result.reasons == {"absent": "cannot"}
 
 
+@pytest.mark.extended
 def test_a_slow_program_is_left_out(job, monkeypatch):
     monkeypatch.setattr("measure.SLOWEST_SECONDS", -1.0)
     result = contest(job, [Fake("slow", REFERENCE.prepare(job).outputs())])
@@ -113,6 +117,7 @@ def test_a_slow_program_is_left_out(job, monkeypatch):
     assert "one run takes" in result.reasons["slow"]
 
 
+@pytest.mark.extended
 def test_without_the_reference_there_is_no_difference(job, monkeypatch):
     monkeypatch.setattr("measure.REFERENCE", Fake("onnxruntime"))
     result = contest(job, [])
@@ -120,6 +125,7 @@ def test_without_the_reference_there_is_no_difference(job, monkeypatch):
     assert not result.failed
 
 
+@pytest.mark.extended
 def test_kernel_timer_counts_the_named_kernels_only(job):
     model = OURS.compile(job.path, {"x": (2, 3, 8, 8)}, threads=1)
     names = {record.name for record in model.report.kernels}

@@ -49,12 +49,14 @@ def scheduled_large(name):
     return CpuLoopNest().scheduled(kernel.build(*kernel.large), host_description().with_cores(2))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["floyd-warshall", "automaton", "banded-lu"])
 def test_a_kernel_that_gains_nothing_stays_as_it_is(name):
     with pytest.raises(NotApplicable, match="may be tiled"):
         scheduled_large(name)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["lu", "cholesky", "trmm"])
 def test_dependences_without_a_bounded_distance_leave_all_loops_to_tiles(name):
     _, found = scheduled_large(name)

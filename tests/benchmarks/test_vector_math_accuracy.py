@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tvm
 import vector_math_accuracy as accuracy
-from thoroughness import ALL_CASES
+from thoroughness import ALL_CASES, one_in
 
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.targets import resolve_target
@@ -31,8 +31,9 @@ def test_the_page_has_every_function_and_its_range():
     assert all(ROWS[name][0] == "up to 1e8" for name in ("sin", "cos", "tan"))
 
 
+@pytest.mark.extended
 @ON_X86
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", one_in(3, FUNCTIONS))
 def test_errors_are_not_above_those_of_the_page(name, monkeypatch):
     monkeypatch.setattr(accuracy, "NEIGHBOURS", 64)
     # As many numbers in smaller arrays, which caches hold.

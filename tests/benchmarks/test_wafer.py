@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import pytest
 import wafer
 
 from tvm_ext.hardware.wafer.published.rows import read_rows
@@ -55,6 +56,7 @@ def test_too_few_rows_give_no_fit():
     assert "first_step" in found["reduce"]
 
 
+@pytest.mark.extended
 def test_main_prints_errors_reasons_and_parameters(tmp_path, capsys):
     assert wafer.main([str(MEASUREMENTS), "--json", str(tmp_path / "out.json")]) == 0
     printed = capsys.readouterr().out

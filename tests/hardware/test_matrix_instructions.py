@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import tvm
+from thoroughness import one_in
 from tvm import te
 
 from tvm_ext.hardware.cpu.description import CpuDescription
@@ -78,7 +79,10 @@ def machines_with(needs: str) -> list[CpuDescription]:
     return found
 
 
-@pytest.mark.parametrize("row", CPU_INSTRUCTIONS, ids=lambda row: f"{row.name}-{row.a}-{row.needs}")
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    "row", one_in(2, CPU_INSTRUCTIONS), ids=lambda row: f"{row.name}-{row.a}-{row.needs}"
+)
 def test_kernels_have_the_instructions_of_the_table(row):
     for machine in machines_with(row.needs):
         fitting = [r for r in CPU_INSTRUCTIONS if r.a == row.a and has(machine, r.needs)]

@@ -64,6 +64,7 @@ def memory_cases(numbers: range) -> list[Case]:
     return [case for case in drawn if case is not None]
 
 
+@pytest.mark.extended
 def test_graphs_for_plans_of_memory_have_all_that_is_hard():
     seen, empty = set(), 0
     for case in memory_cases(range(0, 800, 20)):
@@ -75,6 +76,7 @@ def test_graphs_for_plans_of_memory_have_all_that_is_hard():
     assert empty
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("first", [0, pytest.param(1000, marks=pytest.mark.slow)])
 def test_programs_are_right_where_free_memory_is_no_number(first):
     cases = memory_cases(range(first, first + (8 if first == 0 else 50 * DRAWS)))
@@ -85,6 +87,7 @@ def test_programs_are_right_where_free_memory_is_no_number(first):
     assert sum(isinstance(outcome, Outcome) for outcome in outcomes) > 0.8 * len(cases)
 
 
+@pytest.mark.slow
 def test_buffers_that_lie_over_each_other_are_found(monkeypatch):
     plan = storage_plan._offsets
 
@@ -100,6 +103,7 @@ def test_buffers_that_lie_over_each_other_are_found(monkeypatch):
     assert any(one.kind == "difference" for one in findings)
 
 
+@pytest.mark.extended
 def test_a_last_use_that_is_taken_for_an_earlier_one_is_found(monkeypatch):
     right = share_storage.buffer_lifetimes
 
@@ -114,6 +118,7 @@ def test_a_last_use_that_is_taken_for_an_earlier_one_is_found(monkeypatch):
     assert any(isinstance(one, Differing) for one in try_together(memory_cases(range(20, 24)), 1))
 
 
+@pytest.mark.extended
 def test_offsets_for_lives_that_are_one_step_short_are_found(monkeypatch):
     right = storage_plan._groups
 
@@ -142,6 +147,7 @@ def test_nodes_of_joined_graphs_take_turns():
     assert len(session_of(whole).get_outputs()) == len(whole.graph.output)
 
 
+@pytest.mark.extended
 def test_a_program_is_the_failure_where_each_of_its_graphs_is_right(tmp_path, monkeypatch):
     case = a_case("1")
     finding = Finding("difference among others", "", ORDINARY, "'g0_y' differs", case.inputs)
@@ -158,6 +164,7 @@ def test_a_program_is_the_failure_where_each_of_its_graphs_is_right(tmp_path, mo
     assert summary["counts"]["graphs tried again alone"] == 2
 
 
+@pytest.mark.extended
 def test_what_an_error_names_is_left_out_alone(monkeypatch):
     cases = memory_cases(range(3))
     compile_case = joined_graphs.compile_case
@@ -226,6 +233,7 @@ def test_values_whose_result_onnx_leaves_open_are_watched():
     assert len(session.run(None, values)) == 5
 
 
+@pytest.mark.extended
 def test_a_right_program_has_no_finding():
     before = dict.fromkeys(optional_passes(), 0)
     outcome = try_case(a_case("1"), 4, before)
@@ -279,6 +287,7 @@ def test_a_failure_can_be_seen_again(tmp_path, capsys):
     assert "'y' differs" in capsys.readouterr().out
 
 
+@pytest.mark.extended
 def test_a_campaign_writes_a_summary(tmp_path, capsys):
     given = ["--graphs", "2", "--inputs", "2", "--sources", "static,control flow"]
     given += ["--poison", "--together", "2"]

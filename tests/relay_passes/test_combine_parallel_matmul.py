@@ -48,6 +48,7 @@ def expected(x, numbers, biases):
     return found
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("biases", [(True, True, False), (False, False, False)], ids=str)
 def test_one_product_and_kernels_that_read_heads(biases):
     mod = module([N, L, 6], three_products(biases=biases))
@@ -78,6 +79,7 @@ def keras_heads(bias_shape=(2, 4)):
     return body
 
 
+@pytest.mark.extended
 def test_bias_of_heads_and_axes_of_one():
     mod = module([N, L, 6], keras_heads())
     new = combined(mod)

@@ -75,6 +75,7 @@ def test_weights_are_rounded_and_nothing_else_is(rows):
     np.testing.assert_allclose(run(after, x), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("machine", [ASKED, MODEL])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_weights_that_were_narrow_in_the_model_are_so_again(machine, dtype):
@@ -89,6 +90,7 @@ def test_weights_that_were_narrow_in_the_model_are_so_again(machine, dtype):
     np.testing.assert_allclose(run(after, x), run(before, x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("machine", [ASKED, MODEL])
 @pytest.mark.parametrize(("largest", "dtype"), [(127, "int8"), (128, "float16")])
 def test_whole_weights_take_as_few_bytes_as_hold_them(machine, largest, dtype):

@@ -25,6 +25,7 @@ from tvm.script import relax as R
 from tvm_ext.relay_passes.spans import origins_of, span_of
 
 
+@pytest.mark.extended
 def test_before_and_expected() -> None:
     @I.ir_module
     class Before:
@@ -139,6 +140,7 @@ def test_relu_ends_up_in_the_kernel_of_the_convolution() -> None:
     assert op_names(fused) == ["call_tir"]
 
 
+@pytest.mark.extended
 def test_gemm_with_transposed_weight_and_bias() -> None:
     def body(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
         weight = builder.emit(relax.op.permute_dims(const(7, 3)))
@@ -151,6 +153,7 @@ def test_gemm_with_transposed_weight_and_bias() -> None:
     assert_same_numbers(mod, new, rand(5, 3))
 
 
+@pytest.mark.extended
 def test_doubles_stay_doubles() -> None:
     def body(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
         weight, scale, shift = (
@@ -166,6 +169,7 @@ def test_doubles_stay_doubles() -> None:
     assert_same_numbers(mod, new, rand(5, 3, dtype="float64"))
 
 
+@pytest.mark.extended
 def test_batch_norm_taken_apart_and_scalars() -> None:
     def body(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
         value = builder.emit(nn.conv2d(x, const(4, 3, 3, 3)))
@@ -205,6 +209,7 @@ def test_two_biases_become_one_and_the_weights_stay() -> None:
     assert new["main"].body.blocks[0].bindings[0].value.args[1].same_as(weight)
 
 
+@pytest.mark.extended
 def test_chained_batch_norms() -> None:
     def body(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
         value = builder.emit(nn.conv2d(x, const(4, 3, 1, 1)))
@@ -217,6 +222,7 @@ def test_chained_batch_norms() -> None:
     assert_same_numbers(mod, new, rand(1, 3, 5, 7))
 
 
+@pytest.mark.extended
 def test_one_constant_shared_by_two_convolutions() -> None:
     weight = const(3, 3, 1, 1)
     kept = weight.value.numpy().copy()
@@ -234,6 +240,7 @@ def test_one_constant_shared_by_two_convolutions() -> None:
     assert_same_numbers(mod, new, rand(1, 3, 5, 7))
 
 
+@pytest.mark.extended
 def test_two_instances_with_different_shapes_and_epsilon_in_one_module() -> None:
     def body(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
         value = builder.emit(nn.conv2d(x, const(4, 3, 3, 3)))

@@ -112,6 +112,7 @@ def test_phases_and_channels_are_joined_where_that_fills_vectors():
     assert list(map(int, made.shape)) == [1, 8, 2, 8, 48]
 
 
+@pytest.mark.extended
 def test_phases_as_channels_where_there_are_few_channels():
     after = check((1, 8, 32, 32), (8, 1, 4, 4), strides=(2, 2), padding=(1, 1))
     weight = draw(8, 1, 4, 4, seed=1)
@@ -146,6 +147,7 @@ def test_without_stride_it_is_a_convolution_with_the_weights_flipped():
     assert structural_equal(after["main"], expected["main"])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("x_shape", "w_shape", "attrs"),
     [
@@ -164,6 +166,7 @@ def test_numbers(x_shape, w_shape, attrs):
     check(x_shape, w_shape, **attrs)
 
 
+@pytest.mark.extended
 @given(st.data())
 @settings(max_examples=6 * DRAWS, deadline=None)
 def test_numbers_of_any_attributes(data):
@@ -184,12 +187,14 @@ def test_numbers_of_any_attributes(data):
     )
 
 
+@pytest.mark.extended
 def test_integers_are_exact():
     mod = one((1, 3, 4, 5), (3, 16, 3, 3), "int32", strides=(2, 2), out_dtype="int32")
     x = draw(1, 3, 4, 5, dtype="int32")
     np.testing.assert_array_equal(run(rewrite(mod), x)[0], run(mod, x)[0])
 
 
+@pytest.mark.extended
 def test_batch_norm_folds_first_and_the_bias_joins_the_kernel():
     weight = draw(5, 16, 2, 2, seed=1)
     statistics = [relax.const(draw(16, seed=n)) for n in (2, 3, 4)]
@@ -249,6 +254,7 @@ def variable_weight():
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("shape", "weight", "attrs"),
     [((5, 3, 4), (5, 16, 2, 2), {}), ((8, 32, 32), (8, 1, 4, 4), {"padding": (1, 1)})],
@@ -274,6 +280,7 @@ OF_ANY_SIZE = [
 ]
 
 
+@pytest.mark.extended
 def test_images_of_any_size():
     rewrites = {}
     for case in OF_ANY_SIZE:
@@ -322,6 +329,7 @@ def test_a_gpu_multiplies_no_zeros_either():
     assert "if_then_else" not in sums
 
 
+@pytest.mark.extended
 def test_bias_and_activation_become_one_kernel_with_it():
     def body(emit, x):
         turned = emit(transposed(x, draw(16, 24, 2, 2, seed=1), strides=(2, 2)))

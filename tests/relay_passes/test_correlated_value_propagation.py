@@ -159,6 +159,7 @@ def test_an_if_with_a_known_condition_goes():
     assert any("always takes one branch" in one.reason for one in decisions)
 
 
+@pytest.mark.extended
 def test_numbers_keep_their_bits():
     nodes = [
         node("Softmax", ["x"], ["s"]),

@@ -56,6 +56,7 @@ def test_input_that_no_tap_is_left_for_is_cut_off():
     assert_same_numbers(after, mod)
 
 
+@pytest.mark.extended
 @settings(max_examples=8 * DRAWS, deadline=None)
 @given(st.data())
 def test_same_numbers(data):

@@ -296,6 +296,7 @@ def test_fires_and_leaves_a_module_that_is_well_formed(name: str, backend: str) 
     relax.analysis.well_formed(changed[1])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("backend", MACHINES)
 def test_a_pass_that_has_nothing_to_do_for_a_backend_leaves_every_module_as_it_is(
     backend: str,

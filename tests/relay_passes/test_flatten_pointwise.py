@@ -46,6 +46,7 @@ def test_rows_of_a_large_image_are_one_although_each_fills_whole_vectors():
     assert operators(once) == ["reshape", "nn.conv1d", "reshape", "nn.relu"]
 
 
+@pytest.mark.extended
 @settings(max_examples=6 * DRAWS, deadline=None)
 @given(st.lists(st.integers(1, 19), min_size=2, max_size=3), st.booleans())
 def test_same_numbers(sides, constant):

@@ -83,6 +83,7 @@ def test_shape_from_a_tensor() -> None:
     np.testing.assert_array_equal(run(new, x)[0], x.reshape(2, 6))
 
 
+@pytest.mark.extended
 def test_constant_results() -> None:
     def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
         folded = emit(relax.op.exp(relax.const(WEIGHT)))
@@ -94,6 +95,7 @@ def test_constant_results() -> None:
     assert_same(mod, new, 4, 3)
 
 
+@pytest.mark.extended
 def test_part_of_a_computed_tuple() -> None:
     def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
         first = emit(relax.TupleGetItem(emit(relax.op.split(relax.const(WEIGHT), 2)), 0))
@@ -122,6 +124,7 @@ def test_what_depends_on_an_input() -> None:
     assert fold(mod).same_as(mod)
 
 
+@pytest.mark.extended
 def test_outside_of_a_dataflow_block() -> None:
     @I.ir_module
     class Module:
@@ -135,6 +138,7 @@ def test_outside_of_a_dataflow_block() -> None:
     assert_same(Module, new, 2)
 
 
+@pytest.mark.extended
 def test_kernels_are_built_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[set[str]] = []
     real = tirx.build
@@ -224,6 +228,7 @@ def test_scattered_constants_are_quiet(capfd: pytest.CaptureFixture[str]) -> Non
     assert "pragma" not in capfd.readouterr().err
 
 
+@pytest.mark.extended
 def test_kernels_of_constants_hand_nan_on_and_divide_by_zero() -> None:
     numbers = np.array([np.nan, 300, -5, 0], "float32")
 

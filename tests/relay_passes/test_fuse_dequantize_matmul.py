@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tvm
+from combinations import pairwise
 from conv_modules import module, operators, run
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
@@ -69,6 +70,7 @@ def stored(mod):
     return found
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [(-2, 1, 4), (-8, 7, 8), (0, 15, 8), (-15, 0, 8), (-128, 127, 16), (0, 255, 16)],
@@ -84,9 +86,8 @@ def test_words_hold_the_integers_and_a_scale_for_each_block(low, high, words):
     np.testing.assert_allclose(run(after, x), run(before, x), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("block", [16, 32, 48])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.extended
+@pairwise(transposed=[False, True], block=[16, 32, 48], dtype=["float32", "float16"])
 def test_blocks_along_what_is_summed(transposed, block, dtype):
     numbers = integers(-8, 7, depth=96)
     numbers = np.ascontiguousarray(numbers.T) if transposed else numbers
@@ -98,8 +99,8 @@ def test_blocks_along_what_is_summed(transposed, block, dtype):
     np.testing.assert_allclose(run(after, x), run(before, x), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 3, 8, 16])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.extended
+@pairwise(blocks=[1, 2, 3, 8, 16], bits=[2, 4, 8])
 def test_blocks_with_zero_points_of_their_own(blocks, bits):
     steps = 1 << bits
     drawn = RANDOM.integers(0, steps, (blocks, 32, 12))

@@ -20,6 +20,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 
+@pytest.mark.extended
 def test_scale_and_constant_transpose_are_folded():
     weight = np.arange(6, dtype="float32").reshape(2, 3)
 
@@ -119,6 +120,7 @@ def _erf_gelu(v, half_first):
     return relax.op.multiply(half(v), gate) if half_first else half(relax.op.multiply(v, gate))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("half_first", [False, True])
 def test_spelled_out_gelu_behind_reshaped_product_is_one_kernel(half_first):
     w, c = constant(3, 8), constant(8)
@@ -144,6 +146,7 @@ def _tanh_gelu(v, cube, factor=0.044715):
     return relax.op.multiply(half(v), gate)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("cube", ["power", "product"])
 def test_spelled_out_gelu_with_tanh_behind_reshaped_product_is_one_kernel(cube):
     """GPT-2, which multiplies rows of all batches and reshapes the result."""
@@ -178,6 +181,7 @@ def test_spelled_out_silu_is_named():
     ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("addend", [(8,), (1, 1, 8), (2, 3, 8), ()])
 def test_reshape_moves_behind_addends(addend):
     w, c = constant(3, 8), constant(*addend)

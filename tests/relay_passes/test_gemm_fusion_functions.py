@@ -24,6 +24,7 @@ from tvm.script import relax as R
 from tvm_ext.relay_passes.spans import origins_of, retyped_var
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("left", "right"), [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
 def test_run_time_transposes_become_one_function(left, right, batch):
@@ -54,6 +55,7 @@ ACTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ACTS)
 def test_function_takes_in_scale_addend_and_activation(name):
     new = check_one_kernel(attention_like(ACTS[name]))
@@ -61,6 +63,7 @@ def test_function_takes_in_scale_addend_and_activation(name):
     assert operators_of(new) == ["relax.call_tir"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ACTS)
 def test_half_precision_activations_agree_with_the_operators(name):
     check_one_kernel(attention_like(ACTS[name], "float16"), rtol=5e-3)

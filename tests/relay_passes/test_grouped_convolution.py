@@ -5,7 +5,7 @@ import pytest
 from conv_modules import apply, bindings, draw, kernels, module, operators, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thoroughness import DRAWS
+from thoroughness import DRAWS, one_in
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
@@ -65,6 +65,7 @@ def test_channels_first_has_group_and_channel_behind_the_batch():
     assert list(map(int, weight.ty.shape)) == [2, 6, 4, 3, 3]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(
     ("x_shape", "w_shape", "groups", "attrs"),
@@ -81,6 +82,7 @@ def test_numbers(x_shape, w_shape, groups, attrs, last):
     check(one(x_shape, w_shape, groups, last, **attrs))
 
 
+@pytest.mark.extended
 @given(st.data())
 @settings(max_examples=4 * DRAWS, deadline=None)
 def test_numbers_of_any_attributes(data):
@@ -99,6 +101,7 @@ def test_numbers_of_any_attributes(data):
     )
 
 
+@pytest.mark.extended
 def test_a_weight_that_is_not_constant_is_only_reshaped():
     weight = relax.Var("w", relax.TensorType((6, 2, 3, 3), "float32"))
     before = module((1, 4, 5, 5), lambda emit, x: [nn.conv2d(x, weight, groups=2)], extra=[weight])
@@ -108,6 +111,7 @@ def test_a_weight_that_is_not_constant_is_only_reshaped():
     np.testing.assert_allclose(run(after, x, w)[0], run(before, x, w)[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_wider_results_and_integers():
     before = one((1, 4, 5, 5), (6, 2, 3, 3), 2, dtype="int8", out_dtype="int32")
     after = rewrite(before)
@@ -117,6 +121,7 @@ def test_wider_results_and_integers():
     np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.extended
 def test_origin_and_second_user_and_shared_weight():
     weight = relax.const(draw(4, 2, 3, 3, seed=1))
 
@@ -142,6 +147,7 @@ def test_a_template_takes_the_kernel(last):
     assert choice.source == "template", choice
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("last", [False, True])
 def test_batch_of_any_size(last):
     mod = one((tirx.Var("n", "int64"), 8, 5, 6), (12, 4, 3, 3), 2, last, padding=1)
@@ -152,6 +158,7 @@ def test_batch_of_any_size(last):
         np.testing.assert_allclose(run(after, x)[0], run(mod, x)[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("last", [False, True])
 def test_images_of_any_size(last):
     sides = (tirx.Var("h", "int64"), tirx.Var("w", "int64"))
@@ -230,7 +237,8 @@ BYTES = {
 }
 
 
-@pytest.mark.parametrize("case", BYTES)
+@pytest.mark.extended
+@pytest.mark.parametrize("case", one_in(3, BYTES))
 def test_bytes_are_read_and_weights_stay_in_int8(case):
     before = of_bytes(**BYTES[case])
     after = rewrite(before)
@@ -247,6 +255,7 @@ def test_bytes_are_read_and_weights_stay_in_int8(case):
     np.testing.assert_array_equal(run(after, *arrays)[0], run(before, *arrays)[0])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", BYTES)
 def test_a_template_takes_kernels_of_bytes(case):
     after = rewrite(of_bytes(**BYTES[case]))
@@ -268,6 +277,7 @@ def test_weights_that_int8_does_not_hold_stay_in_float32():
     assert structural_equal(rewrite(mod), mod)
 
 
+@pytest.mark.extended
 def test_sums_that_others_use_as_integers_are_rounded_once_more():
     def body(emit, x):
         image = emit(op.astype(emit(op.astype(x, "int16")), "float32"))

@@ -81,6 +81,7 @@ def test_kernels_are_fused_however_their_sizes_are_written(spelling: str) -> Non
     assert_twice_the_sum(mod, LENGTHS[spelling], 1)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_arguments_of_one_kernel_may_be_written_in_two_ways(spelling: str) -> None:
     given, written = SPELLINGS[spelling]
@@ -90,6 +91,7 @@ def test_arguments_of_one_kernel_may_be_written_in_two_ways(spelling: str) -> No
     assert_twice_the_sum(mod, LENGTHS[spelling], 2)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_a_kernel_of_one_size_for_both_ways_to_write_it_stays_alone(spelling: str) -> None:
     def alone(n: tirx.Var, m: tirx.Var) -> tirx.Expr:

@@ -70,6 +70,7 @@ def quantised(emit: Any, x: relax.Expr) -> relax.Expr:
     return emit(op.multiply(sums, scale))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("body", [with_bias, capped, quantised])
 @pytest.mark.parametrize("length", [LENGTH, 3], ids=str)
 def test_the_last_position_has_the_same_numbers(body: Any, length: Any) -> None:

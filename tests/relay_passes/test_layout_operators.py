@@ -184,6 +184,7 @@ def assert_equal_results(name: str, case: PlannedModule, machine: relax.VirtualM
     np.testing.assert_allclose(after.numpy(), before.numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", FOLLOWING)
 def test_operator_works_with_channels_last(
     name: str, cases: dict[str, PlannedModule], machine: relax.VirtualMachine
@@ -195,6 +196,7 @@ def test_operator_works_with_channels_last(
     assert_equal_results(name, case, machine)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", CLOSING)
 def test_operator_that_ends_an_image_needs_no_conversion(
     name: str, cases: dict[str, PlannedModule], machine: relax.VirtualMachine

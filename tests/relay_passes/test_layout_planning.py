@@ -1,6 +1,7 @@
 """LayoutPlanning: what it converts, and what stays as it was."""
 
 import numpy as np
+import pytest
 import tvm
 from layout_modules import (
     Emit,
@@ -64,6 +65,7 @@ def test_before_and_after() -> None:
     assert all("modelled" in entry.reason for entry in log)
 
 
+@pytest.mark.extended
 def test_branching_graph_converts_its_input_and_its_result_once() -> None:
     def body(emit: Emit, x: relax.Var) -> relax.Expr:
         left = emit(relax.op.nn.relu(emit(conv(x))))
@@ -111,6 +113,7 @@ def test_origins_survive_and_conversions_have_none() -> None:
     assert all(origins_of(var) == () for var in inner)
 
 
+@pytest.mark.extended
 def test_existing_transposes_become_the_conversions() -> None:
     def body(emit: Emit, x: relax.Var) -> relax.Expr:
         first = emit(relax.op.permute_dims(x, [0, 3, 1, 2]))
@@ -125,6 +128,7 @@ def test_existing_transposes_become_the_conversions() -> None:
     assert_same_numbers(mod, planned, 1, 7, 7, 8)
 
 
+@pytest.mark.extended
 def test_existing_transposes_become_the_conversions_of_what_follows_them() -> None:
     def body(emit: Emit, x: relax.Var) -> relax.Expr:
         first = emit(relax.op.permute_dims(x, [0, 3, 1, 2]))
@@ -138,6 +142,7 @@ def test_existing_transposes_become_the_conversions_of_what_follows_them() -> No
     assert_same_numbers(mod, planned, 1, 7, 7, 8)
 
 
+@pytest.mark.extended
 def test_with_one_spatial_axis_the_same_transpose_goes_either_way() -> None:
     def body(emit: Emit, x: relax.Var) -> relax.Expr:
         first = emit(relax.op.nn.relu(emit(relax.op.permute_dims(x, [0, 2, 1]))))
@@ -152,6 +157,7 @@ def test_with_one_spatial_axis_the_same_transpose_goes_either_way() -> None:
     assert_same_numbers(mod, planned, 1, 9, 8)
 
 
+@pytest.mark.extended
 def test_symbolic_batch_and_sides_are_planned() -> None:
     n, h = tvm.tirx.Var("n", "int64"), tvm.tirx.Var("h", "int64")
     mod = module(lambda emit, x: conv(emit(relax.op.nn.relu(emit(conv(x))))), (n, 8, h, 7))
@@ -177,6 +183,7 @@ def test_two_functions_with_other_shapes_and_types() -> None:
     assert [entry.where for entry in log if "conversions" in entry.reason] == ["one", "two"]
 
 
+@pytest.mark.extended
 def test_tuple_of_an_operator_and_a_negative_axis() -> None:
     def body(emit: Emit, x: relax.Var) -> relax.Expr:
         parts = emit(relax.op.split(emit(conv(x)), 2, 1))

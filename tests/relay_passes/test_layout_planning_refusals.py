@@ -149,6 +149,7 @@ def test_module_without_convolutions_is_left_alone() -> None:
     assert LayoutPlanning()(mod).same_as(mod)
 
 
+@pytest.mark.extended
 def test_what_never_has_channels_last_is_not_given_to_convert_layout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

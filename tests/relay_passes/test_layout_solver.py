@@ -38,6 +38,7 @@ def least_total(problem: LayoutProblem) -> float:
     return min(problem.total([False, True, *choice]) for choice in choices)
 
 
+@pytest.mark.extended
 @settings(max_examples=200, deadline=None)
 @given(problems())
 def test_cut_is_as_cheap_as_the_best_of_all_choices(problem: LayoutProblem) -> None:

@@ -15,6 +15,7 @@ import tvm_ext
 from tvm_ext.relay_passes.legalize_ops import legalize_ops
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("exponent", [3.0, 5.0, 8.0])
 def test_a_high_power_is_right_and_silent(
     exponent: float, capfd: pytest.CaptureFixture[str]
@@ -34,6 +35,7 @@ def test_a_high_power_is_right_and_silent(
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_the_mean_of_no_elements_is_zero(rows: int) -> None:
     mean = node("ReduceMean", ["x"], ["y"], axes=[0, 1])
@@ -80,6 +82,7 @@ RESHAPES = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", RESHAPES)
 def test_a_reshape_by_axes_of_one_element_is_fused(name: str) -> None:
     """Others of symbolic sizes are views, with a kernel before them and one behind them."""
@@ -105,6 +108,7 @@ def test_a_reshape_by_axes_of_one_element_is_fused(name: str) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, "N"])
 def test_what_is_sampled_from_a_narrow_image_is_narrow(batch: int | str) -> None:
     """TVM's kernel gives float32, which cannot be joined with another narrow value."""

@@ -34,6 +34,7 @@ WINDOWS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_result_keeps_the_sizes_of_its_operator(window: str) -> None:
     """CumSum's result has the operator's sizes; adding it to the kernel's needs both equal."""

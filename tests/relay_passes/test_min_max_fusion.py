@@ -40,6 +40,7 @@ def assert_same(mod, x):
     return after
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("offset", [0, 3, -3])
 def test_scale_and_zero_point_come_from_one_kernel(offset):
     mod = module((2, 7, 33), quantised)
@@ -50,11 +51,13 @@ def test_scale_and_zero_point_come_from_one_kernel(offset):
     assert set(origins_of(made.var)) >= {"node0", "node2"}
 
 
+@pytest.mark.slow
 def test_numbers_that_are_all_equal():
     for value in (0, 5):
         assert_same(module((4, 5), quantised), np.full((4, 5), value, "float32"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("keepdims", [False, True])
 def test_rows(keepdims):
     def body(emit, x):
@@ -74,6 +77,7 @@ def test_infinities_are_extrema_as_well():
     assert [a.item() for a in run(after, np.full(6, np.inf, "float32"))] == [np.inf] * 2
 
 
+@pytest.mark.extended
 def test_what_depends_on_another_tensor_stays():
     other = relax.Var("other", relax.TensorType((), "float32"))
 

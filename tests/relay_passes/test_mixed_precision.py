@@ -63,6 +63,7 @@ def operators_and_types(mod):
     ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("mod", "name", "shape"),
     [

@@ -8,7 +8,7 @@ import tvm
 from conv_modules import kernels, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thoroughness import DRAWS
+from thoroughness import DRAWS, one_in
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
@@ -88,6 +88,7 @@ def test_numbers(shape, chosen):
     np.testing.assert_allclose(found, expected(x, tuple(axes)), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.extended
 def test_operator_with_scale_and_shift_keeps_its_digits_far_from_zero():
     random = np.random.default_rng(2)
     x = (1000 + random.normal(size=(4, 64))).astype("float32")
@@ -116,6 +117,7 @@ def test_left_alone(mod):
     assert structural_equal(fused(mod), mod)
 
 
+@pytest.mark.extended
 def test_deviations_over_one_axis_divided_by_their_mean_square_over_another():
     mod = fused(spelled_out((3, 4, 8), [2], variance_axes=[1]))
     assert kernels(mod) == ["rms_norm"]
@@ -133,6 +135,7 @@ def kernel_count(mod):
 N, L, K = (tirx.Var(name, "int64") for name in "nlk")
 
 
+@pytest.mark.extended
 def test_rows_of_any_number_and_length():
     mod = fused(spelled_out((N, L, K), [2]))
     assert kernel_count(mod) == 1
@@ -237,7 +240,8 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda spelling: spelling.__name__)
+@pytest.mark.extended
+@pytest.mark.parametrize("spelling", one_in(2, SPELLINGS), ids=lambda spelling: spelling.__name__)
 def test_divisors(spelling):
     mod = fused(module((4, 8), spelling))
     name, divisor = SPELLINGS[spelling]
@@ -249,6 +253,7 @@ def test_divisors(spelling):
     np.testing.assert_allclose(run(mod, x)[0], x / divisor(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("float16", 2e-3), ("bfloat16", 2e-2), ("float64", 1e-12)]
 )
@@ -280,6 +285,7 @@ def rsqrt_of_cast(emit, x):
     return rsqrt(emit, emit(op.astype(x, "float32")))
 
 
+@pytest.mark.extended
 def test_a_cast_to_float32_is_read_through():
     """Llama in float16: the cast has two readers, and both become the kernel."""
     mod = fused(module((N, 16), rsqrt_of_cast, "float16"))

@@ -32,6 +32,7 @@ def expected_in_groups(x, groups):
     return expected(x.reshape(x.shape[0], groups, -1), (2,)).reshape(x.shape)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("axes", [[2, 3], [1, 2]], ids=["NCHW", "NHWC"])
 def test_instance_norm_of_any_size(axes):
     shape = (N, 4, H, W) if axes == [2, 3] else (N, H, W, 4)
@@ -80,6 +81,7 @@ def test_another_shape_behind_leaves_the_reshape():
     assert [name for name in kernels(mod) if "group" in name] == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["group", "instance"])
 def test_operators_of_relax(kind):
     def build(emit, x, scale, shift):

@@ -58,6 +58,7 @@ def test_convolution_computes_whole_vectors_and_keeps_its_shape():
     assert list(map(int, after["main"].ret_ty.shape.values)) == [1, 5, 7, 19]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("channels", [5, 19, 40])
 def test_convolution_numbers(channels):
     x = np.random.default_rng(2).normal(size=(1, 5, 7, 6)).astype("float32")
@@ -74,6 +75,7 @@ def test_matmul_numbers(shape):
     np.testing.assert_allclose(run(after, x), run(before, x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("rows", "columns", "found"),
     [
@@ -109,6 +111,7 @@ def test_padded_kernel_and_activation_become_one():
     assert len(kernels(mod)) == 1
 
 
+@pytest.mark.extended
 def test_symbolic_batch_stays_symbolic():
     before = conv_module(19, batch=tirx.Var("n", "int64"))
     after = padded(before)
@@ -169,6 +172,7 @@ def transposed_gemm_module(columns, batch=()):
     return GemmFusion()(builder.get())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_function_of_gemm_fusion(batch):
     before = transposed_gemm_module(17, batch)
@@ -195,6 +199,7 @@ def test_second_run_changes_nothing_and_says_what_it_did():
     assert structural_equal(padded(once), once)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("convolve", "x_shape", "w_shape", "options"),
     [

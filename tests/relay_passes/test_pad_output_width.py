@@ -42,6 +42,7 @@ def test_kernel_and_log():
     assert structural_equal(padded(once), once)
 
 
+@pytest.mark.extended
 @settings(max_examples=6 * DRAWS, deadline=None)
 @given(
     st.integers(5, 70),

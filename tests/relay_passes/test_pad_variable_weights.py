@@ -69,6 +69,7 @@ def transpose(array, name, transposed):
     return np.swapaxes(array, -1, -2) if name in transposed else array
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", VARIABLE)
 def test_weight_that_is_not_constant(case):
     left, right, transposed = VARIABLE[case]
@@ -186,6 +187,7 @@ def test_function_with_an_addend_and_a_weight_that_is_not_constant():
     np.testing.assert_allclose(run(after, a, b, c)[0], wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.extended
 def test_weight_that_is_not_constant_for_a_model_with_symbolic_images():
     """The number of rows is known, that of the matrices is not."""
     before = variable_product((tirx.Var("n", "int64"), 40, 24), (24, 19))

@@ -100,6 +100,7 @@ def test_bias_and_activation_follow_the_kernel():
     assert list(map(int, bias.ty.shape)) == [1, 1, 1, 2, 6]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "shape", [(), (1,), (12,), (1, 1, 6, 1), (5, 6, 12), SHAPE, (1, 5, 1, 12)], ids=str
 )
@@ -107,6 +108,7 @@ def test_constants_of_any_shape(shape):
     check(behind_kernel(lambda emit, y: [relax.op.multiply(relax.const(draw(*shape)), y)]))
 
 
+@pytest.mark.extended
 def test_a_residual_is_reshaped():
     other = relax.Var("other", relax.TensorType(SHAPE, "float32"))
     before = behind_kernel(lambda emit, y: [relax.op.add(other, y)], extra=[other])
@@ -114,6 +116,7 @@ def test_a_residual_is_reshaped():
     assert operators(after) == ["call_tir", "reshape", "add", "reshape"]
 
 
+@pytest.mark.extended
 def test_values_used_twice_within_the_epilogue():
     def body(emit, y):
         return [relax.op.multiply(y, emit(relax.op.sigmoid(y)))]
@@ -122,6 +125,7 @@ def test_values_used_twice_within_the_epilogue():
     assert operators(after) == ["call_tir", "sigmoid", "multiply", "reshape"]
 
 
+@pytest.mark.extended
 def test_another_user_keeps_its_reshape():
     def body(emit, y):
         return [nn.relu(y), relax.op.permute_dims(y)]
@@ -195,6 +199,7 @@ def test_origins_stay():
     assert names[:3] == [("node0",), ("node1",), ()]
 
 
+@pytest.mark.extended
 def test_two_kernels_in_one_module():
     def body(emit, y):
         wide = {"data_layout": "NHWC", "kernel_layout": "HWIO", "groups": 3}

@@ -31,6 +31,7 @@ def check(before):
     return operators(after)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("sections", [3, [4, 8]], ids=str)
 def test_elementwise_readers_read_slices(sections) -> None:
     def body(emit, parts):
@@ -40,6 +41,7 @@ def test_elementwise_readers_read_slices(sections) -> None:
     assert sorted(found) == sorted(["strided_slice"] * 3 + ["sigmoid", "multiply", "exp"])
 
 
+@pytest.mark.extended
 def test_transposes_behind_reshapes_read_slices() -> None:
     def body(emit, parts):
         heads = [emit(op.reshape(part, [2, 6, 2, 2])) for part in parts]

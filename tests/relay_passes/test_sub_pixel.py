@@ -90,6 +90,7 @@ CASES = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dilated", [1, 2])
 @pytest.mark.parametrize("joined", [False, True])

@@ -64,6 +64,7 @@ def direct(x, w, padding):
     )
 
 
+@pytest.mark.extended
 def test_rewritten_once_with_equal_numbers():
     mod = conv_module()
     after = rewritten(mod)
@@ -124,6 +125,7 @@ def test_near_matches_are_refused_with_the_reason(changes, reason):
     assert reason in refusal.reason
 
 
+@pytest.mark.extended
 def test_a_batch_that_a_run_decides_is_one_and_eight():
     """Weights that are too large for one item pay for eight; of images of any size one counts."""
     large = {"side": 4, "inputs": 256, "outputs": 256}

@@ -8,7 +8,7 @@ import pytest
 from conv_modules import module, operators
 from emulated_arm import arm
 from side_by_side import Rewrite, assert_all_same
-from thoroughness import some_of
+from thoroughness import one_in, some_of
 from tvm import relax
 from tvm_ffi import structural_equal
 
@@ -129,6 +129,7 @@ def test_numbers_of_matmuls():
     assert_all_equal(found)
 
 
+@pytest.mark.extended
 def test_numbers_of_convolutions_whose_padding_is_the_zero_point():
     found = {}
     for case in product([0, 1], ["uint8", "int8"]):
@@ -140,6 +141,7 @@ def test_numbers_of_convolutions_whose_padding_is_the_zero_point():
     assert_all_equal(found)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_padding_may_have_a_value_of_the_run(dtype):
     mod = convolution_with_a_zero_point_of_the_run(weights(3, 3, 6, 4), dtype)
@@ -156,6 +158,7 @@ WINDOWS = [
 ]
 
 
+@pytest.mark.extended
 def test_columns_of_windows_on_one_channel_are_summed_together():
     found = {}
     # A third of them has each window once, and each number of columns.
@@ -169,7 +172,8 @@ def test_columns_of_windows_on_one_channel_are_summed_together():
     assert_all_equal(found)
 
 
-@pytest.mark.parametrize("channels", [1, 3, 8])
+@pytest.mark.extended
+@pytest.mark.parametrize("channels", one_in(3, [1, 3, 8]))
 def test_windows_are_summed_where_weights_leave_int8(channels):
     found = {}
     for attrs, dtype in product(WINDOWS, ["uint8", "int8"]):
@@ -196,6 +200,7 @@ def of_length(length):
     )
 
 
+@pytest.mark.extended
 def test_sums_of_any_length_are_filled_up_to_whole_steps():
     found = {}
     # A third of them has all lengths, and each kind of product with a length that is filled up.
@@ -241,6 +246,7 @@ def test_numbers_that_no_byte_holds_stay_as_they_are(mod):
 
 
 # What instructions take beside int8: of CPUs with dotprod alone, int8; of those with i8mm both.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("features", "taken"),
     [
@@ -264,6 +270,7 @@ def test_data_have_the_type_that_an_instruction_takes(features, taken):
     assert_all_equal(found)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_padding_of_the_run_has_the_type_that_an_instruction_takes(dtype):
     mod = convolution_with_a_zero_point_of_the_run(weights(3, 3, 6, 4), dtype)

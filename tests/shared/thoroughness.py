@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 # Random cases are drawn this many times as often.
 DRAWS = int(os.environ.get("TEST_DRAWS", "1"))
@@ -17,3 +19,17 @@ Case = TypeVar("Case")
 def some_of(cases: Iterable[Case]) -> list[Case]:
     """Every third of cases that differ in numbers alone; all of them in ``make test-all``."""
     return list(cases)[:: 1 if ALL_CASES else 3]
+
+
+def one_in(
+    count: int, cases: Iterable[Any], others: pytest.MarkDecorator = pytest.mark.slow
+) -> list[Any]:
+    """Cases for ``pytest.mark.parametrize``: all but every so manieth have a mark."""
+    return [_marked(case, others) if at % count else case for at, case in enumerate(cases)]
+
+
+def _marked(case: Any, mark: pytest.MarkDecorator) -> Any:
+    """``case``, whether it is one value, a tuple of several, or those with an id or marks."""
+    parts = getattr(case, "values", case if isinstance(case, tuple) else (case,))
+    marks = [*getattr(case, "marks", ()), mark]
+    return pytest.param(*parts, id=getattr(case, "id", None), marks=marks)

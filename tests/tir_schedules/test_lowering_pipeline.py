@@ -58,6 +58,7 @@ def _assembly(func: tirx.PrimFunc) -> str:
     return str(built.inspect_source("asm"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rows", [40, tirx.Var("rows", "int64")], ids=["static", "symbolic"])
 def test_the_passes_left_out_change_no_kernel(
     rows: int | tirx.Var, monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,7 @@ def test_one_that_does_not_improve_gives_way():
     assert chosen(cheap, state("dear", 45.1, idle=8)) == "dear"
 
 
+@pytest.mark.extended
 def test_an_expensive_kernel_whose_default_is_the_best_does_not_eat_the_budget():
     """Five sixths of the model's time; it gets trials by the root of that, and not by the time."""
     states = [state("dear", 20.0), *(state(f"cheap{i}", 1.0) for i in range(4))]

@@ -145,6 +145,7 @@ class Builds:
         return self._call(pool, function, *arguments, timeout=timeout)
 
 
+@pytest.mark.extended
 def test_nothing_is_built_when_the_time_is_over(candidates, monkeypatch):
     builds = Builds(monkeypatch)
     default, *others = candidates
@@ -177,6 +178,7 @@ def test_a_build_that_is_cut_off_is_no_trial_and_one_that_takes_too_long_is(
     assert "took longer than 1.2 s" in found[0].message
 
 
+@pytest.mark.slow
 def test_a_session_logs_no_trial_that_its_budget_cut_off(tmp_path, monkeypatch):
     """The first batch would be built for ever; the next session tries all of it."""
     builds = Builds(monkeypatch)
@@ -214,6 +216,7 @@ def test_kernels_that_there_is_no_time_to_make_ready_are_left_as_they_are(tmp_pa
     assert read_trials(tmp_path).trials == []
 
 
+@pytest.mark.slow
 def test_searches_begin_before_the_time_goes_to_defaults(tmp_path, monkeypatch):
     """Where half of it is used, the kernels that wait are opened once nothing is searched."""
     monkeypatch.setattr(session, "_OPENED_TOGETHER", 1)
@@ -235,6 +238,7 @@ def test_a_default_that_is_cut_off_is_no_trial_either(tmp_path, monkeypatch):
     assert read_trials(tmp_path).trials == []
 
 
+@pytest.mark.extended
 def test_the_best_is_confirmed_when_the_time_is_over(tmp_path, monkeypatch):
     """What is confirmed before is cut off when it is; the best is built all the same."""
     measure, asked = Measurer.measure, []

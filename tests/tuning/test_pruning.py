@@ -110,6 +110,7 @@ def test_trials_of_a_killed_session_are_learned_from(tmp_path, monkeypatch, anal
     assert not set(saved) & set(analysed)
 
 
+@pytest.mark.extended
 def test_what_was_learned_is_kept_when_a_kernel_is_done(tmp_path, monkeypatch):
     """The search of a kernel that is done does not begin again in the next session."""
     saves: list[set[str]] = []

@@ -3,6 +3,8 @@
 import signal
 from typing import Any
 
+import pytest
+
 from tvm_ext.tuning import rpc_server
 
 
@@ -18,6 +20,7 @@ class Listening:
         pass
 
 
+@pytest.mark.extended
 def test_it_is_ready_once_the_tracker_answers(monkeypatch) -> None:
     answers = iter([False, False, True])
     told: list[str] = []

@@ -39,6 +39,7 @@ def test_default_comes_first():
     assert {"register tile", "blockwise"} <= {one.recorded.template for one in first}
 
 
+@pytest.mark.extended
 def test_nothing_twice_and_an_end():
     search = new_search(add_task())
     seen = []
@@ -49,6 +50,7 @@ def test_nothing_twice_and_an_end():
     assert len(seen) == len(set(seen)) > 3
 
 
+@pytest.mark.extended
 def test_what_was_told_is_not_proposed():
     earlier = new_search(matmul_task(), batch=4)
     told = [one for _ in range(3) for one in earlier.propose()]
@@ -63,6 +65,7 @@ def test_same_seed_same_candidates():
     assert [c.hash for c in one.propose()] == [c.hash for c in other.propose()]
 
 
+@pytest.mark.extended
 def test_the_search_closes_in_on_the_best():
     search = new_search(matmul_task(96, 96, 64), seed=3)
     least: list[float] = []
@@ -83,6 +86,7 @@ def test_candidate_is_rebuilt_from_its_trace():
         assert again.recorded.decisions == one.recorded.decisions
 
 
+@pytest.mark.extended
 def test_a_logged_candidate_is_remade_as_it_was_or_not_at_all():
     search = new_search(matmul_task())
     one, *_ = search.propose()
@@ -92,6 +96,7 @@ def test_a_logged_candidate_is_remade_as_it_was_or_not_at_all():
     assert search.again([["no", "trace"]], one.hash) is None
 
 
+@pytest.mark.extended
 def test_kernels_without_decisions_get_the_space_of_metaschedule(monkeypatch):
     monkeypatch.setattr(kernel_search, "_has_decisions", lambda space: False)
     # TVM's own strategy: how many schedules it makes to pick four from is not looked at.

@@ -69,6 +69,7 @@ def session(tmp_path_factory):
     return folder, progress, watcher
 
 
+@pytest.mark.extended
 def test_all_trials_are_used(session):
     folder, progress, _ = session
     assert progress.outcome == "all trials are used"
@@ -91,6 +92,7 @@ def test_the_listener_sees_every_trial_and_every_kernel(session):
     assert progress.ended is not None
 
 
+@pytest.mark.extended
 def test_the_listener_sees_a_kernel_that_got_no_trials(tmp_path, monkeypatch):
     """Which kernel is searched depends on measured times: here all trials go to one."""
 
@@ -143,6 +145,7 @@ def test_a_session_with_no_trials_left_starts_none(session):
     assert all(kernel.best_seconds for kernel in again.kernels)
 
 
+@pytest.mark.extended
 def test_more_trials_go_on_from_there(session):
     folder, first, _ = session
     before = searched(folder)
@@ -155,6 +158,7 @@ def test_more_trials_go_on_from_there(session):
     assert all(kernel.default_seconds == defaults[kernel.hash] for kernel in again.kernels)
 
 
+@pytest.mark.extended
 def test_a_tiny_time_budget(tmp_path):
     """It ends; what was measured until then is on the disk, and the next session goes on."""
     progress = run_session(tmp_path, [ADD], trials=None, time_budget=0.01)
@@ -165,6 +169,7 @@ def test_a_tiny_time_budget(tmp_path):
     assert len(set(searched(tmp_path))) == 3
 
 
+@pytest.mark.extended
 def test_a_time_budget_in_the_middle(tmp_path, monkeypatch):
     """Once it is used, no further trial begins, and the best is confirmed."""
     late = False
@@ -200,6 +205,7 @@ def test_everything_is_done(tmp_path):
     assert kernel.trials == len(set(searched(tmp_path))) < 100
 
 
+@pytest.mark.extended
 def test_early_stop(tmp_path, monkeypatch):
     """Nothing gains: the search ends after as many trials as the patience."""
     measure = Measurer.measure
@@ -239,6 +245,7 @@ def test_ctrl_c(interrupted):
     assert {kernel for kernel, *_ in opened(folder)} == {MATMUL.hash, ADD.hash}
 
 
+@pytest.mark.extended
 def test_after_ctrl_c_the_same_command_goes_on(interrupted):
     folder, progress = interrupted
     before = searched(folder)
@@ -263,6 +270,7 @@ def dynamic_task():
     return kernel_task("dynamic", te.create_prim_func([source, result]), 1, ["Mul.0"])
 
 
+@pytest.mark.extended
 def test_kernels_that_cannot_be_tuned_are_skipped(tmp_path, monkeypatch):
     """One of unknown size, and one whose unscheduled form dies."""
     sick = add_task(64)
@@ -289,6 +297,7 @@ def _builds(job, task) -> bool:
     return kernel_hash(tvm.ir.load_json(job.mod_json)) == task.hash
 
 
+@pytest.mark.extended
 def test_a_skipped_kernel_gives_its_trials_back(tmp_path):
     effort = QUICK.model_copy(update={"trials_per_kernel": 3})
     progress = run_session(tmp_path, [dynamic_task(), ADD], effort, trials=None)
@@ -296,6 +305,7 @@ def test_a_skipped_kernel_gives_its_trials_back(tmp_path):
     assert progress.outcome == "every kernel's search has ended"
 
 
+@pytest.mark.extended
 def test_a_default_with_wrong_numbers_is_noted_and_skipped(tmp_path, monkeypatch):
     begin = KernelSearch.__init__
 

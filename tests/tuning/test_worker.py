@@ -94,6 +94,7 @@ def test_too_much_memory(worker, jobs):
     assert worker.call(jobs.take, LIMIT // 8, timeout=600) == LIMIT // 8
 
 
+@pytest.mark.extended
 def test_too_late(worker, jobs):
     worker.start()
     before = worker.process_id
@@ -103,6 +104,7 @@ def test_too_late(worker, jobs):
     assert is_gone(before)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("job", "name"), [("crash", "SIGSEGV"), ("abort", "SIGABRT")])
 def test_death_by_a_signal(worker, jobs, job, name):
     with pytest.raises(WorkerDied, match=rf"died of {name} \(memory limit 1024 MiB\)"):
@@ -124,11 +126,13 @@ def test_killed_between_two_calls(worker, jobs):
     assert worker.process_id != before
 
 
+@pytest.mark.extended
 def test_arguments_that_cannot_be_sent(worker, jobs):
     with pytest.raises(Exception, match="pickle"):
         worker.call(jobs.product, lambda: 1, 2, timeout=600)
 
 
+@pytest.mark.extended
 def test_an_interrupted_call_leaves_no_answer_for_the_next(worker, jobs, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -141,6 +145,7 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(worker, jobs, monkeyp
     assert worker.call(jobs.product, 5, 5, timeout=600) == 25
 
 
+@pytest.mark.extended
 def test_a_start_that_is_interrupted_leaves_no_answer_for_the_next(worker, jobs, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -157,6 +162,7 @@ def test_ctrl_c_is_not_for_the_worker(worker, jobs):
     assert worker.call(jobs.interrupt_itself, timeout=600) == "still here"
 
 
+@pytest.mark.extended
 def test_stop_leaves_no_process(worker, jobs, tmp_path):
     """Neither the worker's own nor what its work started."""
     note = tmp_path / "child"
@@ -214,6 +220,7 @@ IDLE = "time.sleep(600)"
 AT_WORK = "import worker_jobs\nworker.call(worker_jobs.sleep, 600, timeout=600)"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["Worker", "ForkedWorker"])
 @pytest.mark.parametrize("then", [IDLE, AT_WORK], ids=["idle", "at work"])
 def test_it_ends_when_its_parent_is_killed(jobs, kind, then):

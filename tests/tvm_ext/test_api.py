@@ -35,6 +35,7 @@ def compiled() -> tvm_ext.CompiledModel:
     return tvm_ext.compile(mlp(), HOST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["str", "Path", "ModelProto"])
 def test_a_model_comes_as_path_or_proto(tmp_path, kind):
     path = tmp_path / "my model.onnx"
@@ -45,6 +46,7 @@ def test_a_model_comes_as_path_or_proto(tmp_path, kind):
     assert made.report.model == ("small" if kind == "ModelProto" else "my model")
 
 
+@pytest.mark.extended
 def test_the_given_proto_stays_as_it_was():
     proto = mlp()
     before = proto.SerializeToString()
@@ -61,6 +63,7 @@ def test_every_level_computes_the_same(level):
         assert_mlp(made, rand(batch, 6))
 
 
+@pytest.mark.extended
 def test_input_shapes_freeze_a_dynamic_size():
     made = tvm_ext.compile(mlp(), HOST, input_shapes={"x": (5, 6)})
     assert made.inputs[0].shape == (5, 6)
@@ -72,6 +75,7 @@ def test_input_shapes_freeze_a_dynamic_size():
         made.run({"x": rand(4, 6)})
 
 
+@pytest.mark.extended
 def test_a_dynamic_model_knows_names_dtypes_and_symbols(compiled):
     assert [spec.describe() for spec in compiled.inputs] == ["x: float32['N', 6]"]
     assert [spec.name for spec in compiled.outputs] == ["z", "a"]
@@ -129,12 +133,14 @@ def run_in_threads(made: tvm_ext.CompiledModel, threads: int = 4, runs: int = 60
     return problems
 
 
+@pytest.mark.extended
 def test_one_model_runs_in_several_threads(compiled, tmp_path):
     assert run_in_threads(compiled) == []
     compiled.save(tmp_path / "model.tvmx")
     assert run_in_threads(tvm_ext.load(tmp_path / "model.tvmx")) == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("attempt", range(4 if ALL_CASES else 2))
 def test_first_runs_in_several_threads_beside_a_save(attempt, tmp_path):
     made = tvm_ext.compile(mlp(), HOST)
@@ -145,6 +151,7 @@ def test_first_runs_in_several_threads_beside_a_save(attempt, tmp_path):
     assert_mlp(tvm_ext.load(tmp_path / "model.tvmx"), rand(2, 6))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("shape", [(3, 6), ("N", 6)])
 def test_nothing_is_left_to_the_first_run(shape, monkeypatch):
     made = tvm_ext.compile(mlp(), HOST, input_shapes={"x": shape})
@@ -153,6 +160,7 @@ def test_nothing_is_left_to_the_first_run(shape, monkeypatch):
     assert_mlp(made, rand(3, 6))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("operator", ["Div", "Mod"])
 def test_integers_are_not_divided_by_the_zeros_of_a_run_ahead(operator):
     given = [value(name, [4], TensorProto.INT32) for name in ("x", "by")]
@@ -175,6 +183,7 @@ def many_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("many_switches")
 def test_two_threads_may_compile_at_once():
     made: list = []
@@ -232,6 +241,7 @@ def test_the_report_comes_back_from_json_and_is_filled(compiled):
     assert "<html" in report.to_html()
 
 
+@pytest.mark.extended
 def test_disabled_passes_stay_in_the_report():
     made = tvm_ext.compile(mlp(), HOST, disabled_passes=["GemmFusion"])
     (record,) = [entry for entry in made.report.passes if entry.name == "GemmFusion"]
@@ -239,6 +249,7 @@ def test_disabled_passes_stay_in_the_report():
     assert_mlp(made, rand(2, 6))
 
 
+@pytest.mark.extended
 def test_dumps_cover_all_stages(tmp_path):
     tvm_ext.compile(mlp(), HOST, dump_ir=tmp_path / "dumps")
     names = sorted(path.name for path in (tmp_path / "dumps").iterdir())
@@ -247,6 +258,7 @@ def test_dumps_cover_all_stages(tmp_path):
     assert words.index("GemmFusion") < words.index("LegalizeOps") < words.index("FuseTIR")
 
 
+@pytest.mark.extended
 def test_a_preset_that_fits_this_machine_runs():
     if resolve_target("cpu").architecture != "x86_64":
         pytest.skip("needs an x86-64 machine")
@@ -255,6 +267,7 @@ def test_a_preset_that_fits_this_machine_runs():
     assert_mlp(made, rand(3, 6))
 
 
+@pytest.mark.extended
 def test_another_architecture_compiles_but_does_not_run_here():
     other = "aarch64-neon" if resolve_target("cpu").architecture == "x86_64" else "x86-64"
     made = tvm_ext.compile(mlp(), target=other)
@@ -264,6 +277,7 @@ def test_another_architecture_compiles_but_does_not_run_here():
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.extended
 def test_a_description_and_a_target_of_tvm_are_taken():
     assert_mlp(tvm_ext.compile(mlp(), target=HOST), rand(2, 6))
     assert_mlp(tvm_ext.compile(mlp(), target=HOST.tvm_target()), rand(2, 6))
@@ -292,6 +306,7 @@ def test_wrong_arguments_are_named_in_one_line(arguments, error):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "program",
     [
@@ -308,6 +323,7 @@ def test_an_interpreter_that_used_the_package_ends_well(program, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.extended
 def test_what_is_imported_is_what_is_needed(abs_model_path, tmp_path):
     """The package imports no TVM, and a saved model runs without it, ONNX, passes and the like."""
     saved = tmp_path / "abs.tvmx"

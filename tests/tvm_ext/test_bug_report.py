@@ -54,6 +54,7 @@ def test_a_report_holds_what_reproduces_the_failure_and_no_weights(failing, tmp_
     assert SECRET.tobytes()[:64] not in b"".join(held.values())
 
 
+@pytest.mark.extended
 def test_a_model_that_does_not_fail_is_reported_with_its_last_module(tmp_path):
     onnx.save(reshaping([50, 2]), tmp_path / "sound.onnx")
     found = write_bug_report(tmp_path / "sound.onnx", tmp_path / "report.zip", opt_level="O0")

@@ -61,6 +61,7 @@ def test_sizes_that_operators_need_to_be_equal_are_refused_as_before() -> None:
     assert "resize it" in str(caught.value)
 
 
+@pytest.mark.extended
 def test_a_model_from_a_file_cannot_be_compiled_once_more(tmp_path: Path) -> None:
     tvm_ext.compile(picture_and_table(), HOST, opt_level="O0").save(tmp_path / "m.tvmx")
     with pytest.raises(InputError, match="compile with input shapes that give"):

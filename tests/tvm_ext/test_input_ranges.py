@@ -46,6 +46,7 @@ def test_forms_of_a_size(text: str, size: object) -> None:
     assert parse_size(text) == size
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fixed", [False, True])
 def test_one_compilation_serves_a_range(fixed: bool) -> None:
     """A size that the model fixes can be opened as well."""
@@ -72,6 +73,7 @@ def test_ranges_are_saved(tmp_path) -> None:
         loaded.run({"x": rand(1, 3, 10, 8)})
 
 
+@pytest.mark.slow
 def test_storage_is_planned_for_the_largest_size() -> None:
     # Kernels of symbolic sizes are not seen to work in place.
     options = {"opt_level": "O1", "pass_config": {"ShareStorage": {"in_place": False}}}
@@ -88,6 +90,7 @@ def test_storage_is_planned_for_the_largest_size() -> None:
     assert free.memory.dynamic
 
 
+@pytest.mark.extended
 def test_a_name_ties_inputs() -> None:
     compiled = tvm_ext.compile(added("n", "m"), HOST, input_shapes={"a": ["k", 4], "b": ["k", 4]})
     assert [spec.shape for spec in compiled.inputs] == [("k", 4), ("k", 4)]
@@ -125,6 +128,7 @@ def test_one_name_with_several_sizes_is_several_dimensions(given: dict, kept: li
     assert "'n' was given the size" in warning
 
 
+@pytest.mark.extended
 def test_a_feature_map_and_a_table_of_one_name() -> None:
     nodes = [node("Relu", ["x"], ["y"]), node("Neg", ["t"], ["z"])]
     inputs = [value("x", ["batch", 3, "height", "width"]), value("t", ["height", 4])]
@@ -162,6 +166,7 @@ def test_images_into_which_no_window_fits(given: list, allowed: str) -> None:
     assert imported.inputs[0].describe() == f"x: float32[{allowed}]"
 
 
+@pytest.mark.extended
 def test_a_run_with_an_image_into_which_no_window_fits(tmp_path: Path) -> None:
     proto = model(
         [node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2])],

@@ -55,6 +55,7 @@ def image(n: int, h: int, w: int) -> dict[str, np.ndarray]:
     return {"x": np.zeros((n, 8, h, w), "float32")}
 
 
+@pytest.mark.extended
 def test_a_repeated_size_allocates_nothing(compiled: tvm_ext.CompiledModel) -> None:
     every = [image(1, 100, 120), image(3, 64, 64)]
     for inputs in every * 3:
@@ -66,6 +67,7 @@ def test_a_repeated_size_allocates_nothing(compiled: tvm_ext.CompiledModel) -> N
     assert allocated() - before < 20_000
 
 
+@pytest.mark.slow
 def test_changing_sizes_take_no_more_and_more(compiled: tvm_ext.CompiledModel) -> None:
     sizes = random.Random(0)
     after = []

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from operator_models import by_runtime
 from small_models import model, node, rand, value
+from thoroughness import one_in
 from unoptimised import HOST
 
 import tvm_ext
@@ -78,7 +79,8 @@ def test_micro_batches_grow_where_items_are_small() -> None:
     assert [record.items_for(n) for n in (100, 200, 300, 10, 10_000)] == [4, 2, 1, 32, 1]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.extended
+@pytest.mark.parametrize("threads", one_in(3, [1, 2, 3]))
 def test_results_are_those_of_a_whole_run(threads: int, tmp_path: Path) -> None:
     made = network()
     compiled = tvm_ext.compile(made, HOST, threads=threads)
@@ -103,6 +105,7 @@ def test_results_are_those_of_a_whole_run(threads: int, tmp_path: Path) -> None:
                 np.testing.assert_allclose(bound.out["y"], right, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_range_without_one_item_is_run_whole() -> None:
     compiled = tvm_ext.compile(network(), HOST, input_shapes={"x": ["2:8", 3, 8, 8]}, threads=2)
     assert compiled.report.micro_batch is None
@@ -112,6 +115,7 @@ def test_a_range_without_one_item_is_run_whole() -> None:
     np.testing.assert_allclose(compiled.run(given)["y"], by_runtime(network(), given)[0], rtol=1e-5)
 
 
+@pytest.mark.extended
 def test_the_threads_of_a_run_decide() -> None:
     compiled = tvm_ext.compile(network(), HOST, threads=2)
     given = feeds(4)
@@ -122,6 +126,7 @@ def test_the_threads_of_a_run_decide() -> None:
         assert {one.result()["y"].tobytes() for one in found} == {whole["y"].tobytes()}
 
 
+@pytest.mark.extended
 def test_wrong_inputs_are_refused_as_by_a_whole_run() -> None:
     compiled = tvm_ext.compile(network(), HOST, threads=2)
     with pytest.raises(InputError, match="expected"):
@@ -134,6 +139,7 @@ def _run_in_fork(compiled: tvm_ext.CompiledModel, wanted: bytes) -> None:
     assert compiled.run(feeds(4))["y"].tobytes() == wanted
 
 
+@pytest.mark.extended
 def test_a_copy_of_the_process_has_threads_of_its_own() -> None:
     compiled = tvm_ext.compile(network(), HOST, threads=2)
     wanted = compiled.run(feeds(4))["y"].tobytes()

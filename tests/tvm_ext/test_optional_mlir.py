@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tvm_ext
 
 PACKAGE = Path(tvm_ext.__file__).parent
@@ -18,6 +20,7 @@ def test_only_the_folder_of_mlir_imports_it():
     assert found == {(PACKAGE / "mlir").resolve()}
 
 
+@pytest.mark.extended
 def test_the_rest_works_without_it():
     """A model is compiled, with passes of MLIR that are not enabled, where nothing imports it."""
     script = """

@@ -98,6 +98,7 @@ def branching(then_branch, else_branch, level):
     return compiled(nodes, inputs, [value("y", [2, 4])], level)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("level", "taken"), [("O0", (4, 2)), ("O3", (2, 2))])
 def test_branches_count_what_ran(level, taken):
     model = branching(branch("then", "Tanh", "Sin", "Cos"), branch("else", "Abs"), level)
@@ -212,6 +213,7 @@ def dynamic() -> tvm_ext.CompiledModel:
     return compiled(nodes, inputs, outputs, w=rand(6, 4))
 
 
+@pytest.mark.extended
 def test_work_of_symbolic_sizes_is_that_of_the_run(dynamic):
     def work(n: int, m: int) -> tuple[float, float, float]:
         (kernel,) = dynamic.profile({"x": rand(n, m, 6)}, repeat=1).kernels
@@ -238,6 +240,7 @@ def test_a_saved_model_knows_the_work_and_versions_of_symbolic_sizes(dynamic, tm
         assert kernel.versions == known.versions
 
 
+@pytest.mark.slow
 def test_numbers_among_arguments_tell_sizes():
     """Sizes of the second convolution's image follow from those of the model's, not the other way
     round: these come as numbers.
@@ -275,6 +278,7 @@ def sigmoid() -> tvm_ext.CompiledModel:
     return tvm_ext.compile(model_of_any, SMALL_VECTORS, specialize=[{"N": 8}])
 
 
+@pytest.mark.extended
 def test_versions_are_those_of_the_sizes_that_ran(sigmoid):
     def ran(n: int) -> tuple[dict[str, int], ...]:
         (kernel,) = sigmoid.profile({"x": rand(n)}, repeat=3).kernels

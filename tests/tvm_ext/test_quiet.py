@@ -26,6 +26,7 @@ def model(input_name: str = "x") -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+@pytest.mark.extended
 def test_run_then_save_then_load(tmp_path, capfd):
     x = np.ones((2, 4), np.float32)
     compiled = tvm_ext.compile(model())
@@ -46,6 +47,7 @@ def test_a_name_that_tvm_warns_about(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.extended
 def test_a_choice_within_a_size(capfd):
     """The windows of a pool that rounds up are as many as their last one begins inside."""
     sides = {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}
@@ -63,6 +65,7 @@ def test_a_choice_within_a_size(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.extended
 def test_a_ceiling_within_a_size(capfd):
     """Sizes of an image that is scaled by no whole number are computed in floating point."""
     scales = numpy_helper.from_array(np.array([1, 1, 1.5, 1.5], np.float32), "scales")
@@ -98,6 +101,7 @@ def test_a_converter_that_fails(monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", ["ScatterND", "ScatterElements"])
 def test_a_kernel_that_tvm_warns_about(operator, capfd):
     places = np.array([[1], [3]]) if operator == "ScatterND" else np.array([1, 3])

@@ -62,6 +62,7 @@ def test_a_module_of_relax_compiles_and_runs():
     check_dense(compiled, 1)
 
 
+@pytest.mark.extended
 def test_sizes_are_frozen_and_limited():
     frozen = tvm_ext.compile(dense(), HOST, input_shapes={"x": [4, 16]})
     assert frozen.inputs[0].shape == (4, 16)
@@ -71,12 +72,14 @@ def test_sizes_are_frozen_and_limited():
     check_dense(limited, 8)
 
 
+@pytest.mark.extended
 def test_kernels_written_by_hand_stay_part_of_it():
     x = np.random.default_rng(2).standard_normal((4, 8)).astype("float32")
     found = tvm_ext.compile(ByHand, HOST).run({"x": x})["output"]
     np.testing.assert_allclose(found, np.exp(2 * x), rtol=1e-5)
 
 
+@pytest.mark.extended
 def test_kernels_under_the_symbols_that_they_were_made_with():
     """``te.create_prim_func`` says "main", also of two kernels of one module."""
     type_ = relax.TensorType([2, 3], "float32")
@@ -98,6 +101,7 @@ def test_kernels_under_the_symbols_that_they_were_made_with():
     np.testing.assert_array_equal(found, np.full((2, 3), 4))
 
 
+@pytest.mark.extended
 def test_a_tuple_of_one_is_one_output():
     # TVM's importer of PyTorch makes them.
     x = relax.Var("x", relax.TensorType([2, 3], "float32"))
@@ -108,6 +112,7 @@ def test_a_tuple_of_one_is_one_output():
     np.testing.assert_array_equal(found["output"], -np.ones((2, 3)))
 
 
+@pytest.mark.extended
 def test_the_given_module_stays_as_it_is():
     mod = dense()
     text = mod.script()
@@ -134,6 +139,7 @@ def test_a_module_without_main_is_refused():
         tvm_ext.compile(tvm.IRModule({}))
 
 
+@pytest.mark.extended
 def test_the_pipeline_has_a_name_in_tvm():
     machine = resolve_target("cpu")
     with machine.tvm_target() as target:
@@ -143,6 +149,7 @@ def test_the_pipeline_has_a_name_in_tvm():
     np.testing.assert_allclose(result[0].numpy(), np.maximum(x @ WEIGHT, 0), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_the_named_pipeline_goes_the_road_of_compile():
     """Without dataflow blocks, which passes look at, too: the product and its Relu are fused."""
     with resolve_target("cpu").tvm_target():
@@ -163,6 +170,7 @@ def test_a_gpu_needs_schedules_in_the_named_pipeline_too():
         pipeline(dense())
 
 
+@pytest.mark.extended
 def test_kernels_are_scheduled_in_a_sequential():
     steps = [relax.get_pipeline("zero"), tvm_ext.ScheduleKernels()]
     with resolve_target("cpu").tvm_target() as target:

@@ -73,6 +73,7 @@ def test_types_that_numpy_lacks_need_no_compiler_either(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result, given + given)
 
 
+@pytest.mark.extended
 def test_functions_that_tvm_has_in_python_are_fetched(tmp_path: Path) -> None:
     proto = model([node("Unique", ["x"], ["y"])], [value("x", [4])], [value("y", [None])])
     saved(proto, tmp_path / "m.tvmx")
@@ -81,6 +82,7 @@ def test_functions_that_tvm_has_in_python_are_fetched(tmp_path: Path) -> None:
     np.testing.assert_array_equal(outputs["y"], [1])
 
 
+@pytest.mark.extended
 def test_a_loaded_model_is_saved_again_whatever_became_of_its_file(tmp_path: Path) -> None:
     saved(mlp(), tmp_path / "m.tvmx")
     loaded = tvm_ext.load(tmp_path / "m.tvmx")
@@ -96,6 +98,7 @@ def test_a_loaded_model_is_saved_again_whatever_became_of_its_file(tmp_path: Pat
     assert_mlp(again, rand(3, 6))
 
 
+@pytest.mark.extended
 def test_a_loaded_model_reads_its_report_when_it_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "m.tvmx"
     compiled = tvm_ext.compile(mlp(), HOST, specialize=[{"N": 2}])

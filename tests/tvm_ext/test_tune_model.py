@@ -70,6 +70,7 @@ def test_the_same_command_goes_on(tuned):
     assert len(read_trials(folder).trials) == before
 
 
+@pytest.mark.extended
 def test_changed_graph_is_a_miss_with_the_reason(tuned):
     folder, _ = tuned
     wider = network(width=40)
@@ -82,6 +83,7 @@ def test_changed_graph_is_a_miss_with_the_reason(tuned):
         tvm_ext.compile(wider, HOST, records=folder, require_records=True)
 
 
+@pytest.mark.extended
 def test_other_target_is_a_miss_with_the_reason(tuned):
     folder, _ = tuned
     report = tvm_ext.compile(network(), target="x86-64", records=folder).report
@@ -93,6 +95,7 @@ def test_no_records_no_word_of_them(plain):
     assert {kernel.tuned for kernel in plain.report.kernels} == {""}
 
 
+@pytest.mark.extended
 def test_only_and_skip(tmp_path):
     progress = tvm_ext.tune(
         network(), HOST, work_dir=tmp_path, effort="quick", trials=2, only=["first*", "softmax"],
@@ -103,6 +106,7 @@ def test_only_and_skip(tmp_path):
         tvm_ext.tune(network(), HOST, work_dir=tmp_path, only=["third"])
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_ones_own(tmp_path):
     """Its kernels are tuned: without fusion the activation is one by itself."""
     fusing = ("AnnotateTIROpPattern", "FuseOperators", "FuseTIR")
@@ -136,6 +140,7 @@ def dynamic_network() -> onnx.ModelProto:
     return model(nodes, [value("x", ["N", 24])], [value("y", ["N", 32])], w=rand(24, 32))
 
 
+@pytest.mark.extended
 def test_kernels_of_dynamic_sizes_are_tuned_for_some(tmp_path):
     """Records say for which sizes, and any size runs with them."""
     dynamic = dynamic_network()

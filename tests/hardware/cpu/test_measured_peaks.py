@@ -25,6 +25,7 @@ FULL_WIDTH_FMA = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("preset", "accumulators"), [("avx512", 24), ("avx2", 12)])
 def test_peak_is_multiply_adds_on_full_width_registers(preset, accumulators):
     check_loop(resolve_target(preset).with_cores(1), FULL_WIDTH_FMA[preset], accumulators)
@@ -51,6 +52,7 @@ def _result(machine: CpuDescription) -> int:
     return -1 if machine.architecture == "x86_64" else 0
 
 
+@pytest.mark.extended
 def test_all_cores_work_on_the_peak():
     one, two = (host_description().with_cores(cores) for cores in (1, 2))
     assert fma_peak(two).amount == 2 * fma_peak(one).amount
@@ -102,6 +104,7 @@ def test_measured_rates_take_the_place_of_described_ones(monkeypatch):
     assert found.cores == machine.cores
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("cores", [1, 2])
 def test_reading_counts_each_byte_once(cores):
     machine = host_description().with_cores(cores)

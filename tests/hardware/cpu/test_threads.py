@@ -159,6 +159,7 @@ assert count()[0]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
 def test_a_child_of_fork_makes_threads_of_its_own(tmp_path):
     """TVM's own pool waits for ever there, for threads that only the parent has."""

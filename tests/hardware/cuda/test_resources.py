@@ -100,6 +100,7 @@ def test_launches_of_a_module():
     assert found == [Launch("main_kernel", 2048, 64 * 32 * 4, 0)]
 
 
+@pytest.mark.extended
 @needs_nvcc
 def test_report_of_nvcc():
     (found,) = resources(CODE, "sm_80")

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 from analysed_models import computed, graphs, if_model, in_float64, loop_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ def outputs(mod, **arguments):
     return found if isinstance(found, tuple) else (found,)
 
 
+@pytest.mark.extended
 @given(graphs(is_smooth=True), st.lists(st.floats(-2, 3, width=32), min_size=9, max_size=9))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_float32_is_as_close_to_float64_as_promised(proto, numbers):

@@ -63,6 +63,7 @@ def test_rule_holds_for_special_and_random_values_of_each_type(rule: Rule) -> No
         assert wrong == [], dtype
 
 
+@pytest.mark.extended
 @every(data_movement.RULES)
 def test_rule_holds_for_all_small_shapes(rule: Rule) -> None:
     fitting_count, _, wrong = outcomes(rule)

@@ -65,11 +65,13 @@ def test_wrong_rule_is_not_proved(rule: Rule) -> None:
     assert counterexamples(rule)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rule", WRONG, ids=lambda rule: rule.name)
 def test_wrong_rule_fails_on_numbers(rule: Rule) -> None:
     assert any(differences(rule, dtype, most=400)[1] for dtype in sorted(rule.dtypes))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rule", WRONG_CLASS, ids=lambda rule: rule.name)
 def test_rule_of_the_wrong_class_fails_on_special_values(rule: Rule) -> None:
     assert counterexamples(rule) == [], "over the reals it is right"
@@ -105,6 +107,7 @@ WRONG_MOVES = (
 )  # fmt: skip
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rule", WRONG_MOVES, ids=lambda rule: rule.name)
 def test_wrong_rule_of_data_movement_is_found_out(rule: Rule) -> None:
     _, _, wrong = outcomes(rule)

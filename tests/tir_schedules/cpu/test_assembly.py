@@ -31,6 +31,7 @@ def test_sums_of_twelve_rows_of_a_vector_stay_in_sixteen_registers(mcpu: str) ->
     assert not re.search(r"vfmadd\w+\s.*\(%r[sb]p\).*ymm", assembly)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", INSTRUCTIONS)
 @pytest.mark.parametrize("kernel", ["convolution", "matmul"])
 def test_multiply_add_on_whole_registers(target: str, kernel: str) -> None:

@@ -14,7 +14,7 @@ from decision_cases import assert_defaults_give_the_default_schedule, check_rand
 from lowering import f32, kernel_of
 from machines import MACHINE, NARROW, _cpu
 from symbolic_extents import call
-from thoroughness import some_of
+from thoroughness import one_in, some_of
 from tvm import relax, tirx
 from unoptimised import HOST, built
 
@@ -116,7 +116,8 @@ def finished(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return with_vector_math(func).func
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.extended
+@pytest.mark.parametrize("name", one_in(4, CASES))
 def test_numbers(name: str) -> None:
     one = CASES[name]
     machines = {"wide": MACHINE.with_cores(2)}
@@ -174,7 +175,8 @@ def operands_of(one: AttentionCase) -> tuple[list[Any], list[str]]:
     return shapes, ["float32"] * 3 + types + ["float32"] * len(sinks)
 
 
-@pytest.mark.parametrize("name", SYMBOLIC)
+@pytest.mark.extended
+@pytest.mark.parametrize("name", one_in(4, SYMBOLIC))
 def test_symbolic_numbers(name: str) -> None:
     """Beside memory that may not be touched."""
     whole = at_sizes(name, *(tirx.Var(letter, "int64") for letter in "bqk"))
@@ -193,7 +195,8 @@ def test_symbolic_numbers(name: str) -> None:
         np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=2e-5, err_msg=f"{name} {sizes}")
 
 
-@pytest.mark.parametrize("name", SYMBOLIC)
+@pytest.mark.extended
+@pytest.mark.parametrize("name", one_in(4, SYMBOLIC))
 def test_keys_in_buffers_with_room_for_more(name: str) -> None:
     """What lies behind the last key is NaN, and is not read."""
     whole = at_sizes(name, *(tirx.Var(letter, "int64") for letter in "bqk"))
@@ -261,6 +264,7 @@ def test_the_whole_matrix_of_scores_is_nowhere() -> None:
     assert max(math.prod(map(int, array.shape)) for array in arrays) == 512 * 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "multiply_add"),
     [
@@ -284,10 +288,12 @@ def test_sums_stay_in_registers(target: str, multiply_add: str) -> None:
     assert not any(re.search(r"\b(call|callq|bl)\s+_?expf", block) for block in blocks)
 
 
+@pytest.mark.extended
 def test_defaults() -> None:
     assert_defaults_give_the_default_schedule(TEMPLATE, CASES["odd sizes"].function(), MACHINE)
 
 
+@pytest.mark.extended
 def test_random_decisions() -> None:
     check_random_numbers(
         TEMPLATE, {"odd": CASES["odd sizes"].function()}, machine=HOST.with_cores(2)

@@ -6,7 +6,7 @@ import pytest
 from lowering import f32, kernel_of, loops_of
 from machines import MACHINE
 from symbolic_extents import built, call, close, random, size
-from thoroughness import some_of
+from thoroughness import one_in, some_of
 from tvm import relax, tirx
 from tvm.relax.op import nn
 
@@ -66,8 +66,10 @@ def _name(name: str) -> str:
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
-    ("name", "cores"), [*((name, 2) for name in KERNELS), *((name, 1) for name in some_of(KERNELS))]
+    ("name", "cores"),
+    one_in(3, [*((name, 2) for name in KERNELS), *((name, 1) for name in some_of(KERNELS))]),
 )
 def test_against_the_fallback(name: str, cores: int) -> None:
     expression, inputs = KERNELS[name]
@@ -132,6 +134,7 @@ def test_few_uses_of_weights_are_for_rows_of_several_items() -> None:
     assert choice.schedule == "symbolic tile"
 
 
+@pytest.mark.extended
 def test_small_items_are_no_loop() -> None:
     func = kernel_of(lambda x: nn.softmax(x, axis=-1), _batch(2, 7))
     scheduled, choice = schedule_kernel(func, MACHINE)

@@ -22,10 +22,12 @@ def scheduled(target, threads=2, columns=72):
     return BlockIntegerMatmul().apply(compute.function([rows, 96]), own).mod["main"]
 
 
+@pytest.mark.extended
 def test_products_are_those_of_an_instruction():
     assert "vpdpbusd" in scheduled("avx512-amx").script()
 
 
+@pytest.mark.extended
 def test_products_of_four_bits_do_not_saturate_in_pairs():
     """Twice 15 * 127 is a number of 16 bits; pairs of pairs are added in 32."""
     script = scheduled("avx2").script()

@@ -115,6 +115,7 @@ def test_condition_on_two_loops(limit: int, wanted: tuple[int, tuple[int, ...]])
     assert changes(row[0] * 256 + column[0] < limit, pair) == wanted
 
 
+@pytest.mark.extended
 @given(
     slopes=st.lists(st.integers(-5, 5), min_size=1, max_size=3),
     offset=st.integers(-20, 20),

@@ -191,6 +191,7 @@ def test_matrix_that_the_kernel_computes(calls: int, used_again: bool, expected:
     assert (stage is not None) == expected
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("calls", [1, 2])
 def test_numbers_with_a_matrix_that_the_kernel_computes(calls: int) -> None:
     func = with_exponentials(calls)
@@ -223,6 +224,7 @@ def test_numbers_of_products(
         assert_same([a @ b], [found], name)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("rows", "columns"), [(197, 192), (192, 197), (509, 224), (96, 1024)])
 def test_numbers_of_large_products(rows: int, columns: int) -> None:
     scheduled, _ = schedule_kernel(product((rows, 197), (197, columns)), PANELS.with_cores(2))
@@ -231,6 +233,7 @@ def test_numbers_of_large_products(rows: int, columns: int) -> None:
     assert_same([a @ b], [found], "product")
 
 
+@pytest.mark.extended
 def test_numbers_of_a_matrix_that_is_transposed() -> None:
     a, b = te.placeholder((96, 20), name="a"), te.placeholder((197, 20), name="b")
     k = te.reduce_axis((0, 20), "k")
@@ -240,6 +243,7 @@ def test_numbers_of_a_matrix_that_is_transposed() -> None:
     assert_same([x @ y.T], [found], "transposed")
 
 
+@pytest.mark.extended
 def test_numbers_of_a_square() -> None:
     """One array is both operands."""
     x, k = te.placeholder((2, 96, 96), name="x"), te.reduce_axis((0, 96), "k")
@@ -251,6 +255,7 @@ def test_numbers_of_a_square() -> None:
     assert_same([values @ values], [found], "square")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
 def test_numbers_of_types(dtype: str) -> None:
     func = kernel_of(op.matmul, ((101, 19), dtype), ((19, 96), dtype))

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import pytest
 import tvm
 from cpu_kernels import check_vectors_and_threads, refusal_of, scheduled
 from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
@@ -60,6 +61,7 @@ check = partial(check_vectors_and_threads, CpuDepthwiseConvolution())
 sizes = st.integers(1, 5)
 
 
+@pytest.mark.extended
 @given(
     shape=st.tuples(st.integers(1, 2), st.integers(5, 12), st.integers(5, 40), st.integers(2, 40)),
     window=st.tuples(sizes, sizes),
@@ -122,6 +124,7 @@ def of_bytes(
     return te.create_prim_func([x, w, *zero, kernel.compute(x, w, *zero)])
 
 
+@pytest.mark.extended
 @given(
     shape=st.tuples(st.integers(1, 2), st.integers(3, 9), st.integers(8, 30), st.integers(2, 40)),
     dtype=st.sampled_from(["uint8", "int8"]),
@@ -143,10 +146,12 @@ def test_bytes_are_read_as_they_are_and_nothing_is_padded() -> None:
     assert not list(made.body.block.alloc_buffers)
 
 
+@pytest.mark.extended
 def test_many_channels_of_few_rows_on_threads() -> None:
     check({"few rows": convolution((1, 3, 40, 512), (3, 3), padding=1)})
 
 
+@pytest.mark.extended
 def test_nothing_is_padded_in_memory_and_vectors_are_whole() -> None:
     for layout in ("NHWC", "NCHW"):
         func = convolution((1, 52, 80, 64), (3, 3), layout, padding=1)
@@ -162,6 +167,7 @@ def test_nothing_is_padded_in_memory_and_vectors_are_whole() -> None:
         assert not [loop for loop in loops_of(lowered(made, MACHINE)) if loop.extent == 16]
 
 
+@pytest.mark.extended
 def test_decisions() -> None:
     last = assert_defaults_give_the_default_schedule(
         CpuDepthwiseConvolution(), convolution((1, 40, 33, 64), (3, 3), padding=1), MACHINE
@@ -195,6 +201,7 @@ def test_parts_are_asked_for_with_threads() -> None:
     assert "parts" not in serial.knobs
 
 
+@pytest.mark.slow
 def test_decisions_at_random() -> None:
     plain = {
         layout: convolution((2, 13, 11, 35), (3, 3), layout, padding=(1, 2, 1, 0))

@@ -4,7 +4,7 @@ import pytest
 from lowering import f32, kernel_of, loops_of
 from machines import MACHINE
 from symbolic_extents import built, call, close, random, size
-from thoroughness import some_of
+from thoroughness import one_in, some_of
 from tvm import relax, tirx
 from tvm.relax.op import nn
 
@@ -36,8 +36,10 @@ def _kernel(taps: tuple[int, int], options: dict, channels: int) -> tirx.PrimFun
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
-    ("name", "cores"), [*((name, 2) for name in CASES), *((name, 1) for name in some_of(CASES))]
+    ("name", "cores"),
+    one_in(3, [*((name, 2) for name in CASES), *((name, 1) for name in some_of(CASES))]),
 )
 def test_against_the_fallback(name: str, cores: int) -> None:
     taps, options, channels = CASES[name]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import pairwise
 from onnx import TensorProto, helper, numpy_helper
 from unoptimised import HOST
 
@@ -69,8 +70,8 @@ def only_schedule(compiled):
     return record
 
 
-@pytest.mark.parametrize("has_zeros", [False, True])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.extended
+@pairwise(has_zeros=[False, True], bits=[2, 4, 8])
 def test_rows_of_the_run(bits, has_zeros):
     weights = Weights(40, 192, 32, bits, has_zeros)
     compiled = tvm_ext.compile(weights.model("rows"), HOST, threads=2)
@@ -79,8 +80,8 @@ def test_rows_of_the_run(bits, has_zeros):
         check(compiled, weights, rows)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, 16, 21, 64])
-@pytest.mark.parametrize("columns", [1, 16, 130])
+@pytest.mark.extended
+@pairwise(rows=[1, 2, 7, 16, 21, 64], columns=[1, 16, 130])
 def test_known_rows(rows, columns):
     weights = Weights(columns, 128, 64, 4, has_zeros=True)
     compiled = tvm_ext.compile(weights.model(rows), HOST, threads=2)
@@ -89,6 +90,7 @@ def test_known_rows(rows, columns):
     check(compiled, weights, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, "rows"])
 def test_what_follows_is_part_of_the_kernel(rows):
     weights = Weights(48, 64, 16, 4, has_zeros=False)
@@ -108,6 +110,7 @@ def test_saved_weights_take_their_bits(block, tmp_path):
     assert (tmp_path / "model.tvmx").stat().st_size < 1.05 * packed + code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["avx2", "avx512", "aarch64-neon"])
 def test_kernels_for_other_processors(target):
     compiled = tvm_ext.compile(Weights(48, 64, 32, 4, True).model("rows"), target=target)

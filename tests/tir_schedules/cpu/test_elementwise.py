@@ -64,6 +64,7 @@ def test_threads_for_every_piece_when_none_is_long() -> None:
     assert [loop.kind for loop in loops_of(found)].count("parallel") == 2
 
 
+@pytest.mark.extended
 def test_decisions_at_random() -> None:
     moves = ("concat inner", "concat inner odd", "pad", "split", "resize nhwc")
     kernels = {
@@ -102,6 +103,7 @@ def test_not_applicable_to_a_reduction() -> None:
     assert refusal_of(CpuElementwise(), func) == "the kernel reduces or scans"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", [71, 2704, 2705, 2711])
 def test_nothing_is_computed_twice_inside_of_a_kernel(size: int) -> None:
     """TVM may put the second array in the place of the first, which would be squared twice."""
@@ -134,6 +136,7 @@ MOVED = {
 }
 
 
+@pytest.mark.extended
 @given(rows=st.integers(1, 9), columns=st.integers(1, 150), kind=st.sampled_from(sorted(MOVED)))
 @settings(max_examples=12 * DRAWS, deadline=None)
 def test_numbers_of_moves(rows: int, columns: int, kind: str) -> None:

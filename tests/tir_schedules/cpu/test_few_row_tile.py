@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from combinations import pairwise
 from lowering import f32, kernel_of, statements
 from symbolic_extents import built, call, close, random, scheduled, size
+from thoroughness import one_in
 from tvm import relax, tirx
 
 from tvm_ext.configs.errors import NotApplicable
@@ -39,8 +41,8 @@ def columns_of(func: tirx.PrimFunc) -> set[int | None]:
     return {static_extent(array.shape[0]) for array in found if array.name == "sums"}
 
 
-@pytest.mark.parametrize("columns", [256, 512, 1000, 2111])
-@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.extended
+@pairwise(rows=[1, 2, 3, 4], columns=[256, 512, 1000, 2111])
 def test_known_sizes(rows: int, columns: int) -> None:
     for depth in (24, 31):
         function = built(tiled(product(rows, depth, columns)))
@@ -53,6 +55,7 @@ def test_sums_of_one_row_are_shared_by_the_cores() -> None:
     assert columns_of(tiled(product(1, 24, 1024))) == {512}
 
 
+@pytest.mark.extended
 def test_columns_that_are_no_whole_tile_of_one_core() -> None:
     machine = SMALL_L2.with_cores(1)
     found = apply_template(FewRowTile(), product(1, 24, 1100), machine)
@@ -64,18 +67,21 @@ def test_columns_that_are_no_whole_tile_of_one_core() -> None:
     close(result, np.maximum(x @ w + bias, 0))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rows", [1, 3])
 def test_threads_do_not_race(rows: int) -> None:
     assert not check_schedule(tiled(product(rows, 24, 1000))).races
 
 
+@pytest.mark.extended
 def test_batches_have_matrices_of_their_own() -> None:
     function = built(tiled(kernel_of(op.matmul, f32(3, 1, 18), f32(3, 18, 512))))
     x, w = random(3, 1, 18), random(3, 18, 512)
     close(call(function, [x, w], (3, 1, 512)), x @ w)
 
 
-@pytest.mark.parametrize("columns", [512, 700, None])
+@pytest.mark.extended
+@pytest.mark.parametrize("columns", one_in(3, [512, 700, None]))
 def test_open_sizes(columns: int | None) -> None:
     width = size("columns") if columns is None else columns
     func = kernel_of(op.matmul, ((size("rows"), 2053), "float32"), ((2053, width), "float32"))
@@ -89,6 +95,7 @@ def test_open_sizes(columns: int | None) -> None:
             np.testing.assert_allclose(result, x @ w, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.extended
 def test_a_short_or_open_sum_in_one_row() -> None:
     func = kernel_of(op.matmul, ((1, size("steps")), "float32"), ((size("steps"), 4096), "float32"))
     function = built(scheduled(func, SMALL_L2).func)

@@ -72,6 +72,7 @@ def test_what_a_narrow_integer_holds_may_be_negative() -> None:
     close(call(function, [x], (20, 3)), x.T + np.array(wrapped, "float32")[:, None])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("axis", [2, 4])
 def test_a_softmax_of_five_symbolic_sizes(axis: int) -> None:
     """Without the pass TVM takes minutes for it."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from combinations import pairwise
 from machines import _cpu
 from small_models import model, node, rand, value
 from symbolic_extents import size
@@ -48,6 +49,7 @@ def test_only_one_buffer_overlaps_with_no_other(count: int) -> None:
     assert count == 1 or found["main"].same_as(mod["main"])
 
 
+@pytest.mark.extended
 def test_kernels_beside_the_function_of_sizes_are_read_by_gathers() -> None:
     """Its name is behind that of the kernel, as in every program of symbolic sizes."""
     x = te.placeholder((size("n"), size("m")), "float32", "x")
@@ -78,6 +80,7 @@ def kept_in_arrays(rows: int | tirx.Var, steps: int) -> tirx.PrimFunc:
     return tirx.PrimFunc([x, y], in_root_block(body)).with_attrs(marks)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rows", [5, size("rows")], ids=["static", "symbolic"])
 def test_a_few_accesses_of_parameters_become_flat_ones(rows: int | tirx.Var) -> None:
     mod = tvm.IRModule({"main": kept_in_arrays(rows, steps=40)})
@@ -156,6 +159,7 @@ def test_tensors_of_sizes_that_contradict_each_other_are_refused() -> None:
         built["sums"](strided, strided, strided)
 
 
+@pytest.mark.extended
 def test_arrays_of_bools_hold_bytes() -> None:
     """Once per row and column it is known whether the mean over the channels is positive."""
     steps = [
@@ -199,6 +203,7 @@ def test_vectors_of_bools_become_vectors_of_bytes() -> None:
     assert str(stored.value.ty) == f"int8x{SIZE}"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("offset", [0, 1, 4])
 def test_memory_that_begins_anywhere(offset: int) -> None:
     built = compile_kernels(tvm.IRModule({"doubled": doubled()}), _cpu("avx2").tvm_target())
@@ -208,6 +213,7 @@ def test_memory_that_begins_anywhere(offset: int) -> None:
     np.testing.assert_array_equal(y, 2 * x)
 
 
+@pytest.mark.extended
 def test_a_value_that_all_lanes_share_is_computed_as_the_others_are() -> None:
     """An element is padded to a row, of each of which an exponential is taken, in one kernel."""
     steps = [
@@ -230,8 +236,8 @@ def looked_up(shape: tuple[int, ...], dtype: str) -> tirx.PrimFunc:
     return te.create_prim_func([x, table, result]).with_attr("global_symbol", "main")
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
-@pytest.mark.parametrize("shape", [(8,), (48,), (3, 32), (1000,), (5, 7, 64)])
+@pytest.mark.extended
+@pairwise(dtype=["uint8", "int8"], shape=[(8,), (48,), (3, 32), (1000,), (5, 7, 64)])
 def test_every_byte_is_found_in_its_table(shape: tuple[int, ...], dtype: str) -> None:
     host = host_description()
     scheduled, _ = schedule_kernel(looked_up(shape, dtype), host)
@@ -243,6 +249,7 @@ def test_every_byte_is_found_in_its_table(shape: tuple[int, ...], dtype: str) ->
     np.testing.assert_array_equal(out.numpy(), table[x])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("target", "found"), [("avx512-amx", True), ("avx2", False)])
 def test_tables_are_permuted_where_a_cpu_can(target: str, found: bool) -> None:
     machine = resolve_target(target)
@@ -338,6 +345,7 @@ def with_arrays(count: int, size: int) -> tirx.PrimFunc:
     return func.with_attr("tirx.noalias", True).with_attr("global_symbol", "main")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("count", "size", "is_pooled"),
     [(1, 256, False), (1, 2048, False), (1, 2049, True), (3, 2048, False)],

@@ -21,7 +21,7 @@ from masked_kernels import (
     vectorised,
     with_epilogue,
 )
-from thoroughness import DRAWS
+from thoroughness import DRAWS, one_in
 from tvm import s_tir, te, tirx
 from unoptimised import HOST
 
@@ -44,6 +44,7 @@ def test_store_of_the_last_columns() -> None:
     assert "T.where" not in after.script()
 
 
+@pytest.mark.extended
 def test_padding_and_result_of_a_panel() -> None:
     func = te.create_prim_func(padded_product((2, 40, 20), (2, 20, 197)))
     before = tiled(func, PANELS)
@@ -60,6 +61,7 @@ def test_second_run_changes_nothing() -> None:
     assert with_masked_tails(once).same_as(once)
 
 
+@pytest.mark.extended
 def test_each_operand_of_the_epilogue_has_a_mask() -> None:
     bias, residual = te.placeholder((197,), name="bias"), te.placeholder((40, 197), name="more")
     func = with_epilogue(lambda x, i, j: x + bias[j] * residual[i, j], bias, residual)
@@ -69,6 +71,7 @@ def test_each_operand_of_the_epilogue_has_a_mask() -> None:
     assert_numbers(func, masked)
 
 
+@pytest.mark.extended
 def test_both_branches_of_a_choice_between_columns() -> None:
     first, second = te.placeholder((40, 60), name="one"), te.placeholder((40, 137), name="two")
     func = with_epilogue(
@@ -114,6 +117,7 @@ def in_range(x: te.Tensor, low: int, high: int) -> Index:
     return lambda i: tirx.if_then_else(tirx.all(i >= low, i < high), x[i - low], zero)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("low", "high"), [(0, 5), (3, 11), (8, 16), (13, 24), (0, 24)])
 def test_numbers_of_padding(low: int, high: int) -> None:
     x = te.placeholder((high - low,), name="x")
@@ -138,6 +142,7 @@ CONDITIONS: dict[str, Callable[[tirx.Var, tirx.Var], Any]] = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_conditions(name: str) -> None:
     x, y = (te.placeholder((5, 19), name=name) for name in "xy")
@@ -151,7 +156,10 @@ def test_conditions(name: str) -> None:
     assert_numbers(te.create_prim_func([x, y, chosen]), masked)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint8", "int32", "int64"])
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    "dtype", one_in(2, ["float16", "float64", "int8", "uint8", "int32", "int64"])
+)
 def test_types_of_products(dtype: str) -> None:
     func = te.create_prim_func(padded_product((2, 19, 7), (2, 7, 197), dtype))
     masked, _ = schedule_kernel(func, PANELS)
@@ -194,6 +202,7 @@ def test_numbers_of_products(
         assert_same([a @ b], [found], "product")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("columns", [197, 243, 1003])
 def test_numbers_of_large_products(columns: int) -> None:
     machine = host_description().with_cores(2)
@@ -208,6 +217,7 @@ def test_numbers_of_large_products(columns: int) -> None:
         assert_same([a @ b], [found], name)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("columns", [19, 37, 61])
 def test_nothing_is_written_beyond_the_result(columns: int) -> None:
     func, _ = schedule_kernel(te.create_prim_func(padded_product((3, 5), (5, columns))), MACHINE)

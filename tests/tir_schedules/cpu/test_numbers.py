@@ -5,6 +5,7 @@ import pytest
 import tvm
 from kernel_cases import CONVOLUTIONS, MATMULS, MOVES, POINTWISE, REDUCTIONS, KernelCase
 from lowering import assert_same, f32, kernel_of, kernels_of, run
+from thoroughness import one_in
 from tvm import relax, tirx
 from tvm.relax.op import nn
 from unoptimised import built
@@ -21,7 +22,8 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.extended
+@pytest.mark.parametrize("family", one_in(2, FAMILIES))
 def test_family(family: str) -> None:
     cases: dict[str, KernelCase] = FAMILIES[family]
     plain: dict[str, tirx.PrimFunc] = {}
@@ -36,6 +38,7 @@ def test_family(family: str) -> None:
         assert_same(wanted[name], found[name], name)
 
 
+@pytest.mark.slow
 def test_large_enough_for_threads() -> None:
     plain = {
         "add": kernel_of(relax.op.add, f32(197, 249, 40), f32(197, 249, 40)),

@@ -78,6 +78,7 @@ def test_no_condition_is_left() -> None:
     assert with_overlapping_tiles(after).same_as(after)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rows", [31, 38, 101, 197])
 def test_every_row_is_in_a_tile_and_none_beyond(rows: int) -> None:
     before = tiled(product(f32(rows, 20), f32(20, 16), f32(16)))
@@ -116,6 +117,7 @@ def test_numbers_of_products(
         assert_same([a @ b], [found], name)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rows", [101, 197, 509])
 def test_numbers_on_threads(rows: int) -> None:
     machine = host_description().with_cores(2)
@@ -126,6 +128,7 @@ def test_numbers_on_threads(rows: int) -> None:
     assert_same([a @ b + c], [found], "product")
 
 
+@pytest.mark.extended
 def test_numbers_of_convolutions() -> None:
     specs = f32(3, 3, 5, 16), f32(16)
     plain = {

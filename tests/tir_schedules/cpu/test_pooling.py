@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lowering import assert_same, f32, kernel_of, loops_of, lowered, run, statements
 from machines import MACHINE
 from symbolic_extents import built, call, close, random, size
-from thoroughness import DRAWS
+from thoroughness import DRAWS, one_in
 from tvm import relax, te, tirx, topi
 from tvm.relax.op import nn
 from tvm.sym import Analyzer
@@ -33,6 +33,7 @@ check = partial(check_vectors_and_threads, CpuPooling())
 sizes = st.integers(1, 4)
 
 
+@pytest.mark.extended
 @given(
     shape=st.tuples(st.integers(1, 2), st.integers(5, 12), st.integers(5, 20), st.integers(1, 19)),
     window=st.tuples(sizes, sizes),
@@ -78,6 +79,7 @@ def test_numbers(
     assert_same(results["plain"], results["threads"], "threads")
 
 
+@pytest.mark.slow
 def test_numbers_of_other_ranks_and_epilogues() -> None:
     check(
         {
@@ -125,6 +127,7 @@ def test_decision_can_be_given() -> None:
     assert_same(results["plain"], results["other"], "other decision")
 
 
+@pytest.mark.extended
 def test_decisions() -> None:
     func = kernel_of(lambda x: nn.max_pool2d(x, 3, 2, 1, layout="NHWC"), f32(1, 9, 11, 61))
     knobs = assert_defaults_give_the_default_schedule(CpuPooling(), func, MACHINE)
@@ -135,6 +138,7 @@ def test_decisions() -> None:
     }
 
 
+@pytest.mark.extended
 def test_decisions_of_later_blocks_have_a_number() -> None:
     x = te.placeholder((1, 3, 33, 37), name="x")
     pooled = topi.nn.pool2d(x, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "max")
@@ -150,6 +154,7 @@ def test_decisions_of_later_blocks_have_a_number() -> None:
     )
 
 
+@pytest.mark.extended
 def test_decisions_at_random() -> None:
     plain = {
         "channels last": kernel_of(
@@ -161,6 +166,7 @@ def test_decisions_at_random() -> None:
     check_random_numbers(CpuPooling(), plain, machine=host_description().with_cores(4))
 
 
+@pytest.mark.extended
 def test_windows_apart_may_be_combined_by_rows_as_well() -> None:
     func = kernel_of(lambda x: nn.max_pool2d(x, 2, 2, layout="NHWC"), f32(1, 8, 8, 32))
     by_rows = applied(func, decisions=FixedDecisions({"direct": 0}))
@@ -223,9 +229,13 @@ def _shape_of(func: tirx.PrimFunc, shape: tuple) -> list:
     return [Analyzer().simplify(substitute(size, known)) for size in result]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "cores"),
-    [*((name, 1) for name in _SYMBOLIC), ("max", 2), ("average", 2), ("max, channels last", 2)],
+    one_in(
+        4,
+        [*((name, 1) for name in _SYMBOLIC), ("max", 2), ("average", 2), ("max, channels last", 2)],
+    ),
 )
 def test_symbolic_sizes(name: str, cores: int) -> None:
     last = "last" in name
@@ -250,6 +260,7 @@ def test_some_sizes_known(open_axes: tuple, layout: str) -> None:
     close(*_both(func)(shape))
 
 
+@pytest.mark.extended
 def test_one_and_three_axes_of_symbolic_sizes() -> None:
     symbols = (size("batch"), 3, size("length"))
     line = _both(kernel_of(lambda x: nn.max_pool1d(x, 3, 2, 1), (symbols, "float32")))

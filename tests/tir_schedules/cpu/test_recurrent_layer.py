@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import tvm
+from combinations import pairwise
 from cpu_kernels import refusal_of, scheduled
 from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from lowering import f32, kernel_of, loops_of
@@ -44,8 +45,8 @@ MULTIPLY_ADDS = {
 }
 
 
-@pytest.mark.parametrize("target", MULTIPLY_ADDS)
-@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
+@pytest.mark.extended
+@pairwise(target=MULTIPLY_ADDS, cell=["LSTM", "GRU", "RNN"])
 def test_weights_are_operands_of_vector_multiply_adds(target: str, cell: str) -> None:
     text = assembly(recurrent_kernel(recurrence(cell)), _cpu(target))
     assert len(re.findall(MULTIPLY_ADDS[target], text)) >= 16
@@ -174,12 +175,14 @@ def test_bytes_are_multiplied_four_at_a_time() -> None:
     assert len(re.findall(pattern, assembly(integers(), _cpu("avx512-amx")))) >= 8
 
 
+@pytest.mark.extended
 def test_bytes_are_widened_where_no_instruction_multiplies_them() -> None:
     text = assembly(integers(), _cpu("avx512"))
     assert "vpdpbusd" not in text
     assert "vpmovsxbd" in text
 
 
+@pytest.mark.slow
 def test_decisions_at_random() -> None:
     plain = {
         "lstm": recurrent_kernel(recurrence("LSTM", 40, 2, initial_c=True, peepholes=True), 3, 5),

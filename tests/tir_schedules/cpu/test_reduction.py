@@ -49,6 +49,7 @@ def kinds(func: tirx.PrimFunc) -> list[tuple[str, int | None]]:
     return [(loop.kind, loop.extent) for loop in loops_of(func)]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("cores", [1, 3])
 def test_every_decision_computes_the_same(cores: int) -> None:
     plain = {
@@ -67,6 +68,7 @@ def test_every_decision_computes_the_same(cores: int) -> None:
     check_random_numbers(CpuReduction(), plain, machine=machine)
 
 
+@pytest.mark.extended
 def test_decisions() -> None:
     machine = MACHINE.with_cores(4)
     few = kernel_of(lambda x: op.sum(x, axis=[1]), f32(3, 4096))
@@ -116,6 +118,7 @@ def test_any_axes(name: str, shape: list[int], axes: set[int], keepdims: bool) -
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.extended
 @settings(max_examples=3 * DRAWS, deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(["argmax", "argmin"]),
@@ -142,6 +145,7 @@ def test_producers_and_epilogues(length: int) -> None:
     np.testing.assert_allclose(found, (x * y).sum(1), rtol=2e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", SINGLE)
 def test_no_branches(name: str) -> None:
     for func in kernels_of(REDUCTIONS[name].expression, *REDUCTIONS[name].inputs).values():
@@ -171,6 +175,7 @@ def test_streamed_results_on_threads() -> None:
     np.testing.assert_allclose(result, x.astype("float64").sum(0), rtol=2e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "expression",
     [

@@ -14,7 +14,7 @@ from decision_cases import (
 from kernel_cases import conv_bias_relu, nhwc
 from lowering import Loop, f32, kernel_of, loops_of, scalar_stores
 from machines import MACHINE, NARROW
-from thoroughness import some_of
+from thoroughness import one_in, some_of
 from tvm import relax, s_tir, te, tirx
 
 from tvm_ext.hardware.cpu.description import CpuDescription
@@ -95,6 +95,7 @@ KERNELS = {
 SMALL = NARROW.model_copy(update=SMALL_CACHE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "machine"),
     [*((name, MACHINE) for name in KERNELS), *((name, SMALL) for name in some_of(KERNELS))],
@@ -104,7 +105,10 @@ def test_the_default_heuristic_is_the_default(name: str, machine: CpuDescription
     assert {"columns", "threads"} <= {*knobs}
 
 
-@pytest.mark.parametrize(("cache", "seed"), [({}, 0), (SMALL_CACHE, 1)], ids=["own", "small"])
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("cache", "seed"), one_in(2, [({}, 0), (SMALL_CACHE, 1)]), ids=["own", "small"]
+)
 def test_numbers_of_random_decisions(cache: dict[str, int], seed: int) -> None:
     machine = host_description().with_cores(2).model_copy(update=cache)
     check_random_numbers(TILE, KERNELS, seed=seed, machine=machine)
@@ -140,6 +144,7 @@ def test_rows_worth_a_try(extent: int, limit: int, wanted: set[int]) -> None:
     assert row_options(extent, limit) == wanted
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("machine", [MACHINE, NARROW], ids=lambda m: m.name)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_tiles_fit(machine: CpuDescription, seed: int) -> None:
@@ -219,6 +224,7 @@ def test_packing() -> None:
     assert "packed" not in knobs_of(TILE, KERNELS["odd rows"], MACHINE)
 
 
+@pytest.mark.extended
 def test_panels() -> None:
     func = KERNELS["odd rows"]
     assert knobs_of(TILE, func, MACHINE)["column_panel"].default == 0
@@ -286,6 +292,7 @@ def test_padding_by_pieces() -> None:
     assert knobs_of(TILE, func, MACHINE.with_cores(7))["padding_tiles"].options == (0, 2, 4)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["odd rows", "constant", "nhwc", "nhwc stride"])
 def test_no_decision_leaves_scalar_code(name: str) -> None:
     for seed in range(4):

@@ -58,6 +58,7 @@ def test_any_axis(shape: list[int], axis: int, product: bool, exclusive: bool, d
     np.testing.assert_allclose(found, wanted, rtol=2e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("axis", "together"),
     [(0, (16, 32, 64, 128)), (1, (16, 32, 64)), (2, (1, 2, 4, 8))],

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kernel_cases import REDUCTIONS
 from lowering import f32, kernel_of, kernels_of, loops_of, lowered, run, statements
 from machines import MACHINE
-from thoroughness import DRAWS
+from thoroughness import DRAWS, one_in
 from tvm import relax, s_tir, te, tirx, topi
 from tvm.relax.op import nn
 from unoptimised import built
@@ -64,7 +64,8 @@ def norm_in_parts(x: te.Tensor) -> te.Tensor:
     return topi.divide(centred, topi.sqrt(topi.add(variance, tirx.const(1e-5, "float32"))))
 
 
-@pytest.mark.parametrize("cores", [1, 3])
+@pytest.mark.extended
+@pytest.mark.parametrize("cores", one_in(2, [1, 3]))
 def test_every_decision_computes_the_same(cores: int) -> None:
     plain = {
         f"{name}: {kernel}": func
@@ -83,6 +84,7 @@ def test_every_decision_computes_the_same(cores: int) -> None:
     check_random_numbers(SoftmaxAndNorm(), plain, machine=machine)
 
 
+@pytest.mark.extended
 def test_decisions() -> None:
     along = kernel_of(lambda x: nn.softmax(x, 1), f32(640, 197))
     knobs = assert_defaults_give_the_default_schedule(SoftmaxAndNorm(), along, MACHINE)
@@ -114,6 +116,7 @@ def test_more_chunks_than_threads() -> None:
     assert (first.kind, first.extent) == ("parallel", 4 * MACHINE.cores)
 
 
+@pytest.mark.extended
 @settings(max_examples=3 * DRAWS, deadline=None, derandomize=True)
 @given(
     shape=st.lists(st.integers(1, 23), min_size=1, max_size=4),
@@ -165,6 +168,7 @@ def test_a_mean_far_from_zero() -> None:
     np.testing.assert_allclose(found.numpy(), wanted, atol=2e-3)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", NORMALISATIONS)
 def test_vectors_without_branches(name: str) -> None:
     for func in kernels_of(REDUCTIONS[name].expression, *REDUCTIONS[name].inputs).values():

@@ -5,7 +5,7 @@ import pytest
 import tvm
 from lowering import f32, kernel_of, loops_of
 from symbolic_extents import built, call, close, random, size
-from thoroughness import some_of
+from thoroughness import one_in, some_of
 from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
@@ -36,8 +36,10 @@ def emit_gelu(x: relax.Expr) -> relax.Expr:
 CHANNELS = [5, 16, 24, 70, 1]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
-    ("channels", "cores"), [*((n, 2) for n in CHANNELS), *((n, 1) for n in some_of(CHANNELS))]
+    ("channels", "cores"),
+    one_in(2, [*((n, 2) for n in CHANNELS), *((n, 1) for n in some_of(CHANNELS))]),
 )
 def test_transposes_to_symbolic_and_to_known_columns(channels: int, cores: int) -> None:
     n = size("n")
@@ -67,6 +69,7 @@ def test_heads_of_symbolic_sequences_change_places() -> None:
         np.testing.assert_array_equal(call(function, [x], (2, 3, length, 20)), x.swapaxes(1, 2))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("cores", [1, 2])
 def test_elements_of_all_dimensions_are_one_loop(cores: int) -> None:
     shape = ((size("batch"), 3, size("height"), size("width")), "float32")
@@ -79,6 +82,7 @@ def test_elements_of_all_dimensions_are_one_loop(cores: int) -> None:
         np.testing.assert_array_equal(call(function, [x, y], x.shape), np.maximum(x + y, 0))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("columns", [1, 7, 16, 40])
 def test_a_bias_of_known_columns_under_symbolic_rows(columns: int) -> None:
     shape = ((size("batch"), size("rows"), columns), "float32")
@@ -134,6 +138,7 @@ def halfway(x: te.Tensor) -> te.Tensor:
     return te.compute((images, rows * 2, columns * 2), value, name="halfway")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("cores", [1, 2])
 def test_what_one_loop_decides_is_worked_out_once(cores: int) -> None:
     x = te.placeholder((size("batch"), size("rows"), size("columns")), "float32", "x")
@@ -210,6 +215,7 @@ def test_a_table_of_places_is_worked_out_once_and_read_in_vectors() -> None:
         np.testing.assert_array_equal(call(function, [rows], rows.shape), wanted)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("counts", [(20, 13), (64, 1, 32), (3, 5), (16, 16)])
 @pytest.mark.parametrize("axis", [1, 3])
 def test_joined_channels_are_rows_in_pieces(counts: tuple[int, ...], axis: int) -> None:

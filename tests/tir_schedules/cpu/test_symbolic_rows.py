@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import pairwise
 from lowering import f32, kernel_of, loops_of
 from symbolic_extents import built, call, close, random, size
 from tvm import relax, tirx
@@ -50,6 +51,7 @@ def test_softmax_of_symbolic_rows_and_length(cores: int) -> None:
             close(call(function, [x], x.shape), softmax(x))
 
 
+@pytest.mark.extended
 def test_softmax_of_a_symbolic_length_only() -> None:
     function = function_of(kernel_of(lambda x: nn.softmax(x), ((7, size("length")), "float32")))
     for length in LENGTHS:
@@ -57,8 +59,8 @@ def test_softmax_of_a_symbolic_length_only() -> None:
         close(call(function, [x], x.shape), softmax(x))
 
 
-@pytest.mark.parametrize("cores", [1, 2])
-@pytest.mark.parametrize("length", [5, 32, 100, 640])
+@pytest.mark.extended
+@pairwise(cores=[1, 2], length=[5, 32, 100, 640])
 def test_normalisation_of_symbolic_rows(length: int, cores: int) -> None:
     shape = ((size("batch"), size("rows"), length), "float32")
     func = kernel_of(
@@ -127,6 +129,7 @@ def test_reductions_of_symbolic_sizes(name: str, axis: int, cores: int) -> None:
         close(call(function, [x], wanted.shape), wanted)
 
 
+@pytest.mark.extended
 def test_a_reduction_of_everything() -> None:
     shape = ((size("batch"), 3, size("length")), "float32")
     found = apply_template(CpuReduction(), kernel_of(op.max, shape), host_description())
@@ -136,6 +139,7 @@ def test_a_reduction_of_everything() -> None:
         close(call(built(found.func), [x], ()), x.max())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("shape", [("rows", 1024, 1024), (8, "rows", 1024, 1024)])
 def test_more_results_side_by_side_than_the_cache_holds(shape: tuple) -> None:
     sizes = tuple(size(n) if isinstance(n, str) else n for n in shape)
@@ -146,6 +150,7 @@ def test_more_results_side_by_side_than_the_cache_holds(shape: tuple) -> None:
     np.testing.assert_array_equal(call(built(found.func), [x], x.shape[1:]), x.max(0))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("shape", [(100_000, 3, 4), (200_000, 4, 4), (400_000, 2, 2, 2)])
 def test_rows_of_several_axes_in_parts_for_threads(shape: tuple) -> None:
     """Of known sizes: partial results keep their axes, over which no loop of theirs is joined."""

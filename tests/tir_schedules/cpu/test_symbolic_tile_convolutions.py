@@ -60,6 +60,7 @@ def _dilated(channels: int, stride: int, pad: int, dilation: int) -> tirx.PrimFu
     return func.with_attr(CONSTANTS_ATTRIBUTE, [1, 2])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("stride", "pad", "dilation"), [(1, 1, 1), (2, 1, 1), (1, 6, 6)])
 def test_pixels_are_copied_for_each_tap(stride: int, pad: int, dilation: int) -> None:
     found = scheduled(_dilated(20, stride, pad, dilation))
@@ -191,6 +192,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_convolutions(name: str) -> None:
     """Against the fallback, one image and three."""
@@ -220,6 +222,7 @@ def _known(shape: Sequence[object], numbers: dict[str, int]) -> list[int]:
     return [known(extent) for extent in shape]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("outputs", [40, 37])
 def test_columns_of_many_channels_are_copied(outputs: int, cores: int) -> None:

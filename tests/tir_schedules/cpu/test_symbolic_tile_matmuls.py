@@ -29,6 +29,7 @@ def test_matmul(columns: int) -> None:
             close(result, np.maximum(x @ weights + bias, 0))
 
 
+@pytest.mark.extended
 def test_batched_matmul_with_symbolic_columns() -> None:
     """Attention's scores: both sides of the result are symbolic, and the epilogue reads a mask."""
     func = kernel_of(

@@ -45,6 +45,7 @@ def check(expression: Callable[..., relax.Expr], *inputs: Spec) -> None:
     check_vectors_and_threads(CpuTranspose(), {"plain": kernel_of(expression, *inputs)})
 
 
+@pytest.mark.extended
 @given(rows=st.integers(4, 70), columns=st.integers(2, 70))
 @settings(max_examples=4 * DRAWS, deadline=None)
 def test_numbers_of_matrices(rows: int, columns: int) -> None:
@@ -145,6 +146,7 @@ def test_decisions(name: str, wanted: dict[str, tuple[int, ...]]) -> None:
     assert offered == wanted
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("machine", [host_description(), NARROW], ids=lambda m: m.name)
 def test_decisions_at_random(machine: CpuDescription) -> None:
     plain = {name: kernel_of(expression, *inputs) for name, (expression, inputs) in CASES.items()}
@@ -163,6 +165,7 @@ def test_tiles_may_follow_each_other_the_other_way() -> None:
     assert [order[:2] for order in orders] == [[4, 10], [10, 4]]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("target", ["avx2", "x86-64", "aarch64-neon"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(5, 40), (40, 5), (3, 50), (7, 64), (64, 7)])
@@ -178,6 +181,7 @@ def test_short_rows_longer_than_a_vector(target: str, dtype: str, shape: tuple[i
     assert_same(results["plain"], results["scheduled"], "scheduled")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", [32, 35])
 def test_no_tile_laps_over_in_the_place_of_what_it_reads(
     size: int, monkeypatch: pytest.MonkeyPatch
@@ -204,6 +208,7 @@ def test_narrow_vectors_make_smaller_tiles() -> None:
     assert found.size == 8
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["nchw to nhwc, 3 channels", "joined and transposed", "repeat"])
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
 def test_no_scalar_code_and_no_branches(name: str, machine: CpuDescription) -> None:

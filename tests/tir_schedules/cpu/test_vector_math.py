@@ -123,6 +123,7 @@ def test_any_float_with_an_instruction_for_powers_of_two(name, x):
     assert_close(run_built(built(name, ("avx512f",)), x), exact, name)
 
 
+@pytest.mark.extended
 @settings(max_examples=60 * DRAWS, deadline=None)
 @given(x=vectors, y=vectors | st.integers(-7, 7).map(lambda n: np.full(LENGTH, n, "float32")))
 def test_any_power(x, y):
@@ -131,6 +132,7 @@ def test_any_power(x, y):
     assert_close(run_built(built("pow"), x, y), exact, "pow")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("exponent", CONSTANT_POWERS)
 def test_constant_powers_are_those_of_the_general_function(exponent):
     constant = tirx.const(exponent, "float32")

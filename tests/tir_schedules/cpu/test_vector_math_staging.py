@@ -66,6 +66,7 @@ def test_arrays_stand_outside_of_the_vector_loop() -> None:
     assert text.index("staged1 = T.alloc_buffer") < text.index("T.vectorized")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("choose", [tirx.if_then_else, tirx.Select])
 @pytest.mark.parametrize("vectorised", [False, True])
 def test_what_leaves_a_branch_stays_under_its_condition(choose: Any, vectorised: bool) -> None:
@@ -143,6 +144,7 @@ def quantised(value: tirx.Expr, scale: float) -> tirx.Expr:
     return (numbers - 127.0) * tirx.const(scale, "float32")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("steps", [1, 2, 3, 12])
 def test_a_function_under_steps_of_quantisation(steps: int) -> None:
     x = te.placeholder((64,), "float32", "x")
@@ -200,6 +202,7 @@ BFLOAT16_CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", BFLOAT16_CASES)
 def test_functions_of_bfloat16(name: str) -> None:
     ours, wanted = BFLOAT16_CASES[name]
@@ -227,6 +230,7 @@ def folded(depth: int, size: int) -> tirx.PrimFunc:
     return te.create_prim_func([x, y])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", [1, 64, 100])
 def test_a_choice_that_is_read_again_and_again_is_made_once(size: int) -> None:
     # What is made once at each of three steps is at each of five.

@@ -65,6 +65,7 @@ def schedules(compiled):
     return [record.schedule for record in compiled.report.kernels]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("depth", "columns"), [(65, 130), (256, 64), (33, 21)])
 @pytest.mark.parametrize("rows", ["rows", 1, 2, 7, 33])
 def test_products_are_those_of_rounded_weights(rows, depth, columns):
@@ -92,6 +93,7 @@ def test_products_of_whole_weights_are_exact(rows, depth, columns):
         np.testing.assert_array_equal(found, np.maximum(x @ weights + bias(columns), 0))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("rows", [3, "rows"])
 def test_models_of_narrow_types_keep_their_weights(dtype, rows):
@@ -112,6 +114,7 @@ def test_models_of_narrow_types_keep_their_weights(dtype, rows):
     np.testing.assert_allclose(y.astype(np.float32), wanted, rtol=2 * step, atol=20 * step)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_saved_weights_take_two_bytes(dtype, tmp_path):
     weights = normal(512, 520)
@@ -148,6 +151,7 @@ def code_of(target, dtype, rows=4):
     return choice, tvm.compile(mod, target=machine.tvm_target()).mod.inspect_source("asm")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("target", "dtype", "instruction"),
     [

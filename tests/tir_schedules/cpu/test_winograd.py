@@ -66,6 +66,7 @@ CASES = {
 }
 
 
+@pytest.mark.extended
 def test_numbers() -> None:
     machine = host_description()
     results = run({name: applied(func, machine) for name, func in CASES.items()})
@@ -81,10 +82,12 @@ def test_numbers_of_blocks() -> None:
     check_numbers(Winograd(), {"odd": CASES["odd"]}, {"odd": decisions})
 
 
+@pytest.mark.extended
 def test_numbers_of_random_decisions() -> None:
     check_random_numbers(Winograd(), CASES, machine=host_description().with_cores(2))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", [*CASES])
 def test_the_default_heuristic_is_the_default(name: str) -> None:
     knobs = assert_defaults_give_the_default_schedule(Winograd(), CASES[name], MACHINE)

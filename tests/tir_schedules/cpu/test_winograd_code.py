@@ -83,6 +83,7 @@ def _check(
             np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(y).max())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "cores"), [*((name, 2) for name in FORMS), *((name, 1) for name in some_of(FORMS))]
 )
@@ -95,10 +96,12 @@ def test_other_padding(padding: tuple[int, ...]) -> None:
     _check(FORMS["3x3"], host_description(), padding=padding)
 
 
+@pytest.mark.extended
 def test_few_channels() -> None:
     _check(FORMS["3x3"], host_description(), inputs=3, outputs=16, kept=1)
 
 
+@pytest.mark.extended
 def test_weights_that_no_l2_holds() -> None:
     """Each stage is shared out by threads, one after the other."""
     machine = host_description().model_copy(update={"l2_bytes": 1 << 14}).with_cores(2)
@@ -113,6 +116,7 @@ def test_blocks_of_tiles_pass_through_all_stages() -> None:
     assert {loop.extent for loop in loops if loop.kind == "vectorized"} == {16, 32}
 
 
+@pytest.mark.extended
 def test_sums_that_are_a_result_too_are_written() -> None:
     form, padding = FORMS["3x3"], (1, 1, 1, 1)
     x = te.placeholder((1, size("height"), size("width"), 8), "float32", "x")

@@ -118,6 +118,7 @@ DEPENDENT: dict[str, tuple[object, tuple[Spec, ...]]] = {
 }
 
 
+@pytest.mark.extended
 def test_numbers_of_what_depends_on_data_or_order() -> None:
     kernels = {
         f"{name} {kernel}": func

@@ -53,6 +53,7 @@ def test_last_pieces_may_be_short() -> None:
     assert work.column_share.tolist() == [1, 1, 1, 1, 0.25]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("shape", "wanted"),
     [
@@ -136,6 +137,7 @@ def test_numbers() -> None:
     check_numbers(TEMPLATE, kernels, [SMALL, MESH])
 
 
+@pytest.mark.extended
 @given(rows=st.integers(1, 13), columns=st.integers(1, 40), seed=st.integers(0, 99))
 @settings(max_examples=3 * DRAWS, deadline=None)
 def test_numbers_of_any_extents_and_decisions(rows: int, columns: int, seed: int) -> None:

@@ -18,6 +18,7 @@ def transfers(func) -> list[Transfer]:
     return [one for one, _ in read_program(func).leaves() if isinstance(one, Transfer)]
 
 
+@pytest.mark.extended
 @ALGORITHMS
 def test_every_algorithm_computes_the_product_of_ragged_extents(algorithm):
     a, b = random(23, 17), random(17, 29)

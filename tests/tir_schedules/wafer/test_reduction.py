@@ -193,6 +193,7 @@ def test_numbers(split: int) -> None:
     check_numbers(TEMPLATE, kernels, [SMALL] if split else [SMALL, MESH], **decisions)
 
 
+@pytest.mark.extended
 @given(rows=st.integers(1, 17), length=st.integers(2, 41), seed=st.integers(0, 99))
 @settings(max_examples=3 * DRAWS, deadline=None)
 def test_numbers_of_any_extents_and_decisions(rows: int, length: int, seed: int) -> None:
@@ -204,6 +205,7 @@ def test_numbers_of_any_extents_and_decisions(rows: int, length: int, seed: int)
     np.testing.assert_allclose(found, powers / powers.sum(1, keepdims=True), atol=1e-5)
 
 
+@pytest.mark.extended
 def test_every_decision_changes_the_schedule() -> None:
     offered = assert_defaults_give_the_default_schedule(TEMPLATE, SOFTMAX, MESH)
     assert list(offered) == ["split", "rows", "combination"]

@@ -8,7 +8,7 @@ from decision_cases import check_random_numbers, knobs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import f32, kernel_of
-from thoroughness import ALL_CASES, DRAWS
+from thoroughness import ALL_CASES, DRAWS, one_in
 from tvm import relax, te, tirx
 from wafer_kernels import MESH, refusal
 
@@ -108,7 +108,8 @@ def works(found: WaferProgram) -> list[BlockWork]:
     return [leaf for leaf, _ in found.leaves() if isinstance(leaf, BlockWork)]
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.extended
+@pytest.mark.parametrize("name", one_in(2, KERNELS))
 def test_every_cut_computes_the_same(name):
     count = 5 if ALL_CASES else 2
     check_random_numbers(TEMPLATE, {name: KERNELS[name]}, count=count, machine=MESH.with_grid(5, 4))

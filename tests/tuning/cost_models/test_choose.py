@@ -18,6 +18,7 @@ from drawn_candidates import (
 )
 from scipy.stats import spearmanr
 from small_kernels import add_task
+from thoroughness import one_in
 from tvm import s_tir
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
@@ -79,6 +80,7 @@ def analytic(shape) -> np.ndarray:
 # The analytic model.
 
 
+@pytest.mark.extended
 def test_analytic_model_scores_calls_a_microsecond():
     scores = ranked(CpuCostModel(MACHINE), SHAPE)
     expected = [1e-6 / modelled_seconds(one.mod, MACHINE) for one in drawn(SHAPE)]
@@ -101,6 +103,7 @@ def test_analytic_model_knows_that_vectors_and_threads_pay():
 # Boosted trees.
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("model", [XGBoostModel, PredictorModel])
 def test_model_learns_the_ranking_of_a_kernel(model):
     learner = model(MACHINE)
@@ -109,6 +112,7 @@ def test_model_learns_the_ranking_of_a_kernel(model):
     assert agreement(ranked(learner, SHAPE), seconds_of(SHAPE)) > max(0.9, before)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("model", [XGBoostModel, PredictorModel])
 def test_same_samples_give_the_same_scores_and_leave_numpy_alone(model):
     np.random.seed(7)
@@ -122,6 +126,7 @@ def test_same_samples_give_the_same_scores_and_leave_numpy_alone(model):
     assert np.random.get_state()[1].tolist() == state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [XGBoostModel, PredictorModel])
 def test_candidates_without_a_time_teach_nothing(model):
     learner, other = model(MACHINE), model(MACHINE)
@@ -133,6 +138,7 @@ def test_candidates_without_a_time_teach_nothing(model):
     np.testing.assert_array_equal(ranked(learner, SHAPE, FEW), ranked(other, SHAPE, FEW))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("model", [XGBoostModel, PredictorModel])
 def test_a_few_samples_or_failures_only_are_no_trouble(model):
     learner = model(MACHINE)
@@ -144,7 +150,8 @@ def test_a_few_samples_or_failures_only_are_no_trouble(model):
     learner.update(context, [], [])
 
 
-@pytest.mark.parametrize("model", [XGBoostModel, PredictorModel])
+@pytest.mark.extended
+@pytest.mark.parametrize("model", one_in(2, [XGBoostModel, PredictorModel]))
 def test_saved_and_loaded_model_gives_the_same_scores(model, tmp_path):
     learner = model(MACHINE)
     for shape in SHAPES[:2]:
@@ -160,6 +167,7 @@ def test_saved_and_loaded_model_gives_the_same_scores(model, tmp_path):
     assert agreement(ranked(again, SHAPES[2]), seconds_of(SHAPES[2])) > 0.9
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("model", [XGBoostModel, PredictorModel])
 def test_model_without_samples_can_be_saved_and_loaded(model, tmp_path):
     model(MACHINE).save(str(tmp_path / "model"))
@@ -174,6 +182,7 @@ def zeros(x: T.Buffer((64,), "float32")):
         x[i] = T.float32(0)
 
 
+@pytest.mark.extended
 def test_kernel_without_features_gets_a_score():
     learner = XGBoostModel(MACHINE)
     teach(learner, SHAPE)
@@ -200,6 +209,7 @@ def test_unknown_name_is_an_error_that_names_the_nearest(tmp_path):
         choose_model("xgbost", MACHINE, tmp_path, print)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", sorted(tuning_of(MACHINE).cost_models))
 def test_every_name_is_a_model_that_works(name, tmp_path):
     notes: list[str] = []
@@ -211,6 +221,7 @@ def test_every_name_is_a_model_that_works(name, tmp_path):
     assert notes == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["xgboost", "predictor"])
 def test_what_was_learned_is_there_in_the_next_session(name, tmp_path):
     notes: list[str] = []
@@ -255,6 +266,7 @@ def test_missing_package_falls_back_with_one_note(name, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["analytic", "xgboost", "predictor"])
 def test_models_of_a_gpu(name, tmp_path):
     notes: list[str] = []
@@ -310,6 +322,7 @@ def guarded(first, notes: list[str], file=None) -> GuardedCostModel:
     return GuardedCostModel(chain, notes.append, file)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_failing_model_is_replaced_with_one_note(flaw):
     notes: list[str] = []

@@ -71,6 +71,7 @@ def test_without_samples_it_is_the_analytic_model():
     assert str(predictor.quality()) == "0 samples; too few kernels to judge by"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left_out", range(len(SHAPES)))
 def test_kernels_left_out_are_ranked_and_timed(all_samples, left_out):
     group = all_samples[SHAPES[left_out]]
@@ -83,6 +84,7 @@ def test_kernels_left_out_are_ranked_and_timed(all_samples, left_out):
     assert np.median(np.abs(np.log2(predicted / times(group)))) < 1.25
 
 
+@pytest.mark.extended
 def test_quality_is_that_of_kernels_left_out(all_samples, of_all):
     quality = of_all.quality()
     count = sum(len(group) for group in all_samples.values())
@@ -93,6 +95,7 @@ def test_quality_is_that_of_kernels_left_out(all_samples, of_all):
     assert str(quality).startswith(f"{count} samples; on 4 kernels left out in turn: rank corr")
 
 
+@pytest.mark.extended
 def test_quality_of_noise_is_poor(all_samples):
     noise = [randomly(group, seed) for seed, group in enumerate(all_samples.values())]
     assert trained(noise).quality().rank_correlation < 0.5
@@ -115,6 +118,7 @@ def test_metrics_by_hand():
     assert quality.recall == {1: 0.5, 4: 1.0, 8: 1.0}
 
 
+@pytest.mark.extended
 def test_order_of_samples_does_not_matter(all_samples):
     features = matrix(all_samples[SHAPES[0]])
     forwards = trained(all_samples.values())
@@ -149,6 +153,7 @@ def test_slow_candidates_are_dismissed_and_fast_ones_kept(all_samples):
     assert predictor.keep(matrix(group), 1.0).all()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 24])
 def test_three_of_four_at_most_are_dismissed(all_samples, of_all, count):
     features = matrix(all_samples[SHAPES[0]])[:count]
@@ -163,6 +168,7 @@ def test_nothing_is_dismissed_for_want_of_samples(all_samples):
     assert predictor.keep(matrix(all_samples[SHAPES[2]]), 1e-12).all()
 
 
+@pytest.mark.extended
 def test_nothing_is_dismissed_by_a_poor_predictor(all_samples):
     noise = [randomly(group, seed) for seed, group in enumerate(all_samples.values())]
     predictor = trained(noise)
@@ -177,6 +183,7 @@ def test_no_candidates_are_no_trouble(of_all):
 # Files.
 
 
+@pytest.mark.extended
 def test_saved_and_loaded_predictor_says_the_same(all_samples, of_all, tmp_path):
     of_all.save(tmp_path / "predictor.json")
     again = PerformancePredictor()

@@ -58,6 +58,7 @@ def all_pairs(sizes):
     return {(hash_of(size), seconds) for size in sizes for seconds in (3e-6, BEST[size])}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("sizes", [(4, 6), (6,), (6, 4, 8), ()])
 def test_lines_that_move(tmp_path, sizes):
     """Kernels leave, or change places: the rest is never lost and never another's."""
@@ -84,6 +85,7 @@ def test_more_workloads_than_before(tmp_path):
     assert pairs(folder) == all_pairs((8, 4)) | {(hash_of(6), BEST[6])}
 
 
+@pytest.mark.extended
 def test_a_longer_list_than_before_without_the_first(tmp_path):
     kept = [record(4, BEST[4], OTHER_TARGET), record(6, BEST[6])]
     known = {(hash_of(size), BEST[size]) for size in (4, 6)}
@@ -95,6 +97,7 @@ def test_a_longer_list_than_before_without_the_first(tmp_path):
         opened(folder)
 
 
+@pytest.mark.extended
 def test_an_interrupted_repair_can_be_repeated(tmp_path):
     for done in range(WRITES):
         folder = write_folder(tmp_path / str(done), (8, 4, 6), best=BEST)

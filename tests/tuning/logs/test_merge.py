@@ -51,6 +51,7 @@ def expected(*triples):
 JOINED = [(8, 3e-6), (8, 1e-6), (4, 3e-6), (4, 2e-6), (6, 3e-6), (6, 6e-6), (4, 4e-6), (8, 8e-6)]
 
 
+@pytest.mark.extended
 def test_records_follow_their_workloads(first, second, tmp_path):
     before = contents(first), contents(second)
     merged = merge_folders([first, second], tmp_path / "both")
@@ -61,6 +62,7 @@ def test_records_follow_their_workloads(first, second, tmp_path):
     assert (contents(first), contents(second)) == before
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("place", ["first", "second"])
 def test_the_result_may_be_one_of_them(first, second, place, request):
     result = request.getfixturevalue(place)
@@ -72,6 +74,7 @@ def test_the_result_may_be_one_of_them(first, second, place, request):
     assert list(read_database(result).workloads)[: len(kept)] == kept
 
 
+@pytest.mark.extended
 def test_merging_again_changes_nothing(first, second, tmp_path):
     both = tmp_path / "both"
     merge_folders([first, second], both)
@@ -109,6 +112,7 @@ def test_targets_stay_apart(first, tmp_path):
     assert len(opened(tmp_path / "both")) == 5
 
 
+@pytest.mark.extended
 def test_records_of_a_model_do_not_come_beside_measured_ones(first, tmp_path):
     """Their trials stay in the log."""
 
@@ -134,6 +138,7 @@ def test_records_of_a_model_do_not_come_beside_measured_ones(first, tmp_path):
     assert (hash_of(8), 1e-9, "x86-64-v3") not in opened(tmp_path / "again")
 
 
+@pytest.mark.extended
 def test_damage_is_left_out_and_named(first, second, tmp_path):
     insert_line(first, TRIALS, 2, "garbage")
     newer = json.dumps({"format": 9})

@@ -93,6 +93,7 @@ BAD_WORKLOADS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", BAD_WORKLOADS)
 def test_records_of_a_bad_workload_go_and_others_follow_theirs(tmp_path, name):
     folder = write_folder(tmp_path / "records", (8, 4, 6), best={8: 1e-6, 4: 2e-6, 6: 2.5e-6})
@@ -230,6 +231,7 @@ def test_what_is_no_file_is_refused(folder):
         repair_folder(folder)
 
 
+@pytest.mark.extended
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

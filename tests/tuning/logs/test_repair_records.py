@@ -4,6 +4,7 @@ import json
 
 import pytest
 from record_folders import insert_line, lines_of, opened, side_lines, standard_records, write_folder
+from thoroughness import one_in
 
 from tvm_ext.tuning.logs.database_files import RECORDS, WORKLOADS
 from tvm_ext.tuning.logs.record_folder import repair_folder, side_file
@@ -86,7 +87,7 @@ BAD_RECORDS = {
 
 
 @pytest.mark.parametrize("name", BAD_RECORDS)
-@pytest.mark.parametrize("number", [1, 3, 5])
+@pytest.mark.parametrize("number", one_in(3, [1, 3, 5], pytest.mark.extended))
 def test_a_bad_record_goes_aside_and_the_rest_stays(folder, name, number):
     damage, reason = BAD_RECORDS[name]
     bad = damage(lines_of(folder, RECORDS)[0])

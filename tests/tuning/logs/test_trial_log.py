@@ -25,6 +25,7 @@ def test_round_trip(one):
     assert parse_trial(text) == one
 
 
+@pytest.mark.slow
 @given(
     seconds=SECONDS,
     samples=st.lists(SECONDS, max_size=3),

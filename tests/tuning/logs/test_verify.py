@@ -41,6 +41,7 @@ def a_sum(size):
     )
 
 
+@pytest.mark.extended
 def test_each_record_ends_in_its_own_way(tmp_path, machine):
     def finish(mod):
         """A pass that breaks one of the kernels."""

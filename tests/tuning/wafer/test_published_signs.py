@@ -56,6 +56,7 @@ def test_near_720_only_mesh_gemm_keeps_the_pes_busy():
     assert share[CANNON] < 0.5
 
 
+@pytest.mark.extended
 def test_from_360_to_720_a_small_product_gets_slower_but_with_mesh_gemm():
     ratio = {
         a: gemm(2048, 683, a).cycles / gemm(2048, 342, a).cycles
@@ -71,6 +72,7 @@ def test_messages_of_a_large_product_take_less_time_on_more_pes():
     assert many < 0.8 * few
 
 
+@pytest.mark.extended
 def test_a_matrix_times_a_vector_gets_faster_and_then_slower_with_the_grid():
     cycles = [gemv(16384, grid, "chain").cycles for grid in (120, 240, 360, 480, 600, 720)]
     least = cycles.index(min(cycles))

@@ -43,6 +43,7 @@ def task():
     return kernel_task("product", product(60, 60, 60))
 
 
+@pytest.mark.extended
 def test_trials_are_modelled_and_found_again(tmp_path, task):
     progress = tuned(tmp_path, task, trials=5)
     assert progress.is_modelled

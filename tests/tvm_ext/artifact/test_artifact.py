@@ -217,6 +217,7 @@ def test_manifest_schema_is_the_documented_one():
     }  # fmt: skip
 
 
+@pytest.mark.extended
 def test_importing_starts_no_compiler(tmp_path):
     program = "import tvm_ext.artifact, sys; sys.exit(0)"
     environment = {**os.environ, "PATH": str(tmp_path)}

@@ -37,6 +37,7 @@ def refusal(path: Path, content: bytes) -> str:
     return str(caught.value)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mask", some_of([0x01, 0x80, 0xFF]))
 def test_every_flipped_byte_is_noticed(saved, mask):
     content = saved.read_bytes()
@@ -46,6 +47,7 @@ def test_every_flipped_byte_is_noticed(saved, mask):
         refusal(saved, bytes(damaged))
 
 
+@pytest.mark.extended
 def test_every_cut_is_noticed(saved):
     content = saved.read_bytes()
     for length in range(len(content)):

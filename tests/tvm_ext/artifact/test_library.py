@@ -91,6 +91,7 @@ def test_fresh_process_computes_the_same_numbers(tmp_path, program, library):
         np.testing.assert_array_equal(result, vm["main"](tvm.runtime.tensor(array)).numpy())
 
 
+@pytest.mark.extended
 def test_two_models_live_in_one_process_and_leave_no_files(tmp_path, library, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
@@ -106,11 +107,13 @@ def test_two_models_live_in_one_process_and_leave_no_files(tmp_path, library, mo
     assert np.abs(results[0]).max() > 0
 
 
+@pytest.mark.extended
 def test_linking_the_same_program_twice_gives_the_same_bytes():
     fresh = tvm.compile(add_matmul_module(), target="llvm")
     assert export_library_bytes(fresh) == export_library_bytes(fresh)
 
 
+@pytest.mark.extended
 def test_program_that_has_run_can_still_be_linked():
     program = tvm.compile(add_matmul_module(), target="llvm")
     ones = tvm.runtime.tensor(np.ones((2, 4), "float32"))
@@ -180,6 +183,7 @@ def test_variable_that_names_no_compiler_is_refused(monkeypatch, value):
         find_compiler()
 
 
+@pytest.mark.extended
 def test_variable_may_hold_arguments(monkeypatch, program):
     plain = find_compiler()
     monkeypatch.setenv("CXX", f"env {plain[0]} -O1")

@@ -106,6 +106,7 @@ def test_large_weights_are_found_in_their_places(large):
     assert large[place : place + length] == first
 
 
+@pytest.mark.extended
 def test_a_program_with_small_weights_is_left_to_tvm():
     content = program_of(8)
     assert found_in(content) is None
@@ -145,6 +146,7 @@ def test_a_file_that_is_written_to_meanwhile_is_refused(saved):
             stack.close()
 
 
+@pytest.mark.slow
 @ON_LINUX
 def test_weights_are_in_memory_once(tmp_path):
     columns = 1 << 16

@@ -64,6 +64,7 @@ def switched(proto, *names):
     return tvm_ext.compile(changed)
 
 
+@pytest.mark.extended
 def test_each_switch_rounds_the_operands_of_one_product():
     proto = layers()
     stored = {one.name: numpy_helper.to_array(one) for one in proto.graph.initializer}
@@ -84,6 +85,7 @@ def test_each_switch_rounds_the_operands_of_one_product():
             assert np.abs(found - wanted).max() <= max(change / 8, 1e-5), (first, second)
 
 
+@pytest.mark.slow
 def test_a_switch_at_a_convolution():
     w, b = weights(32, 16, 3, 3), weights(32)
     proto = model(
@@ -251,6 +253,7 @@ def test_a_program_beyond_the_limit_is_an_error(monkeypatch):
         tvm_ext.compile(layers(), precision="auto")
 
 
+@pytest.mark.extended
 def test_a_cpu_without_the_instruction_has_wide_products():
     compiled = tvm_ext.compile(layers(), "avx2", precision="auto")
     assert compiled.report.precision.nodes == []

@@ -16,6 +16,7 @@ from tvm_ext.check.check import check_model
 from tvm_ext.check.reference import run_reference
 
 
+@pytest.mark.extended
 def test_a_users_graph_pass_is_named_with_the_node_and_the_remedy(user_pass):
     user_pass(break_relu, before="DecomposeOpsForInference")
     result = check_model(model(), HOST, bisect=True)
@@ -37,6 +38,7 @@ def test_a_users_graph_pass_is_named_with_the_node_and_the_remedy(user_pass):
     assert result.to_dict()["bisection"]["node"]["node"] == "relu"
 
 
+@pytest.mark.slow
 def test_a_pass_that_cannot_run_beside_exposed_values_leaves_a_note_and_no_node(user_pass):
     def picky(mod: tvm.IRModule) -> tvm.IRModule:
         if len(mod["main"].ret_ty.fields) > 2:
@@ -49,6 +51,7 @@ def test_a_pass_that_cannot_run_beside_exposed_values_leaves_a_note_and_no_node(
     assert any("two outputs at most" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_a_pass_that_only_breaks_what_is_fused_is_named_although_no_node_reproduces(user_pass):
     def break_fused(mod: tvm.IRModule) -> tvm.IRModule:
         return one_percent_more(mod, "fused_conv2d", "max")
@@ -61,6 +64,7 @@ def test_a_pass_that_only_breaks_what_is_fused_is_named_although_no_node_reprodu
     assert any("agrees at O0" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_a_tile_pass_is_named_with_the_kernel_whose_schedule_it_breaks(user_pass):
     def break_tile(mod: tvm.IRModule) -> tvm.IRModule:
         return one_percent_more(mod, "tanh", "tanh")
@@ -77,6 +81,7 @@ def test_a_tile_pass_is_named_with_the_kernel_whose_schedule_it_breaks(user_pass
     assert rounding_notes(result) == []
 
 
+@pytest.mark.extended
 def test_our_own_schedule_of_one_kernel_is_named(monkeypatch):
     from tvm_ext.tir_schedules import schedule_kernels as select
 
@@ -110,6 +115,7 @@ def test_a_wrong_converter_is_a_node_and_no_pass(monkeypatch):
     assert found.node.own_fault
 
 
+@pytest.mark.extended
 def test_a_preparation_that_changes_numbers_is_named(monkeypatch):
     real = tvm_ext.onnx_frontend.prepare
 
@@ -128,6 +134,7 @@ def test_a_preparation_that_changes_numbers_is_named(monkeypatch):
     assert "before any pass" in found.sentences()[0]
 
 
+@pytest.mark.extended
 def test_a_model_that_agrees_is_not_bisected():
     result = check_model(model(), HOST, bisect=True, opt_level=1)
     assert result.ok
@@ -160,6 +167,7 @@ def test_the_search_ends_where_agreement_ends_even_if_it_ends_twice():
     assert (answers[low], answers[high], high - low) == (True, False, 1)
 
 
+@pytest.mark.extended
 def test_a_difference_like_the_references_own_is_called_rounding(monkeypatch, user_pass):
     def break_tile(mod: tvm.IRModule) -> tvm.IRModule:
         return one_percent_more(mod, "tanh", "tanh")
@@ -179,6 +187,7 @@ def rounding_notes(result) -> list[str]:
     return [note for note in result.bisection.notes if "may be rounding" in note]
 
 
+@pytest.mark.extended
 def test_of_a_model_with_host_steps_the_node_is_named(user_pass):
     floats = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
     nodes = [

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from thoroughness import one_in
 
 import tvm_ext
 from tvm_ext.check.check import check_compiled, check_model
@@ -65,10 +66,12 @@ def test_a_model_agrees_with_random_inputs_and_says_so():
     assert saved["bisection"] is None
 
 
+@pytest.mark.extended
 def test_a_dynamic_model_is_checked_at_the_size_of_the_inputs():
     assert check_model(model(), inputs=inputs(5), opt_level=0).ok
 
 
+@pytest.mark.extended
 def test_a_compiled_model_of_another_version_differs():
     compiled = tvm_ext.compile(model(batch=2), opt_level=1)
     assert check_compiled(compiled, model(batch=2), inputs()).ok
@@ -80,11 +83,13 @@ def test_a_compiled_model_of_another_version_differs():
     assert check_compiled(compiled, model(batch=2, weight=2.1), inputs(), rtol=0.1).ok
 
 
+@pytest.mark.extended
 def test_wrong_inputs_are_refused_before_the_reference_runs():
     with pytest.raises(InputError, match="input 'n' is missing"):
         check_model(model(), inputs={"x": inputs()["x"]}, opt_level=0)
 
 
+@pytest.mark.extended
 def test_text_shows_no_control_characters_of_a_model():
     evil = model(batch=1)
     evil.graph.name = "bad\x1b[31m"
@@ -153,6 +158,7 @@ def steps_of(factor: float) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+@pytest.mark.extended
 def test_a_number_between_two_steps_may_go_to_either():
     compiled = tvm_ext.compile(steps_of(1 + 1e-6))
     between = {"x": np.array([20.0, 3.5 - 3e-7], np.float32)}
@@ -216,7 +222,8 @@ def bytes_in_products(operator: str, optional: bool) -> tuple[onnx.ModelProto, n
     return helper.make_model(graph, opset_imports=opsets, ir_version=9), stored
 
 
-@pytest.mark.parametrize("optimise", [True, False])
+@pytest.mark.extended
+@pytest.mark.parametrize("optimise", one_in(2, [True, False]))
 @pytest.mark.parametrize(
     ("operator", "optional"),
     [("MatMulInteger", False), ("MatMulInteger", True), ("QLinearMatMul", False)],

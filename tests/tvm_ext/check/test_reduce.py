@@ -71,6 +71,7 @@ def test_a_difference_is_reduced_to_the_node_that_computes_it(user_pass, out, tm
     assert found.to_dict()["nodes_left"] == 1
 
 
+@pytest.mark.extended
 def test_a_model_that_agrees_leaves_files_as_they_were(out, tmp_path):
     out.write_text("old")
     found = reduce_model(model(), out, HOST)
@@ -80,6 +81,7 @@ def test_a_model_that_agrees_leaves_files_as_they_were(out, tmp_path):
     assert out.read_text() == "old"
 
 
+@pytest.mark.extended
 def test_a_crash_of_the_process_is_survived_and_kept(user_pass, out):
     user_pass(only_if("R.tanh", dies), name="dies", before=BEFORE)
     found = reduce_model(model(), out, HOST)
@@ -96,6 +98,7 @@ def test_a_refusal_stays_the_same_one(user_pass, out):
     assert operators(out) == ["Tanh"]
 
 
+@pytest.mark.extended
 def test_an_unexpected_error_is_a_defect(monkeypatch, out):
     real = reduce.check_request
 
@@ -146,6 +149,7 @@ def test_nodes_that_only_fail_together_stay_together(user_pass, out):
     assert set(found.operators) == {"Conv", "Relu"}
 
 
+@pytest.mark.slow
 def test_sizes_stay_symbolic_where_the_failure_needs_that(user_pass, out):
     nodes = [
         node("MatMul", ["x", "w"], ["m"], name="project"),
@@ -162,6 +166,7 @@ def test_sizes_stay_symbolic_where_the_failure_needs_that(user_pass, out):
     assert np.load(out.with_suffix(".npz"))["m"].shape == (5, 3)
 
 
+@pytest.mark.extended
 def test_ranges_are_given_again_where_their_input_is_left(user_pass, out):
     given = made([node("Relu", ["x"], ["y"])], [value("x", ["N"])], [value("y", ["N"])])
     user_pass(only_if("TypeVar", break_relu), name="dynamic", before=BEFORE)
@@ -210,6 +215,7 @@ def repetition() -> onnx.ModelProto:
     return made(nodes, inputs, [value("y", [2, 3])])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("make", [choice, repetition])
 def test_bodies_of_control_flow_are_reduced_too(user_pass, out, make):
     user_pass(break_relu, before=BEFORE)
@@ -219,6 +225,7 @@ def test_bodies_of_control_flow_are_reduced_too(user_pass, out, make):
     assert not check_model(out, HOST, inputs=found.inputs).ok
 
 
+@pytest.mark.extended
 def test_strings_are_fed_to_what_is_left(monkeypatch, out):
     nodes = [
         node("Gather", ["x", "order"], ["turned"], name="turn"),
@@ -240,6 +247,7 @@ def str_array(values: np.ndarray) -> np.ndarray:
     return values.astype(str)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, weights.WHOLE_BYTES])
 def test_external_weights_come_along(user_pass, monkeypatch, out, limit):
     """In the file, or beside it in one of a model that is too large for one."""
@@ -265,6 +273,7 @@ def test_external_weights_come_along(user_pass, monkeypatch, out, limit):
     assert not check_model(out, HOST, inputs=found.inputs).ok
 
 
+@pytest.mark.extended
 def test_a_failure_that_does_not_come_back_is_told_apart(monkeypatch, out):
     real = reduce.check_request
 
@@ -281,6 +290,7 @@ def test_a_failure_that_does_not_come_back_is_told_apart(monkeypatch, out):
     assert not out.exists()
 
 
+@pytest.mark.extended
 def test_a_refused_model_that_the_reference_cannot_run_is_cut_from_the_end(user_pass, out):
     nodes = [
         node("Tanh", ["x"], ["t"], name="tanh"),
@@ -295,6 +305,7 @@ def test_a_refused_model_that_the_reference_cannot_run_is_cut_from_the_end(user_
     assert operators(out) == ["Tanh", "Relu", "Foreign"]
 
 
+@pytest.mark.extended
 def test_what_is_no_fault_of_the_model_is_raised(out):
     with pytest.raises(InputError, match="rank"):
         reduce_model(model(), out, HOST, inputs={"x": np.zeros(3, np.float32)})

@@ -11,6 +11,7 @@ def compiled_path(tiny_model_path, tmp_path_factory):
     return path
 
 
+@pytest.mark.extended
 def test_figures_of_every_program(compiled_path, tiny_model_path):
     options = ("--count", 12, "--warmup", 0, "--streams", 2, "--threads", 2)
     against = ("--against", "onnxruntime", "--onnx", tiny_model_path)

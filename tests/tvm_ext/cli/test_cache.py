@@ -36,6 +36,7 @@ def test_show(folder, monkeypatch):
     assert entry["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
 
 
+@pytest.mark.extended
 def test_verify_deletes_what_is_damaged(folder):
     assert invoke("cache", "verify").exit_code == 0
     (path,) = folder.iterdir()
@@ -55,6 +56,7 @@ def test_clear(folder):
     assert "no programs" in invoke("cache", "show").stdout
 
 
+@pytest.mark.extended
 def test_a_cache_that_is_off(folder, monkeypatch):
     monkeypatch.setenv("TVM_EXT_CACHE", "off")
     for command in ("show", "clear", "verify"):

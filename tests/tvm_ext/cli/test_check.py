@@ -25,6 +25,7 @@ def test_a_model_that_agrees(tiny_model_path):
     assert "agrees" in printed
 
 
+@pytest.mark.slow
 def test_sizes_of_made_up_inputs(tiny_model_path):
     dynamic = ("check", tiny_model_path, "--input-shape", "x=N,3,8,8", "-O", "O1")
     succeed(*dynamic, "--size", "N=3")
@@ -32,6 +33,7 @@ def test_sizes_of_made_up_inputs(tiny_model_path):
     assert (refused.exit_code, "'M'" in refused.stderr) == (2, True)
 
 
+@pytest.mark.extended
 def test_a_model_that_computes_nothing_says_so(tmp_path):
     nodes = [helper.make_node("Shape", ["x"], ["y"])]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
@@ -41,6 +43,7 @@ def test_a_model_that_computes_nothing_says_so(tmp_path):
     assert as_json("check", tmp_path / "m.onnx")["is_vacuous"] is True
 
 
+@pytest.mark.extended
 def test_inputs_of_a_file(tiny_model_path, tmp_path):
     np.savez(tmp_path / "in.npz", x=np.ones((5, 3, 8, 8), np.float32))
     printed = as_json("check", tiny_model_path, "--inputs", tmp_path / "in.npz")
@@ -49,6 +52,7 @@ def test_inputs_of_a_file(tiny_model_path, tmp_path):
     assert invoke("check", tiny_model_path, "--inputs", tmp_path / "in.npz").exit_code == 2
 
 
+@pytest.mark.extended
 def test_a_saved_model_against_its_own_and_another(
     compiled_path, tiny_model_path, other_tiny_model_path
 ):
@@ -79,6 +83,7 @@ def wrong_tanh():
     registry.remove("wrong_tanh")
 
 
+@pytest.mark.slow
 def test_every_value_node_by_node(abs_model_path, wrong_tanh):
     found = invoke("check", abs_model_path, "--all-values", "-O", "O0")
     assert found.exit_code == 1
@@ -92,10 +97,12 @@ def test_every_value_node_by_node(abs_model_path, wrong_tanh):
     assert found["values"]["first"]["difference"]["max_rel"] == pytest.approx(0.01, rel=1e-3)
 
 
+@pytest.mark.extended
 def test_every_value_of_a_model_that_agrees(abs_model_path):
     assert "All 3 values agree" in succeed("check", abs_model_path, "--all-values", "-O", "O0")
 
 
+@pytest.mark.extended
 def test_a_model_that_differs_is_reduced(abs_model_path, wrong_tanh, tmp_path):
     out = tmp_path / "out.onnx"
     found = invoke("check", abs_model_path, "--reduce", out, "-O", "O0")
@@ -112,6 +119,7 @@ def test_a_model_that_agrees_is_not_reduced(abs_model_path, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.extended
 def test_a_model_that_is_refused_is_reduced_and_refused(tmp_path):
     nodes = [
         helper.make_node("Abs", ["x"], ["a"], name="abs"),

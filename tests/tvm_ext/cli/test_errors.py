@@ -130,6 +130,7 @@ def test_a_dump_folder_that_is_a_file_is_refused(tiny_model_path):
     assert "is a file" in refused("compile", tiny_model_path, "--dump-ir", tiny_model_path / "a/b")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -157,6 +158,7 @@ def test_outputs_do_not_overwrite_the_inputs(tiny_model_path, tmp_path):
     assert "overwrite" in refused("run", tiny_model_path, "--inputs", npz, "--outputs", npz)
 
 
+@pytest.mark.extended
 def test_compile_options_do_not_fit_a_saved_model(tiny_model_path, tmp_path):
     saved = tmp_path / "m.tvmx"
     succeed("compile", tiny_model_path, "-q", "-o", saved)

@@ -32,6 +32,7 @@ def test_the_kernels_by_modelled_time(path):
     assert len(as_json("explain", path, *SHAPE, "--top", "1")["kernels"]) == 1
 
 
+@pytest.mark.extended
 def test_one_kernel_by_a_part_of_its_node(path):
     (one,) = as_json("explain", path, "running", *SHAPE)["kernels"]
     roofline = one["roofline"]
@@ -50,11 +51,13 @@ def test_one_kernel_by_a_part_of_its_node(path):
     assert [r["is_spatial"] for r in read["reuse"]] == [True]
 
 
+@pytest.mark.extended
 def test_a_kernel_by_its_own_name(path):
     (named,) = as_json("explain", path, "running", *SHAPE)["kernels"]
     assert as_json("explain", path, named["name"], *SHAPE)["kernels"][0] == named
 
 
+@pytest.mark.extended
 def test_a_gpu_counts_sectors_and_banks(path):
     found = as_json("explain", path, *SHAPE, "--target", "nvidia-h100")
     accesses = [a for one in found["kernels"] for a in one["accesses"]]
@@ -62,11 +65,13 @@ def test_a_gpu_counts_sectors_and_banks(path):
     assert {a["memory"] for a in accesses} == {"global", "shared"}
 
 
+@pytest.mark.extended
 def test_sizes_of_dynamic_dimensions_are_named(path):
     assert as_json("explain", path)["sizes"] == {"N": 1}
     assert "\nFigures for N=1\n" in succeed("explain", path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["cpu", "nvidia-h100"])
 def test_tables_fit_eighty_columns(path, target, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")

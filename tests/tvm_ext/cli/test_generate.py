@@ -40,6 +40,7 @@ def bandwidth(monkeypatch):
     monkeypatch.setattr("tvm_ext.generation.speed.measured_read_gbs", lambda *_: 10.0)
 
 
+@pytest.mark.extended
 def test_text_goes_to_stdout_and_what_it_took_to_stderr(folder):
     options = ("--tokenizer", folder / "tokenizer.json", "--prompt", "Once", "-n", "20")
     result = invoke("generate", folder / "model.tvmx", *options)
@@ -55,6 +56,7 @@ def test_text_goes_to_stdout_and_what_it_took_to_stderr(folder):
     assert re.search(r"of weights, .* of state a run, [\d.]+ GB/s, .* % of the 10\.0", lines[2])
 
 
+@pytest.mark.extended
 def test_json_has_tokens_and_speed(folder):
     found = as_json(
         *("generate", folder / "model.onnx", "--prompt-tokens", "1,2,3", "-n", "9"), *FAST
@@ -66,6 +68,7 @@ def test_json_has_tokens_and_speed(folder):
     assert found["speed"]["new_tokens"] == 8
 
 
+@pytest.mark.extended
 def test_several_prompts_are_numbered_and_tokens_printed_without_a_tokenizer(folder):
     result = invoke(
         *("generate", folder / "model.tvmx", "--prompt-tokens", "1,2,3"),
@@ -93,6 +96,7 @@ def test_a_prompt_from_a_file_a_stop_string_and_an_end_token(folder, tmp_path):
     assert found == whole
 
 
+@pytest.mark.slow
 def test_a_recording_is_written_down(tmp_path):
     encoder, decoder = encoder_decoder()
     onnx.save(encoder, tmp_path / "encoder.onnx")
@@ -135,6 +139,7 @@ def test_what_cannot_be_done_is_refused(folder, options, says):
     assert says in refused("generate", folder / "model.tvmx", *options)
 
 
+@pytest.mark.extended
 def test_a_model_without_a_state_is_refused(tmp_path):
     onnx.save(mlp(), tmp_path / "mlp.onnx")
     line = refused("generate", tmp_path / "mlp.onnx", "--prompt-tokens", "1", *FAST)
@@ -164,6 +169,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_what_was_made(tmp_path):
     onnx.save(causal_lm(context=20_000), tmp_path / "model.onnx")
     tvm_ext.compile(tmp_path / "model.onnx", opt_level="O0", threads=1).save(tmp_path / "m.tvmx")

@@ -93,6 +93,7 @@ def test_show_marks_modelled_times(tmp_path):
     assert found["modelled"]["best_seconds"] == 7e-9
 
 
+@pytest.mark.extended
 def test_best_and_stats_mark_modelled_times(tmp_path):
     trace = plain_json(split_trace(8).as_json())
     append_trial(tmp_path, trial(8, status="modelled", seconds=7e-9, trace=trace))
@@ -183,6 +184,7 @@ def test_prune(folder):
     assert len(opened(folder)) == 2
 
 
+@pytest.mark.extended
 def test_prune_to_a_copy(folder, tmp_path):
     before = contents(folder)
     found = as_json("prune", folder, "--keep", 1, "--output", tmp_path / "small")
@@ -222,6 +224,7 @@ def test_diff(folder, tmp_path):
     ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["t.csv", "t.json", "best/", "there"])
 def test_export(folder, tmp_path, name):
     (tmp_path / "there").mkdir()
@@ -241,6 +244,7 @@ def test_export_refuses_other_forms(folder, tmp_path):
     assert "does not exist" in refused("export", folder, "-o", tmp_path / "no" / "t.csv")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("not for this machine", 0), ("wrong", 1)])
 def test_verify_says_how_each_record_did(folder, monkeypatch, status, code):
     """The verification itself is tested with the library."""

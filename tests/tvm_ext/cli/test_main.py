@@ -52,6 +52,7 @@ def test_a_group_alone_prints_its_help(group):
     assert "list" in succeed(group)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "command",
     ["compile", "run", "check", "profile", "passes list", "passes explain", "targets show"],
@@ -66,6 +67,7 @@ def test_version_names_what_matters():
     assert lines[0][1] == tvm_ext.__version__
 
 
+@pytest.mark.extended
 def test_compile_prints_the_report_and_saves(tiny_model_path, tmp_path):
     text = succeed("compile", tiny_model_path, "-o", tmp_path / "m.tvmx")
     assert "optimisation O3" in text
@@ -77,6 +79,7 @@ def test_compile_prints_the_report_and_saves(tiny_model_path, tmp_path):
     assert tvm_ext.load(tmp_path / "m.tvmx").inputs[0].shape == ("N", 3, 8, 8)
 
 
+@pytest.mark.extended
 def test_compile_as_json_follows_its_options(tiny_model_path, tmp_path):
     options = ("--input-shape", "x=1,3,8,8", "-O1", "--threads", "1", "--target", "cpu")
     printed = as_json(
@@ -91,10 +94,12 @@ def test_compile_as_json_follows_its_options(tiny_model_path, tmp_path):
     assert skipped == ["ConvBnReluFold"]
 
 
+@pytest.mark.extended
 def test_quiet_prints_nothing(tiny_model_path):
     assert succeed("compile", tiny_model_path, "-O0", "--quiet") == ""
 
 
+@pytest.mark.slow
 def test_compile_saves_the_report_in_both_forms(tiny_model_path, tmp_path):
     for name, level in (("r.html", "O3"), ("r.json", "O0")):
         succeed("compile", tiny_model_path, "-q", "-O", level, "--report", tmp_path / name)
@@ -102,6 +107,7 @@ def test_compile_saves_the_report_in_both_forms(tiny_model_path, tmp_path):
     assert CompileReport.from_json((tmp_path / "r.json").read_text()).model == "tiny"
 
 
+@pytest.mark.extended
 def test_compile_dumps_the_module_after_each_pass(tiny_model_path, tmp_path):
     succeed("compile", tiny_model_path, "-q", "--dump-ir", tmp_path / "new" / "ir")
     names = [path.name for path in (tmp_path / "new" / "ir").iterdir()]
@@ -141,6 +147,7 @@ def test_run_prints_a_table(compiled_path):
     assert "2 timed runs: median" in text
 
 
+@pytest.mark.extended
 def test_run_makes_inputs_up_as_asked(dynamic_path):
     def outputs(*options):
         return as_json("run", dynamic_path, *options)["outputs"]["y"]
@@ -151,6 +158,7 @@ def test_run_makes_inputs_up_as_asked(dynamic_path):
     assert outputs("--seed", 5) == outputs("--seed", 5) != outputs("--seed", 6)
 
 
+@pytest.mark.extended
 def test_profile_names_kernels_and_onnx_nodes(compiled_path):
     printed = as_json("profile", compiled_path, "--repeat", 2)
     assert printed["run_microseconds"] > 0
@@ -163,12 +171,14 @@ def test_profile_names_kernels_and_onnx_nodes(compiled_path):
     assert kernel["kernel"][-8:] in succeed("profile", compiled_path, "--repeat", 1, "-v")
 
 
+@pytest.mark.extended
 def test_profile_shows_as_many_kernels_as_asked(abs_model_path):
     options = ("--repeat", 2, "--top", 1, "-O0")
     assert len(as_json("profile", abs_model_path, *options)["kernels"]) == 1
     assert "1 more" in succeed("profile", abs_model_path, *options)
 
 
+@pytest.mark.extended
 def test_profile_saves_a_page_and_a_trace(compiled_path, tmp_path):
     page, trace = tmp_path / "p.html", tmp_path / "t.json"
     text = succeed("profile", compiled_path, "--repeat", 1, "--report", page, "--trace", trace)
@@ -195,6 +205,7 @@ def test_targets_list_begins_with_this_machine():
     assert "avx2" in succeed("targets", "list")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["cpu", "avx2", "cuda"])
 def test_targets_show_has_units_and_the_tvm_target(name):
     shown = as_json("targets", "show", name)
@@ -226,6 +237,7 @@ def test_every_number_of_a_target_has_its_unit_or_needs_none():
         assert numbers - counts == {key for key in numbers if unit_of(key)}
 
 
+@pytest.mark.extended
 def test_machines_get_no_colour_codes(tiny_model_path, monkeypatch):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     assert "\x1b" not in succeed("compile", tiny_model_path, "-O0")

@@ -31,6 +31,7 @@ SHAPE = ("--input-shape", "x=64,96")
 TENSOR = 64 * 96 * 4
 
 
+@pytest.mark.extended
 def test_the_plan_as_json(path):
     found = as_json("memory", path, *SHAPE, "-O", "0")
     memory, (main,) = found["memory"], found["plan"]["functions"]
@@ -56,6 +57,7 @@ def test_the_plan_as_text(path):
     assert "Written over" in succeed("memory", path, *SHAPE, "-O", "0", "--verbose")
 
 
+@pytest.mark.extended
 def test_the_drawing_is_one_file_with_a_rectangle_for_each_value(path, tmp_path):
     file = tmp_path / "plan.svg"
     succeed("memory", path, *SHAPE, "-O", "0", "-o", file)
@@ -67,6 +69,7 @@ def test_the_drawing_is_one_file_with_a_rectangle_for_each_value(path, tmp_path)
     assert all("first use: call " in one and "last use: call " in one for one in titles)
 
 
+@pytest.mark.extended
 def test_the_page_needs_nothing_else(path, tmp_path):
     file = tmp_path / "plan.html"
     succeed("memory", path, *SHAPE, "-o", file)
@@ -76,12 +79,14 @@ def test_the_page_needs_nothing_else(path, tmp_path):
     assert "<script" not in page
 
 
+@pytest.mark.extended
 def test_a_limit_is_met_or_refused(path):
     found = as_json("memory", path, *SHAPE, "-O", "0", "--memory-limit", "1MiB")
     assert found["memory"]["limit"]["limit_bytes"] == 2**20
     assert "the least" in refused("memory", path, *SHAPE, "--memory-limit", "1KiB")
 
 
+@pytest.mark.extended
 def test_sizes_that_a_run_decides(path, tmp_path):
     assert "decided in each run" in succeed("memory", path)
     said = refused("memory", path, "-o", tmp_path / "plan.svg")

@@ -25,6 +25,7 @@ def test_list_has_levels_in_order_and_all_passes():
     assert all(entry["summary"] for entry in listed["passes"])
 
 
+@pytest.mark.extended
 def test_list_of_one_level():
     assert list(as_json("passes", "list", "-O2")["levels"]) == ["O2"]
     assert list(as_json("passes", "list", "O2")["levels"]) == ["O2"]
@@ -52,6 +53,7 @@ def user_pass():
     registry.remove("Untouched")
 
 
+@pytest.mark.extended
 def test_a_users_pass_is_listed_where_it_runs_with_its_options(user_pass):
     listed = as_json("passes", "list")
     (entry,) = (entry for entry in listed["passes"] if entry["name"] == user_pass)
@@ -62,6 +64,7 @@ def test_a_users_pass_is_listed_where_it_runs_with_its_options(user_pass):
     assert "limit=3" in succeed("passes", "list", "-v")
 
 
+@pytest.mark.extended
 def test_what_a_pass_prints_does_not_reach_the_json(user_pass, tiny_model_path):
     arguments = ("compile", tiny_model_path, "--json", "--pass-config", "Untouched.limit=4")
     result = invoke(*arguments)
@@ -76,6 +79,7 @@ def test_a_wrong_option_is_refused(user_pass, tiny_model_path):
         assert words in refused(*arguments)
 
 
+@pytest.mark.slow
 def test_explain_a_model(tiny_model_path):
     explained = as_json("passes", "explain", tiny_model_path, "-O1")
     assert explained["model"] == "tiny"
@@ -88,11 +92,13 @@ def test_explain_a_model(tiny_model_path):
     assert "conv1" in text
 
 
+@pytest.mark.extended
 def test_explain_a_saved_model(tiny_model_path, tmp_path):
     succeed("compile", tiny_model_path, "-q", "-o", tmp_path / "m.tvmx")
     assert "conv1" in succeed("passes", "explain", tmp_path / "m.tvmx")
 
 
+@pytest.mark.extended
 def test_explain_one_pass_of_a_model(tiny_model_path):
     options = ("--pass", "GemmFusion", "--json")
     explained = json.loads(succeed("passes", "explain", tiny_model_path, *options))

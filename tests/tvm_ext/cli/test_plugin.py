@@ -18,6 +18,8 @@ from wheels import built_wheel
 
 from tvm_ext.passes import registry
 
+pytestmark = pytest.mark.extended
+
 RUN = """
 import json, sys
 sys.path.append(sys.argv[1])

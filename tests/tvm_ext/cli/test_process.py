@@ -41,6 +41,7 @@ def test_success_is_0_and_stdout_holds_only_json(abs_model_path, tmp_path):
 
 
 # Refused before TVM is imported, and after that.
+@pytest.mark.extended
 @pytest.mark.parametrize("arguments", [("logs", "show", "gone"), ("compile",), ("nonsense",)])
 def test_bad_input_is_2_and_one_line(tmp_path, arguments):
     done = run(*arguments, cwd=tmp_path)
@@ -64,6 +65,7 @@ def test_help_imports_neither_tvm_nor_onnx(tmp_path):
     assert done.stderr == "[]\n"
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_full_disk_behind_stdout_is_one_line(tmp_path):
     with open("/dev/full", "w") as full:
@@ -80,6 +82,7 @@ def test_a_full_disk_behind_stdout_is_one_line(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.extended
 def test_a_reader_that_leaves_causes_no_traceback(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
@@ -106,6 +109,7 @@ def Slow(mod):
 """
 
 
+@pytest.mark.extended
 def test_an_interrupt_inside_of_a_pass_is_130(abs_model_path, tmp_path):
     """TVM hands the interrupt on as an error of the pass, which it must not be reported as."""
     info = tmp_path / "slow-1.dist-info"
@@ -156,6 +160,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.extended
 def test_an_interrupt_that_python_drops_comes_again() -> None:
     done = subprocess.run(
         [sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=50, check=False

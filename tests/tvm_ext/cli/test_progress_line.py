@@ -5,6 +5,7 @@ import pty
 import subprocess
 import sys
 
+import pytest
 from commands import invoke
 from small_models import mlp
 from unoptimised import HOST
@@ -55,6 +56,7 @@ def test_nobody_is_told_outside():
     assert told == []
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_line_and_a_pipe_does_not(abs_model_path):
     arguments = [*COMMAND, "compile", str(abs_model_path), "-q", "-O", "0"]
     ours, theirs = pty.openpty()

@@ -53,6 +53,7 @@ def test_the_report_is_a_page(tuned):
     assert read_trials(folder).trials[0].kernel_name in page
 
 
+@pytest.mark.extended
 def test_compiling_with_what_was_found(tuned, tiny_model_path):
     folder, _ = tuned
     arguments = ("compile", tiny_model_path, "--records", folder, "--require-records", "--json")
@@ -60,6 +61,7 @@ def test_compiling_with_what_was_found(tuned, tiny_model_path):
     assert {kernel["tuned"] for kernel in kernels} == {"hit"}
 
 
+@pytest.mark.extended
 def test_records_that_are_required_and_missing(tuned, tiny_model_path):
     """For other sizes there are none; without the option that is no error."""
     folder, _ = tuned
@@ -70,6 +72,7 @@ def test_records_that_are_required_and_missing(tuned, tiny_model_path):
     succeed(*arguments, "-q")
 
 
+@pytest.mark.extended
 def test_folders_of_records_that_are_none(tiny_model_path, tmp_path):
     line = refused("compile", tiny_model_path, "--records", tmp_path / "missing")
     assert "no folder of records" in line
@@ -124,6 +127,7 @@ def test_bad_options(tiny_model_path, tmp_path, options, words):
     assert not (folder / "report.html").exists()
 
 
+@pytest.mark.extended
 def test_a_compiled_model(tiny_model_path, tmp_path):
     path = tmp_path / "tiny.tvmx"
     succeed("compile", tiny_model_path, "-o", path, "-q", "-O0")

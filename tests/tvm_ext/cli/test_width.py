@@ -95,6 +95,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_fits_80_columns(folder: Path, monkeypatch, command):
     monkeypatch.chdir(folder)

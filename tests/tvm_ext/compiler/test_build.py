@@ -45,6 +45,7 @@ def objects(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return found
 
 
+@pytest.mark.extended
 def test_kernels_are_shared_out_and_all_are_in_the_program(objects: list[list[str]]) -> None:
     proto = chain(6)
     made = tvm_ext.compile(proto, HOST, opt_level="O0")
@@ -63,11 +64,13 @@ def test_few_kernels_are_one_object_of_the_program_itself(objects: list[list[str
     assert not objects
 
 
+@pytest.mark.extended
 def test_a_program_is_the_same_whoever_was_faster() -> None:
     first, second = (tvm_ext.compile(chain(6), HOST, opt_level="O0") for _ in range(2))
     assert first._program.library() == second._program.library()
 
 
+@pytest.mark.extended
 def test_no_thread_outlives_a_kernel_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(kernels: tvm.IRModule, target: tvm.target.Target) -> None:
         raise ValueError("no code")

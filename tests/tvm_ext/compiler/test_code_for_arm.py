@@ -8,6 +8,7 @@ from emulated_arm import arm
 from onnx import ModelProto, helper
 from random_numbers import RANDOM
 from small_models import model, value
+from thoroughness import one_in
 
 import tvm_ext
 from tvm_ext.compiler import build
@@ -31,7 +32,8 @@ def quantised_convolution(dtype: str) -> ModelProto:
     return model(nodes, [value("x", [1, 16, 9, 8])], [value("y", None)], 21, **stored)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.extended
+@pytest.mark.parametrize("dtype", one_in(2, ["uint8", "int8"]))
 @pytest.mark.parametrize(
     ("features", "names"),
     [

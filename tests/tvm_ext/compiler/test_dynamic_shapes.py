@@ -5,6 +5,7 @@ import onnx
 import pytest
 from operator_models import by_runtime
 from small_models import model, node, rand, value
+from thoroughness import one_in
 from tvm import relax
 from unoptimised import HOST
 
@@ -35,6 +36,7 @@ def check(
     return compiled
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("rest", [(0, -1), (4, -1), (-1, 2)])
 def test_reshape_by_a_size_of_the_input(rest: tuple, narrow: bool) -> None:
@@ -53,6 +55,7 @@ def test_reshape_by_a_size_of_the_input(rest: tuple, narrow: bool) -> None:
     check(proto, [{"x": rand(2, 4, 6)}, {"x": rand(1, 4, 8)}])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 def test_resize_to_the_size_of_another_tensor(mode: str) -> None:
     nodes = [
@@ -70,7 +73,8 @@ def test_resize_to_the_size_of_another_tensor(mode: str) -> None:
     check(proto, [{"x": rand(1, 3, 8, 12)}, {"x": rand(2, 3, 7, 9)}])
 
 
-@pytest.mark.parametrize("join", ["Add", "Concat"])
+@pytest.mark.extended
+@pytest.mark.parametrize("join", one_in(2, ["Add", "Concat"]))
 def test_feature_maps_of_two_scales_join(join: str) -> None:
     nodes = [
         node("Conv", ["x", "w"], ["half"], strides=[2, 2], pads=[1, 1, 1, 1]),
@@ -94,6 +98,7 @@ def test_slice_to_a_length_of_the_run() -> None:
     check(proto, [{"x": rand(2, 9), "n": ints(4)}, {"x": rand(1, 5), "n": ints(-1)}])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("operator", ["Expand", "Tile"])
 @pytest.mark.parametrize("computed", [False, True])
 def test_copies_as_many_as_a_size(operator: str, computed: bool) -> None:
@@ -114,6 +119,7 @@ def test_copies_as_many_as_a_size(operator: str, computed: bool) -> None:
     check(model(nodes, inputs, [value("y", [None] * 2)], **weights), runs)
 
 
+@pytest.mark.slow
 def test_attention_mask_broadcasts() -> None:
     nodes = [
         node("Transpose", ["q"], ["k"], perm=[0, 1, 3, 2]),
@@ -130,7 +136,8 @@ def test_attention_mask_broadcasts() -> None:
     check(proto, [*runs, {"q": rand(2, 2, 5, 4), "mask": mask[:, :1]}])
 
 
-@pytest.mark.parametrize("level", ["O0", "O3"])
+@pytest.mark.extended
+@pytest.mark.parametrize("level", one_in(2, ["O0", "O3"]))
 def test_convolution_and_pools_of_odd_sizes(level: str) -> None:
     nodes = [
         node("Conv", ["x", "w"], ["c"], strides=[2, 2], pads=[1, 1, 1, 1]),
@@ -167,11 +174,13 @@ def squeeze_if_one() -> onnx.ModelProto:
     return model(nodes, [value("x", ["b", 4, "n"])], [value("y", [None] * 2)], **weights)
 
 
+@pytest.mark.extended
 def test_squeeze_where_the_size_is_one() -> None:
     check(squeeze_if_one(), [{"x": rand(2, 4, 1)}, {"x": rand(5, 4, 1)}, {"x": rand(2, 4, 4)}])
 
 
-@pytest.mark.parametrize("operator", ["Add", "Where", "MatMul", "Gemm", "Concat"])
+@pytest.mark.extended
+@pytest.mark.parametrize("operator", one_in(4, ["Add", "Where", "MatMul", "Gemm", "Concat"]))
 def test_names_that_must_agree(operator: str) -> None:
     inputs = [value("a", ["m", "k"]), value("b", ["n", "l"])]
     names = ["c", "a", "b"] if operator == "Where" else ["a", "b"]
@@ -192,6 +201,7 @@ def test_names_of_which_one_may_be_one() -> None:
     check(proto, [{"a": rand(1, 4), "b": rand(3, 1)}, {"a": rand(2, 1), "b": rand(1, 3)}])
 
 
+@pytest.mark.slow
 def test_a_cast_has_a_variable_as_its_value() -> None:
     """TVM's ConvertLayout gave up all layouts of a model with a cast of a call."""
     nodes = [
@@ -231,19 +241,23 @@ def test_axes_of_squeeze_are_counted_from_the_front() -> None:
     assert [int(axis) for axis in squeeze.attrs.axis] == [2]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("operator", "weights", "good", "bad", "attributes"),
-    [
-        ("Conv", [(4, 3, 1, 1)], (2, 3, 5, 5), (2, 16, 5, 5), {}),
-        ("Conv", [(4, 2, 1, 1)], (2, 4, 5, 5), (2, 2, 5, 5), {"group": 2}),
-        ("ConvTranspose", [(3, 4, 2, 2)], (2, 3, 5, 5), (2, 5, 5, 5), {}),
-        ("Gemm", [(3, 4)], (2, 3), (2, 5), {}),
-        ("Gemm", [(4, 3)], (3, 2), (5, 2), {"transA": 1, "transB": 1}),
-        ("BatchNormalization", [(3,)] * 4, (2, 3, 5), (2, 4, 5), {}),
-        ("InstanceNormalization", [(3,)] * 2, (2, 3, 5), (2, 4, 5), {}),
-        ("RNN", [(1, 4, 3), (1, 4, 4)], (5, 2, 3), (5, 2, 4), {"hidden_size": 4}),
-        ("LayerNormalization", [(3, 5)] * 2, (2, 3, 5), (2, 3, 6), {"axis": 1}),
-    ],
+    one_in(
+        4,
+        [
+            ("Conv", [(4, 3, 1, 1)], (2, 3, 5, 5), (2, 16, 5, 5), {}),
+            ("Conv", [(4, 2, 1, 1)], (2, 4, 5, 5), (2, 2, 5, 5), {"group": 2}),
+            ("ConvTranspose", [(3, 4, 2, 2)], (2, 3, 5, 5), (2, 5, 5, 5), {}),
+            ("Gemm", [(3, 4)], (2, 3), (2, 5), {}),
+            ("Gemm", [(4, 3)], (3, 2), (5, 2), {"transA": 1, "transB": 1}),
+            ("BatchNormalization", [(3,)] * 4, (2, 3, 5), (2, 4, 5), {}),
+            ("InstanceNormalization", [(3,)] * 2, (2, 3, 5), (2, 4, 5), {}),
+            ("RNN", [(1, 4, 3), (1, 4, 4)], (5, 2, 3), (5, 2, 4), {"hidden_size": 4}),
+            ("LayerNormalization", [(3, 5)] * 2, (2, 3, 5), (2, 3, 6), {"axis": 1}),
+        ],
+    ),
 )
 def test_dynamic_channels_must_fit_the_weights(
     operator: str, weights: list, good: tuple, bad: tuple, attributes: dict

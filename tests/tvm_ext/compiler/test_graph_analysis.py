@@ -59,6 +59,7 @@ def named(found: list[tuple[str, ...]]) -> list[str]:
     return [name for names in found for name in names]
 
 
+@pytest.mark.extended
 def test_without_optimisation_every_kernel_names_its_one_node():
     found = origins(conv_net(), "O0")
     assert all(len(names) == 1 for names in found)
@@ -67,6 +68,7 @@ def test_without_optimisation_every_kernel_names_its_one_node():
     assert [name for name in order if name != "flat"] == ["conv", "bn", "relu", "pool", "gemm"]
 
 
+@pytest.mark.extended
 def test_optimised_kernels_name_all_that_they_took_in():
     found = origins(conv_net(), "O3")
     (conv,) = [names for names in found if "conv" in names]
@@ -77,6 +79,7 @@ def test_optimised_kernels_name_all_that_they_took_in():
     assert all(found)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("level", LEVELS)
 def test_two_layers_that_share_a_kernel_have_their_own_names(level):
     nodes, weights, last = [], [], "x"
@@ -103,6 +106,7 @@ def test_two_layers_that_share_a_kernel_have_their_own_names(level):
     ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("level", LEVELS)
 def test_same_layers_with_another_epsilon_share_no_kernel(level):
     nodes = [
@@ -122,6 +126,7 @@ def test_same_layers_with_another_epsilon_share_no_kernel(level):
     np.testing.assert_allclose(compiled.run({"x": x})["y"], wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_node_with_several_outputs_is_named(level):
     nodes = [
@@ -160,6 +165,7 @@ def test_a_name_with_the_separator_in_it_stays_readable():
     assert [call.where for call in compiled.kernel_calls()] == places
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("level", LEVELS)
 def test_nodes_without_names_get_some(level):
     nodes = [node("Exp", ["x"], ["e"]), node("Softmax", ["e"], ["y"])]
@@ -191,6 +197,7 @@ def branches() -> onnx.ModelProto:
     return model(nodes, inputs, [value("y", [2, 4])], [weight("w", 4, 4)])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("level", LEVELS)
 def test_nodes_inside_branches_have_their_own_names(level):
     found = named(origins(branches(), level))
@@ -207,6 +214,7 @@ def test_calls_are_described_and_listed_in_the_order_of_a_run():
     assert kernel_calls(tvm.IRModule()) == []
 
 
+@pytest.mark.extended
 def test_kernels_before_fusion_are_counted_once():
     compiled = tvm_ext.compile(conv_net(), HOST, opt_level="O3")
     graph = compiled.report.graph

@@ -12,6 +12,7 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from small_models import model, rand, value
+from thoroughness import one_in
 
 import tvm_ext
 from tvm_ext.compiler import program_cache as program_cache_module
@@ -78,12 +79,14 @@ def test_the_second_compilation_takes_the_first_one_s_program(tmp_path):
     np.testing.assert_array_equal(result(tvm_ext.load(tmp_path / "m.tvmx")), result(first))
 
 
+@pytest.mark.extended
 def test_a_program_from_the_cache_is_compiled_again_for_other_shapes(tmp_path):
     path = written(tmp_path / "m.onnx", rows="N")
     again = [tvm_ext.compile(path) for _ in range(2)][1].compile_again({"x": [1, 4]})
     assert again.run({"x": X[:1]})["y"].shape == (1, 3)
 
 
+@pytest.mark.extended
 def test_a_profile_counts_the_work_of_symbolic_kernels(tmp_path):
     path = written(tmp_path / "m.onnx", rows="N")
     profiles = [tvm_ext.compile(path).profile({"x": X}, repeat=1) for _ in range(2)]
@@ -93,6 +96,7 @@ def test_a_profile_counts_the_work_of_symbolic_kernels(tmp_path):
     assert counted[0][0][0] > 0
 
 
+@pytest.mark.extended
 def test_a_model_in_memory_is_found_again(tmp_path):
     model = onnx.load(written(tmp_path / "m.onnx"))
     assert not tvm_ext.compile(model).report.is_from_cache
@@ -188,6 +192,7 @@ def test_programs_that_cannot_run_here_are_not_kept(tmp_path):
     assert program_key(path, resolve_target("aarch64-neon"), build_pipeline("O3"), None, ()) is None
 
 
+@pytest.mark.extended
 def test_a_file_that_changes_while_it_is_compiled_is_not_kept(tmp_path, folder, monkeypatch):
     path = written(tmp_path / "m.onnx")
     find = ProgramCache.find
@@ -232,6 +237,7 @@ def test_a_folder_without_records_is_refused_as_without_a_cache(tmp_path):
         tvm_ext.compile(path, records=records)
 
 
+@pytest.mark.extended
 def test_a_profile_does_without_the_model_s_file(tmp_path):
     path = written(tmp_path / "m.onnx", rows="N")
     model = [tvm_ext.compile(path) for _ in range(2)][1]
@@ -248,7 +254,8 @@ def test_files_that_are_no_models_fail_as_without_a_cache(tmp_path):
         tvm_ext.compile(tmp_path / "m.onnx")
 
 
-@pytest.mark.parametrize("place", [0, 100, 5_000, -200, -3])
+@pytest.mark.extended
+@pytest.mark.parametrize("place", one_in(3, [0, 100, 5_000, -200, -3]))
 def test_a_damaged_program_is_compiled_anew(tmp_path, folder, place):
     path = written(tmp_path / "m.onnx")
     wanted = result(tvm_ext.compile(path))
@@ -289,6 +296,7 @@ def check_chain(proto: onnx.ModelProto) -> tvm_ext.CompiledModel:
     return made
 
 
+@pytest.mark.extended
 def test_a_model_that_changed_in_one_layer_has_the_code_of_the_others(folder):
     first = check_chain(chain(*OPERATORS))
     assert first.report.kernels_from_cache == 0
@@ -299,13 +307,15 @@ def test_a_model_that_changed_in_one_layer_has_the_code_of_the_others(folder):
     assert said in changed.report.to_text()
 
 
+@pytest.mark.slow
 def test_kernels_of_one_name_are_told_apart_by_what_they_compute(folder):
     check_chain(chain(*OPERATORS))
     other = check_chain(chain(*OPERATORS[::-1]))
     assert other.report.kernels_from_cache < len(other.report.kernels)
 
 
-@pytest.mark.parametrize("place", [0, 40, -1])
+@pytest.mark.extended
+@pytest.mark.parametrize("place", one_in(3, [0, 40, -1]))
 def test_a_damaged_kernel_is_made_anew(folder, place):
     proto = chain(*OPERATORS)
     kernels = len(check_chain(proto).report.kernels)
@@ -324,6 +334,7 @@ def test_a_damaged_kernel_is_made_anew(folder, place):
     assert program_cache().delete_damaged() == []
 
 
+@pytest.mark.slow
 def test_kernels_count_for_the_limit_of_the_cache(folder, monkeypatch):
     check_chain(chain(*OPERATORS))
     cache = ProgramCache(folder, 30_000)
@@ -332,6 +343,7 @@ def test_kernels_count_for_the_limit_of_the_cache(folder, monkeypatch):
     assert cache.find_object("0" * 64) == b"object"
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system has no such permissions")
 def test_a_folder_that_others_may_write_to_is_not_used(tmp_path, folder):
     path = written(tmp_path / "m.onnx")
@@ -342,6 +354,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(tmp_path, folder):
     assert tvm_ext.compile(path).report.is_from_cache
 
 
+@pytest.mark.extended
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(FOLDER, str(tmp_path / "file" / "cache"))
@@ -349,6 +362,7 @@ def test_a_folder_that_cannot_be_made_is_no_error(tmp_path, monkeypatch):
     assert not any(tvm_ext.compile(path).report.is_from_cache for _ in range(2))
 
 
+@pytest.mark.extended
 def test_what_was_used_longest_ago_goes_first(tmp_path, folder):
     path = written(tmp_path / "m.onnx")
     model = tvm_ext.compile(path)
@@ -368,6 +382,7 @@ def test_what_was_used_longest_ago_goes_first(tmp_path, folder):
     assert not (folder / "e.tvmx").exists()
 
 
+@pytest.mark.extended
 def test_unfinished_files_are_deleted_after_a_while(tmp_path, folder):
     folder.mkdir(mode=0o700)
     for name, age in (("old", 1), ("new", None)):

@@ -6,6 +6,7 @@ import pytest
 import tvm
 from operator_models import by_runtime
 from small_models import model, node, rand, value
+from thoroughness import one_in
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -50,6 +51,7 @@ def test_symbolic_reshapes_are_no_kernels() -> None:
     assert kernels == {"transpose", "tir_exp"}
 
 
+@pytest.mark.extended
 def test_a_kernel_that_tvm_cannot_divide_is_no_reshape() -> None:
     nodes = [
         node("ConvTranspose", ["x", "w"], ["c"], strides=[3, 2], dilations=[2, 2]),
@@ -104,7 +106,8 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.extended
+@pytest.mark.parametrize("name", one_in(4, VIEWS))
 def test_numbers_where_a_view_is_read_late(name: str) -> None:
     """Storage is given away when its last reader is done, which may read it as another shape."""
     between, weights = VIEWS[name]
@@ -201,6 +204,7 @@ class TwoOutputs:
         return (y, z)
 
 
+@pytest.mark.extended
 def test_outputs_on_a_device_share_no_memory() -> None:
     fresh = with_fresh_outputs(lowered(TwoOutputs))
     assert operator_counts(fresh) == {"call_tir": 2, "reshape": 1}

@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper
 from small_models import model, node, rand, value
 from unoptimised import HOST
@@ -24,6 +25,7 @@ def test_weights_of_a_product_are_read():
     assert [read(made, level) for level in ("O0", "O3")] == [64 * 32 * 4] * 2
 
 
+@pytest.mark.slow
 def test_a_table_of_rows_is_not_but_where_a_product_reads_it_too():
     table = rand(100, 8)
     ids = value("ids", ["N"], TensorProto.INT64)
@@ -39,6 +41,7 @@ def test_a_table_of_rows_is_not_but_where_a_product_reads_it_too():
     assert read(model([lookup, again], inputs, outputs, table=table)) == 8 + 100 * 8 * 4
 
 
+@pytest.mark.extended
 def test_of_branches_the_one_that_reads_less_counts():
     def branch(name: str, weights: str) -> onnx.GraphProto:
         return helper.make_graph(
@@ -59,6 +62,7 @@ def test_of_branches_the_one_that_reads_less_counts():
     assert read(made) == 64 * (4 + 16) * 4
 
 
+@pytest.mark.extended
 def test_it_is_saved_with_the_report(tmp_path):
     made = model(
         [node("MatMul", ["x", "w"], ["y"])],

@@ -36,6 +36,7 @@ def together(devices: int, action: Callable[[Communicator], None]) -> list[Commu
 LARGE = SLOT_BYTES // 2 + 3
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("count", [0, 1, LARGE])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int64])
@@ -56,6 +57,7 @@ def test_other_reductions_in_place(kind: int, reduce: np.ufunc) -> None:
     assert all(np.array_equal(one, expected) for one in arrays)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("count", [1, LARGE])
 def test_gather_scatter_and_broadcast(devices: int, count: int) -> None:

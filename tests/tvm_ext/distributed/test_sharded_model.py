@@ -101,6 +101,7 @@ def shared_memories() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:tvm-ext")
 
 
+@pytest.mark.extended
 def test_a_saved_file_runs(file: Path, whole: np.ndarray) -> None:
     model, before = tvm_ext.load(file), shared_memories()
     np.testing.assert_allclose(model.run({"x": X})["y"], whole, rtol=1e-5, atol=1e-5)
@@ -112,6 +113,7 @@ def test_a_saved_file_runs(file: Path, whole: np.ndarray) -> None:
     assert shared_memories() <= before + 2
 
 
+@pytest.mark.slow
 def test_an_open_batch_is_shared_and_has_to_divide(whole: np.ndarray) -> None:
     model = tvm_ext.compile(OPEN, HOST, devices=2, shard="data")
     for count in (4, 2, 8):
@@ -152,6 +154,7 @@ def test_a_batch_with_a_lower_bound_is_refused() -> None:
         tvm_ext.compile(OPEN, input_shapes={"x": ("batch:2:8", 8)}, devices=2, shard="data")
 
 
+@pytest.mark.extended
 def test_a_process_that_cannot_be_started_is_one_line(
     file: Path, monkeypatch: pytest.MonkeyPatch, whole: np.ndarray
 ) -> None:
@@ -168,12 +171,14 @@ def test_a_process_that_cannot_be_started_is_one_line(
     model.close()
 
 
+@pytest.mark.slow
 def test_patterns_of_a_pair_of_products(whole: np.ndarray) -> None:
     model = tvm_ext.compile(MODEL, HOST, devices=2, shard={"fc1": 1, "fc2": 0})
     np.testing.assert_allclose(model.run({"x": X})["y"], whole, rtol=1e-5, atol=1e-5)
     model.close()
 
 
+@pytest.mark.extended
 def test_a_rank_that_fails_to_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = module.with_options
 
@@ -187,6 +192,7 @@ def test_a_rank_that_fails_to_compile_is_named(monkeypatch: pytest.MonkeyPatch) 
         tvm_ext.compile(MODEL, devices=2, shard="tensor")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_worker_that_is_killed(file: Path, stopped: bool, whole: np.ndarray) -> None:
     model = tvm_ext.load(file)
@@ -210,6 +216,7 @@ def test_a_worker_that_is_killed(file: Path, stopped: bool, whole: np.ndarray) -
     assert workers() == others
 
 
+@pytest.mark.extended
 def test_no_process_outlives_its_caller(file: Path) -> None:
     code = (
         "import os, numpy, tvm_ext.runtime\n"
@@ -234,6 +241,7 @@ def test_a_file_of_other_devices_is_refused(file: Path, monkeypatch: pytest.Monk
         tvm_ext.load(file)
 
 
+@pytest.mark.extended
 def test_the_command_line_runs_it(file: Path, tmp_path: Path, whole: np.ndarray) -> None:
     given, result = tmp_path / "x.npz", tmp_path / "y.npz"
     np.savez(given, x=X)

@@ -68,6 +68,7 @@ def test_the_header_says_what_the_model_is(exported: Path) -> None:
     assert len((exported / "example.cpp").read_text().splitlines()) < 50
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is missing")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="a C++ compiler is missing")
 def test_the_example_gives_the_numbers_of_python(
@@ -92,6 +93,7 @@ def test_the_example_gives_the_numbers_of_python(
     assert said.splitlines()[1] == "same, 1 values: 3"
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="names libraries as Linux does")
 def test_c_programs_run_it_in_all_ways(
     exported: Path, compiled: tvm_ext.CompiledModel, tmp_path: Path
@@ -159,6 +161,7 @@ def test_a_folder_is_written_whole_or_not_at_all(
     assert sorted(os.listdir(tmp_path)) == ["file", "taken"]
 
 
+@pytest.mark.extended
 def test_what_needs_python_or_a_gpu_is_refused(
     compiled: tvm_ext.CompiledModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_greedy_tokens_are_those_of_onnx_runtime(decoder, wanted):
     assert (found.finish_reason, found.text, found.prompt_tokens) == ("length", "", (1, 2, 3))
 
 
+@pytest.mark.slow
 def test_they_are_in_a_program_for_users_that_keeps_the_state_in_place(folder, wanted):
     found = tvm_ext.generate(folder / "model.onnx", PROMPT, max_new_tokens=20)
     assert list(found.tokens) == wanted
@@ -58,6 +59,7 @@ def test_prompts_of_several_lengths_share_a_batch(decoder, folder):
     assert found[0].speed.runs == 11
 
 
+@pytest.mark.slow
 def test_prompts_that_cannot_be_padded_run_by_their_lengths(tmp_path):
     made = causal_lm(has_mask=False, has_positions=False)
     onnx.save(made, tmp_path / "model.onnx")
@@ -171,11 +173,13 @@ def test_what_it_took(decoder):
     assert shown["tokens_per_second"] > 0
 
 
+@pytest.mark.extended
 def test_a_model_without_a_state_is_refused():
     with pytest.raises(InputError, match="has no state"):
         tvm_ext.generate(tvm_ext.compile(mlp(), HOST, opt_level="O0"), PROMPT)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
     small = compiled(causal_lm(vocabulary=100))
     with pytest.raises(InputError, match=r"tokens up to 256, and the model has logits for 100"):
@@ -184,6 +188,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
         tvm_ext.generate(small, [5, 100])
 
 
+@pytest.mark.extended
 def test_a_model_without_logits_is_refused():
     made = causal_lm()
     kept = [output for output in made.graph.output if output.name != "logits"]
@@ -193,6 +198,7 @@ def test_a_model_without_logits_is_refused():
         tvm_ext.generate(compiled(made), PROMPT)
 
 
+@pytest.mark.slow
 def test_an_input_that_nobody_knows_is_refused():
     made = causal_lm()
     for name in ("position_ids", "attention_mask"):
@@ -227,6 +233,7 @@ def test_arguments_that_do_not_fit_are_refused(decoder, prompt, options, says):
         tvm_ext.generate(decoder, prompt, **options)
 
 
+@pytest.mark.slow
 def test_logits_of_float16_and_one_row_of_them():
     made = causal_lm()
     made.graph.node[-1].output[0] = "wide"
@@ -237,6 +244,7 @@ def test_logits_of_float16_and_one_row_of_them():
     assert np.isfinite(found.tokens).all()
 
 
+@pytest.mark.slow
 def test_a_model_whose_items_are_independent_keeps_its_state_in_one_piece():
     """Its batch could be cut into micro-batches, which a state in place cannot be."""
     made = onnx.parser.parse_model("""

@@ -37,6 +37,7 @@ def test_the_planner_imports_no_tvm():
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.extended
 @settings(deadline=None, max_examples=60)
 @given(buffer_lists())
 def test_every_plan_holds(buffers):
@@ -46,6 +47,7 @@ def test_every_plan_holds(buffers):
     assert plan.is_optimal or plan.size > plan.lower_bound
 
 
+@pytest.mark.extended
 @settings(deadline=None, max_examples=30)
 @given(buffer_lists(alignments=(1, 48, 64, 256)))
 def test_every_plan_with_different_alignments_holds(buffers):
@@ -84,6 +86,7 @@ def test_it_is_proved_that_the_bound_is_out_of_reach(without_solver):
     assert (plan.lower_bound, plan.size, plan.is_optimal) == (640, 704, True)
 
 
+@pytest.mark.slow
 def test_the_solver_proves_the_same():
     pytest.importorskip(
         "ortools", reason="OR-Tools is not installed: pip install 'tvm-ext[planner]'"
@@ -138,6 +141,7 @@ def test_a_plan_comes_also_without_time():
     assert not plan.is_optimal
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "instance",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in "ABCDEFGHIJK"],

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -170,6 +171,7 @@ def programs(draw: st.DrawFn) -> Program:
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(programs(), st.integers(0, 30))
 def test_any_program_computes_the_same_with_no_higher_peak(given_: Program, target: int):

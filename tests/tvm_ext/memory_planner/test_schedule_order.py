@@ -57,6 +57,7 @@ def alive(operations, order):
     return max(peaks, default=0)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=80)
 @given(graphs(most=7))
 def test_small_graphs_get_the_best_of_all_orders(operations):
@@ -69,6 +70,7 @@ def test_small_graphs_get_the_best_of_all_orders(operations):
     assert found.lower_bound <= lowest == found.peak
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(graphs(most=40))
 def test_larger_graphs_get_an_order_that_is_no_worse_than_theirs(operations):

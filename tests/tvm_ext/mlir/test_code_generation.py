@@ -33,6 +33,7 @@ def test_the_report_names_the_kernels(compiled):
     assert done.applied >= 2
 
 
+@pytest.mark.extended
 def test_a_saved_model_needs_no_mlir(compiled, tmp_path):
     compiled.save(tmp_path / "mlp.tvmx")
     x = rand(5, 6)

@@ -31,6 +31,7 @@ def path(tmp_path_factory):
     return file
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("form", [(), ("--kernels",)], ids=["graph", "kernels"])
 @pytest.mark.parametrize("stage", ["linalg", "bufferized", "llvm"])
 def test_the_text_of_each_stage_can_be_read_again(path, tmp_path, stage, form):
@@ -49,6 +50,7 @@ def test_the_text_of_one_kernel(path):
     assert "no kernel or ONNX node" in refused("mlir", path, "--kernel", "elsewhere")
 
 
+@pytest.mark.extended
 def test_every_kernel_of_a_model_agrees(path):
     found = as_json("check", path, "--against", "mlir")
     assert found["ok"]
@@ -88,6 +90,7 @@ def test_kernels_that_share_their_code_are_compared_once(monkeypatch):
     assert len(compiled) == 1
 
 
+@pytest.mark.extended
 def test_a_kernel_that_differs_is_named_with_what_is_at_fault(path, monkeypatch):
     def doubled_results(found):
         changed = {one.code: _doubled(one.scheduled) for one in found.kernels}

@@ -64,6 +64,7 @@ def maximum(module, factor=1):
                 op.results[0].replace_all_uses_with(arith.maximumf(*list(op.operands)[1:]))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("what", "stage"),
     [
@@ -95,6 +96,7 @@ def test_patterns_of_pdl(register):
     assert np.abs(found["a"] - expected).max() > 0.1
 
 
+@pytest.mark.extended
 def test_options_and_the_choice_of_kernels(register):
     register(TILES, name="tiles", options={"rows": 2})
     own = {"tiles": {"rows": 1, "kernels": "second"}}
@@ -112,6 +114,7 @@ def test_passes_of_several_stages_follow_each_other(register):
     assert "stage bufferized" in done.decisions[0].reason
 
 
+@pytest.mark.extended
 def test_a_function_that_raises_is_a_refusal(register):
     def raising(module):
         raise ValueError("no such loop")
@@ -122,6 +125,7 @@ def test_a_function_that_raises_is_a_refusal(register):
     assert "no such loop" in record(compiled, "raising").decisions[0].reason
 
 
+@pytest.mark.extended
 def test_options_of_a_function(register):
     seen = []
 
@@ -133,12 +137,14 @@ def test_options_of_a_function(register):
     assert seen == [(3, {"columns": 2})]
 
 
+@pytest.mark.extended
 def test_what_the_check_compares_is_the_changed_kernel(register):
     register(SWAPPED, name="swap")
     found = check_against_mlir(mlp(4), KernelsRequest(HOST))
     assert not found.ok
 
 
+@pytest.mark.extended
 def test_a_saved_model_has_the_code(register, tmp_path):
     register(TILES, name="tiles", options={"rows": 2})
     tvm_ext.compile(mlp(), HOST).save(tmp_path / "mlp.tvmx")

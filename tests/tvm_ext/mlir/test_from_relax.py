@@ -6,6 +6,7 @@ import pytest
 import tvm
 from onnx import TensorProto, helper
 from small_models import mlp, model, node, rand, self_attention, value
+from thoroughness import one_in
 from tvm.script import ir as I
 from tvm.script import relax as R
 
@@ -66,7 +67,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("opt_level", ["O1", "O3"])
+@pytest.mark.extended
+@pytest.mark.parametrize("opt_level", one_in(2, ["O3", "O1"]))
 @pytest.mark.parametrize("name", MODELS)
 def test_numbers_are_those_of_onnx_runtime(name, opt_level):
     make, x = MODELS[name]
@@ -78,6 +80,7 @@ def test_numbers_are_those_of_onnx_runtime(name, opt_level):
         np.testing.assert_allclose(ours.reshape(theirs.shape), theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "operations"),
     [
@@ -104,6 +107,7 @@ def test_results_are_written_to_arrays_with_gaps():
         assert not rows[1::2].any()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("wrong", ["shape", "type", "count", "locked"])
 def test_arrays_that_are_no_results_are_refused(wrong):
     graph = CompiledGraph(converted(mlp(5)))
@@ -134,6 +138,7 @@ def test_large_constants_are_parameters():
     assert "dense<" in str(graph.module)
 
 
+@pytest.mark.extended
 def test_what_has_no_form_is_a_function_without_a_body():
     step = helper.make_graph(
         [node("Add", ["v", "v"], ["w"]), node("Identity", ["c"], ["d"])],

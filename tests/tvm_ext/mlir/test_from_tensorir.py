@@ -5,7 +5,7 @@ import pytest
 from both_generators import agree, compared
 from kernel_cases import CONVOLUTIONS, MATMULS, MOVES, POINTWISE, REDUCTIONS
 from lowering import f32, kernel_of, kernels_of
-from thoroughness import some_of
+from thoroughness import one_in, some_of
 from torch_mlir import ir
 from tvm import relax, te, tirx
 from tvm.relax.op import nn
@@ -32,12 +32,14 @@ def _kernels(cases):
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.extended
+@pytest.mark.parametrize("family", one_in(3, FAMILIES))
 def test_every_family_computes_the_same(family):
     kernels = _kernels(some_of(FAMILIES[family].items()))
     agree(compared(kernels))
 
 
+@pytest.mark.extended
 def test_most_kernels_are_linalg_on_tensors():
     kernels = _kernels(some_of(kernel_cases.CASES.items()))
     forms = [convert_kernel(func, "kernel").form for func in kernels.values()]
@@ -179,6 +181,7 @@ def halved(A: T.Buffer((7,), "int32"), B: T.Buffer((7,), "int32")):
         B[i] = count[0] + A[i] // 3 + A[i] % 3
 
 
+@pytest.mark.extended
 def test_loops_that_are_no_nests():
     kernels = {"running sums": running_sums, "scheduled": scheduled, "halved": halved}
     arguments = {"running sums": [(6, 5), (6, 5), 6]}
@@ -187,7 +190,8 @@ def test_loops_that_are_no_nests():
     assert {one.form for one in found.values()} == {ON_MEMREFS}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.extended
+@pytest.mark.parametrize("dtype", one_in(4, ["float32", "float64", "float16", "bfloat16"]))
 def test_functions_of_floating_point_numbers(dtype):
     ops = [relax.op.exp, relax.op.tanh, relax.op.sqrt, relax.op.floor, relax.op.sigmoid]
     ops += [relax.op.sin, relax.op.log, relax.op.erf, relax.op.round, relax.op.ceil, relax.op.abs]
@@ -198,7 +202,10 @@ def test_functions_of_floating_point_numbers(dtype):
     agree(compared(kernels))
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"])
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    "dtype", one_in(4, ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"])
+)
 def test_operators_of_integers(dtype):
     pair = (((40,), dtype), ((40,), dtype))
     ops = [relax.op.add, relax.op.maximum, relax.op.bitwise_and, relax.op.less, relax.op.subtract]

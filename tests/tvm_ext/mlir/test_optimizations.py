@@ -158,6 +158,7 @@ def test_arrays_whose_bytes_are_not_known_stay_apart(parsed, kind):
     assert optimize_memory(module) == "2 buffers of 0 bytes became 2 buffers of 0 bytes"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "options", [FUSED, SMALLER, FUSED | SMALLER], ids=["fused", "smaller", "all"]
 )

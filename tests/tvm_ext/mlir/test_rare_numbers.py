@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from thoroughness import some_of
+from thoroughness import one_in, some_of
 from tvm import te, tirx
 from tvm.script import tirx as T
 from unoptimised import HOST
@@ -127,7 +127,8 @@ BITS = {
 SHIFTS = {"left": lambda a, b: a << b, "right": lambda a, b: a >> b}
 
 
-@pytest.mark.parametrize("dtype", some_of(INTEGERS))
+@pytest.mark.extended
+@pytest.mark.parametrize("dtype", one_in(4, some_of(INTEGERS)))
 def test_operators_of_integers(dtype):
     x = integers(dtype)
     y = np.roll(x, 5)
@@ -137,6 +138,7 @@ def test_operators_of_integers(dtype):
     assert_alike(of_two(operators, dtype, len(x)), operators, [x, y])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", some_of(INTEGERS))
 def test_shifts(dtype):
     x = integers(dtype)
@@ -144,6 +146,7 @@ def test_shifts(dtype):
     assert_alike(of_two(SHIFTS, dtype, len(x)), SHIFTS, [x, places])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", some_of(["int32", "uint32", "uint64", "int64"]))
 def test_leading_zeros(dtype):
     x = integers(dtype)
@@ -151,6 +154,7 @@ def test_leading_zeros(dtype):
     assert_alike(of_one(operators, dtype, len(x)), operators, [np.where(x == 0, 1, x)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", some_of(FLOATS))
 def test_operators_of_floating_point_numbers(dtype):
     x = floats(dtype)
@@ -172,6 +176,7 @@ ROUNDED = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", some_of(["float32", "float64", "float16"]))
 def test_roundings(dtype):
     x = floats(dtype)
@@ -191,6 +196,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", some_of(["float32", "float64"]))
 def test_functions(dtype):
     x = floats(dtype)
@@ -204,13 +210,15 @@ def test_logarithms_of_numbers_near_one():
     assert_alike(of_one(operators, "float32", len(x)), operators, [x], digits=2)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", some_of(["float32", "float64"]))
 def test_powers(dtype):
     x = floats(dtype)
     assert_alike(of_one(POWERS, dtype, len(x)), POWERS, [x], digits=4)
 
 
-@pytest.mark.parametrize("source", some_of(["bool", *INTEGERS, *FLOATS]))
+@pytest.mark.extended
+@pytest.mark.parametrize("source", one_in(4, some_of(["bool", *INTEGERS, *FLOATS])))
 def test_casts(source):
     targets = [one for one in ("bool", *INTEGERS, *FLOATS) if one != source]
     if source == "bool":
@@ -225,6 +233,7 @@ def test_casts(source):
     assert_alike(of_one(operators, source, len(x)), operators, [x], digits=1)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("source", some_of(FLOATS))
 def test_casts_of_floating_point_numbers_to_others(source):
     """NaN, infinities and ties; and NaN is true."""
@@ -261,6 +270,7 @@ def narrowed(
             c[x] = table[T.Cast("int32", T.Cast("uint8", a[x]))]
 
 
+@pytest.mark.extended
 def test_places_of_narrow_types_begin_again():
     table = np.arange(256, dtype="float32")
     a, b = (np.random.default_rng(n).integers(0, 256, 64).astype("uint8") for n in range(2))
@@ -292,6 +302,7 @@ def test_a_statement_reads_what_the_one_before_stores():
         np.testing.assert_array_equal(found[way][1], (x + 1) * 2, way)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4)])
 def test_arrays_without_elements(shape):
     a = te.placeholder(shape, "float32")

@@ -114,6 +114,7 @@ def quantised():
     return kernel_of(expression, f32(300, 400), f32(400, 200))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("factor", "outcome"), [(1.0, "agrees"), (1.01, "differs")])
 def test_steps_between_quantised_values_agree_and_others_do_not(monkeypatch, factor, outcome):
     def run(self, drawn):

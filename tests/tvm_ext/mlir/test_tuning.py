@@ -50,6 +50,7 @@ def test_the_tuner_tries_it_only_when_it_is_asked_to(task, monkeypatch):
     assert [one.name for one in accepting_templates(task.func, HOST)] == [*names, *BOTH]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", BOTH)
 def test_a_candidate_computes_the_same(task, competing, name):
     space = TemplateSpace(task, HOST, lambda mod: mod)
@@ -72,6 +73,7 @@ def test_its_decisions_make_other_candidates(task, competing):
     assert apart.recorded.decisions["fuses"] == 0
 
 
+@pytest.mark.extended
 def test_decisions_of_our_template_make_other_loops(task, competing):
     space = TemplateSpace(task, HOST, lambda mod: mod)
     own = next(one.name for one in accepting_templates(task.func, HOST))
@@ -86,6 +88,7 @@ def test_decisions_of_our_template_make_other_loops(task, competing):
     assert texts[0] != texts[1]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", BOTH)
 def test_a_record_names_it(task, competing, monkeypatch, name):
     trace = TemplateSpace(task, HOST, lambda mod: mod).default(name).candidate.recorded.trace
@@ -124,6 +127,7 @@ def tuned(request, tmp_path_factory, worker_stock):
     return request.param, folder, progress
 
 
+@pytest.mark.slow
 def test_a_session_measures_it_and_its_log_names_it(tuned):
     name, folder, progress = tuned
     assert progress.trials_done >= len(progress.kernels) == 2
@@ -131,6 +135,7 @@ def test_a_session_measures_it_and_its_log_names_it(tuned):
     assert {one.template for one in read_trials(folder).trials} == {name}
 
 
+@pytest.mark.slow
 def test_a_program_follows_the_records_and_its_report_names_it(tuned, tmp_path):
     name, folder, _ = tuned
     compiled = tvm_ext.compile(mlp(5), HOST, records=folder, require_records=True)
@@ -154,6 +159,7 @@ def test_a_program_follows_the_records_and_its_report_names_it(tuned, tmp_path):
             np.testing.assert_allclose(found[output], expected[output], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_records_of_it_are_a_miss_without_the_extra(tuned, monkeypatch):
     name, folder, _ = tuned
     monkeypatch.setattr("tvm_ext.mlir.has_mlir", lambda: False)
@@ -164,6 +170,7 @@ def test_records_of_it_are_a_miss_without_the_extra(tuned, monkeypatch):
     assert_mlp(compiled, rand(5, 6))
 
 
+@pytest.mark.slow
 def test_it_is_tried_beside_the_templates(worker_stock, competing, tmp_path):
     with worker_stock.lent():
         tvm_ext.tune(mlp(5), HOST, work_dir=tmp_path, effort="quick", trials=8)

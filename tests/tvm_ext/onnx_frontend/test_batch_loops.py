@@ -8,6 +8,7 @@ from onnx import TensorProto, helper
 from onnx import numpy_helper as arrays
 from operator_models import by_runtime
 from small_models import model, node, rand, value
+from thoroughness import one_in
 from unoptimised import HOST
 
 import tvm_ext
@@ -63,8 +64,9 @@ def loops_left(proto: onnx.ModelProto) -> int:
     return sum(n.op_type in ("Loop", "Scan") for n in prepare(proto, "loops").graph.node)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("reduced", [{"axes": [1]}, {"axes": [-1], "keepdims": 0}, {}])
-@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("axis", one_in(2, [0, 1]))
 def test_distances_are_one_kernel(reduced: dict, axis: int) -> None:
     proto = distances("T", reduced, axis)
     assert loops_left(proto) == 0
@@ -95,6 +97,7 @@ def test_fewer_iterations_than_rows(trips: int) -> None:
         np.testing.assert_allclose(found[name], wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "nodes",
     [

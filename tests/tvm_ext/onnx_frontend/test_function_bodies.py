@@ -35,6 +35,7 @@ def attention(**attributes: int) -> onnx.ModelProto:
     return model([call], inputs, [value("y", [1, 2, 4, 8])], 23)
 
 
+@pytest.mark.extended
 def test_a_body_that_depends_on_the_node():
     inputs = {
         name: RANDOM.random((1, 2, n, 8), np.float32) for name, n in (("q", 4), ("k", 6), ("v", 6))

@@ -54,6 +54,7 @@ def test_a_terabyte_asked_for_by_constants(operator):
         tvm_ext.compile(total_of(operator, inputs, **stored), opt_level="O0")
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("operator", FILLS)
 def test_the_same_with_few_elements(operator):
@@ -73,6 +74,7 @@ def test_more_steps_than_64_bits_count():
         tvm_ext.compile(total_of("Range", ["begin", "end", "one"], begin=-5, end=end, one=1))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("count", [(1 << 20) + 3, 1 << 10])
 def test_long_range_and_one_hot(count):
     x = np.float32([1, 2])
@@ -211,6 +213,7 @@ def test_a_pipe_is_no_model(tmp_path):
 STRANGE = np.float32([[np.nan, 1, -2], [-np.inf, -np.inf, -np.inf], [np.inf, 0, np.nan]])
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("opt_level", ["O0", "O3"])
 @pytest.mark.parametrize(
@@ -239,6 +242,7 @@ def test_place_of_the_largest_is_in_the_tensor(operator, last):
 # Expand ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("rows", "wanted"), [(4, 1), (1, 3), (3, 3), (4, 3)])
 def test_expand_between_sizes_that_the_run_knows(rows, wanted):
     """The result takes the other side's size where one is 1; TVM's took the target's."""

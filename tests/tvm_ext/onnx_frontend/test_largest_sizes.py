@@ -82,6 +82,7 @@ def test_a_branch_that_need_not_run_limits_nothing() -> None:
     np.testing.assert_array_equal(compiled.run(feeds)["y"], -feeds["x"])
 
 
+@pytest.mark.extended
 def test_an_image_with_pixels_has_a_known_number_of_patches() -> None:
     """Exporters divide by cutting off, which is rounding down where there is a pixel."""
     nodes = [
@@ -121,6 +122,7 @@ def kernels_of_sizes(compiled: tvm_ext.CompiledModel) -> list[str]:
     return [c.kernel for c in compiled.kernel_calls() if any(word in c.kernel for word in words)]
 
 
+@pytest.mark.extended
 def test_a_row_less_its_first_element_behind_a_new_one_is_as_long() -> None:
     """transformers looks so for places where positions start anew."""
     nodes = [
@@ -168,6 +170,7 @@ def masked() -> onnx.ModelProto:
     )
 
 
+@pytest.mark.extended
 def test_a_mask_that_is_cut_to_a_length_does_not_decide_about_it() -> None:
     proto = masked()
     compiled = tvm_ext.compile(proto, HOST)
@@ -180,6 +183,7 @@ def test_a_mask_that_is_cut_to_a_length_does_not_decide_about_it() -> None:
         np.testing.assert_allclose(compiled.run(feeds)["y"], wanted, rtol=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("given", "message"),
     [(4, "sizes do not fit together"), (0, "expected a size of at least 1 on axis 2")],
@@ -228,6 +232,7 @@ def test_a_batch_that_a_reshape_takes_for_one_is_one() -> None:
         compiled.run({"x": rand(2, 3, 4)})
 
 
+@pytest.mark.extended
 def test_a_batch_that_only_a_branch_takes_for_one_may_be_more() -> None:
     """No run need take it."""
     inner = exported_with_one_example([node("Relu", ["rows"], ["then_y"])])

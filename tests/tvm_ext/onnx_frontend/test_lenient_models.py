@@ -54,6 +54,7 @@ def test_inner_value_of_a_wrong_shape() -> None:
     assert tvm_ext.compile(proto, HOST).run({"x": X})["y"].tolist() == [1, 0]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("written", [[7, 7], [1], []])
 def test_output_of_a_wrong_shape(written: list) -> None:
     nodes = [node("Neg", ["x"], ["a"]), node("Relu", ["a"], ["y"])]
@@ -124,6 +125,7 @@ def test_mean_variance_normalization_without_axes() -> None:
     np.testing.assert_allclose(found, (x - mean) / deviation, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_a_loop_whose_body_declares_the_sizes_of_its_first_iteration() -> None:
     body = helper.make_graph(
         [

@@ -42,6 +42,7 @@ def joined(axis: int, new_axis: int) -> onnx.NodeProto:
     return node("ConcatFromSequence", ["all"], ["y"], axis=axis, new_axis=new_axis)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("axis", "new_axis"),
@@ -58,6 +59,7 @@ def test_elements_of_several_lengths_are_joined():
     assert_same(appending(FIRST_ROWS, joined(0, 0)), *FEEDS)
 
 
+@pytest.mark.extended
 def test_one_element_of_what_a_loop_appended():
     last = node("SequenceAt", ["all", "minus"], ["last"])
     proto = appending(ROW, node("Constant", [], ["minus"], value_int=-1), last)
@@ -225,6 +227,7 @@ def backtracking(size: object) -> onnx.ModelProto:
     return model(nodes, inputs, [value("y", None, TensorProto.INT64)], **stored)
 
 
+@pytest.mark.slow
 def test_a_list_is_read_from_behind_into_another_that_has_a_beginning():
     proto = backtracking("N")
     feeds = [{"x": rand(rows, 3), "n": np.array(steps)} for rows, steps in ((2, 5), (1, 1), (3, 0))]

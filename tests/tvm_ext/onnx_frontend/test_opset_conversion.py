@@ -66,6 +66,7 @@ def test_a_scan_of_each_element_of_a_batch(directions):
     assert "Scan" not in {n.op_type for n in prepare_model(proto).prepared.graph.node}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "directions",
     [

@@ -38,6 +38,7 @@ def test_what_a_branch_that_is_not_chosen_would_read_may_have_any_size():
     assert_same(merged(), *feeds)
 
 
+@pytest.mark.extended
 def test_names_stay_where_every_branch_reads_and_on_the_first_axis():
     compiled = tvm_ext.compile(merged(), HOST, opt_level="O0")
     shapes = {spec.name: spec.shape for spec in compiled.inputs}
@@ -47,6 +48,7 @@ def test_names_stay_where_every_branch_reads_and_on_the_first_axis():
     assert shapes["keys"] == ("B", "S_then0", 3)
 
 
+@pytest.mark.extended
 def test_in_the_branch_that_is_chosen_sizes_of_one_name_are_equal():
     """Nothing is compared or copied for the sum of a mask and of what one branch alone reads."""
     compiled = tvm_ext.compile(merged(), HOST, opt_level="O0")

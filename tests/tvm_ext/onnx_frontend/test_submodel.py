@@ -88,6 +88,7 @@ def assert_same_values(submodel, values: dict) -> None:
     assert all(one.ok for one in compare(plain_arrays(found), wanted, 1e-6))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("make", [reshaped, listed, branching, lambda: classifier(["a", "b"])])
 def test_any_run_of_nodes_computes_what_it_does_in_the_whole_model(make):
     x = X[:, :3] if make not in (reshaped, listed, branching) else X

@@ -114,6 +114,7 @@ def test_scalars():
     assert (result.shape, float(result)) == ((), 6.0)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("sizes", [("a/b", "N*2"), ("1", "2"), (None, None), ("?", "?"), (0, -1)])
 def test_dimensions_without_a_plain_name_are_dynamic(sizes):
     model = model_of([node("Relu", ["x"], ["y"])], [tensor("x", sizes)], [tensor("y", None)])
@@ -183,6 +184,7 @@ def test_power_with_an_integer_exponent(dtype):
     assert run(model, x=np.array([1.5, 2], np.float32))["y"].tolist() == [2.25, 4]
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("op", ["Elu", "Selu", "HardSigmoid", "ThresholdedRelu", "Celu", "Shrink"])
 def test_activations_in_float16(op):

@@ -41,6 +41,7 @@ def operand(operator: str, numbers: np.ndarray, dtype: str) -> tuple[np.ndarray,
 # Scales that are no usual numbers.
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(
     operator=BOTH,
@@ -151,6 +152,7 @@ def test_a_number_with_a_list_of_one_scale(operator, rank):
     assert_as_runtime(run_model(proto, fed), by_runtime(proto, fed))
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(operator=BOTH, block=[1, 3, 5, 8, 9, 100], stored=[True, False])
 def test_blocks_that_do_not_divide_the_axis(operator, block, stored):
@@ -175,6 +177,7 @@ NARROW = {
 }
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(dtype=NARROW, form=["a scale", "an axis", "blocks"])
 def test_types_there_and_back(dtype, form):
@@ -218,6 +221,7 @@ SIZED = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("form", SIZED)
 @pytest.mark.parametrize("operator", BOTH)
 def test_lists_and_blocks_of_dynamic_sizes(operator, form):
@@ -235,6 +239,7 @@ def test_lists_and_blocks_of_dynamic_sizes(operator, form):
             compiled.run(fed | {"x": other})
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("operator", BOTH)
 @pytest.mark.parametrize("form", ["a list", "a list of none", "blocks"])
@@ -287,6 +292,7 @@ def test_zero_points_of_rows_and_columns(form, stored, level):
     np.testing.assert_array_equal(run_model(proto, fed, level)["y"], wanted)
 
 
+@pytest.mark.extended
 def test_zero_points_of_rows_and_columns_of_dynamic_sizes():
     inputs = {"x": bytes_of(3, 8), "xb": weights_of(8, 5), "xz": bytes_of(3), "xbz": weights_of(5)}
     proto, fed = quantized_node("MatMulInteger", inputs, I32, 10, dynamic=True)
@@ -340,6 +346,7 @@ EMPTY_SUMS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("level", ["O0", "O3"])
 def test_sums_of_no_products_are_zero(level):
     nodes = [node(name, [f"{name}x", f"{name}w"], [name]) for name in EMPTY_SUMS]
@@ -362,6 +369,7 @@ def microsoft(op: str, inputs: dict, made: int, **attributes):
     return quantized_node(op, inputs, made, 17, "com.microsoft", **attributes)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("scale", ["zero", "nan", "infinite", "negative"])
@@ -392,6 +400,7 @@ def unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     return ((packed[..., None] >> shifts) & ((1 << bits) - 1)).reshape(len(packed), -1)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize(("columns", "block"), [(33, 16), (15, 16), (64, 128)])

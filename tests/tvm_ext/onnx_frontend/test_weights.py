@@ -12,6 +12,7 @@ from tvm_ext.errors import ModelError
 HOLES = np.array([[np.nan, 1, 2], [3, np.nan, 5]], np.float32)
 
 
+@pytest.mark.extended
 def test_nan_is_looked_for_replaced_and_passed_on():
     """As imputers that keep the samples they were fitted with."""
     nodes = [

@@ -1,6 +1,7 @@
 """Programs compute the same where all that is free in the arena is no number."""
 
 import numpy as np
+import pytest
 import tvm
 from arena_programs import INPUTS, Program, programs
 from hypothesis import HealthCheck, given, settings
@@ -40,6 +41,7 @@ def assert_computes(program: Program) -> None:
             np.testing.assert_allclose(value.numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.extended
 @settings(
     max_examples=20 * DRAWS**2,
     deadline=None,

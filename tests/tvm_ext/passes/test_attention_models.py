@@ -12,6 +12,7 @@ from emulated_models import emulated_model
 from memory_planning import plan_memory
 from onnx import TensorProto
 from side_by_side import Rewrite, assert_all_same
+from thoroughness import one_in
 from unoptimised import HOST, LLVM, machine_of
 
 import tvm_ext
@@ -71,7 +72,8 @@ def run(kernels: tvm.IRModule, arrays: list[np.ndarray]) -> np.ndarray:
     return machine["main"](*[tvm.runtime.tensor(array) for array in arrays]).numpy()
 
 
-@pytest.mark.parametrize(("half", "tolerance"), [(False, 1e-5), (True, 4e-3)])
+@pytest.mark.extended
+@pytest.mark.parametrize(("half", "tolerance"), one_in(2, [(False, 1e-5), (True, 4e-3)]))
 def test_every_form_is_one_kernel_with_the_same_numbers(half: bool, tolerance: float) -> None:
     rewrites = {}
     for name, make in FORMS.items():
@@ -88,7 +90,8 @@ def test_every_form_is_one_kernel_with_the_same_numbers(half: bool, tolerance: f
     assert_all_same(rewrites, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.extended
+@pytest.mark.parametrize("is_first", one_in(2, [False, True]))
 def test_a_sink_joins_the_softmax_of_one_kernel(is_first: bool) -> None:
     runtime = pytest.importorskip("onnxruntime")
     _, decisions = lowered(models.sink(is_first), "nvidia-h100")
@@ -113,8 +116,10 @@ def test_a_sink_that_differs_by_query_stays() -> None:
     assert [d.reason for d in decisions] == ["a sink of the softmax differs by query"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
-    ("has_table", "has_views"), [(True, False), (True, True), (False, True), (False, False)]
+    ("has_table", "has_views"),
+    one_in(3, [(True, False), (True, True), (False, True), (False, False)]),
 )
 def test_older_decoders_are_one_kernel_at_any_size(has_table: bool, has_views: bool) -> None:
     runtime = pytest.importorskip("onnxruntime")
@@ -219,6 +224,7 @@ def test_weights_that_are_read_elsewhere_stay() -> None:
     assert "another user" in decisions[0].reason
 
 
+@pytest.mark.extended
 def test_symbolic_lengths_are_left_alone() -> None:
     compiled = tvm_ext.compile(
         models.three_axes(), "nvidia-h100", input_shapes={"q": [BATCH * HEADS, "S", 8]}

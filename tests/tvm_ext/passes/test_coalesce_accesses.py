@@ -54,6 +54,7 @@ def run(func: tirx.PrimFunc, x: np.ndarray) -> np.ndarray:
     return y.numpy()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("before", "length", "behind"), [(1, 40, 64), (2, 33, 100), (3, 20, 213), (1, 50, 1024)]
 )
@@ -75,6 +76,7 @@ def test_large_kernels_run_on_threads():
     assert all(loop.kind != tirx.ForKind.PARALLEL for loop in small)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("before", "length", "behind"), [(2, 33, 300), (1, 20, 1024), (3, 9, 213), (1, 7, 130)]
 )
@@ -174,6 +176,7 @@ def cumulative(axis: int, **attributes: int):
     return model(nodes, [value("x", shape)], [value("y", shape)], axis=np.array(axis, "int64"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("attributes", [{}, {"reverse": 1}, {"exclusive": 1, "reverse": 1}])
 def test_a_model_with_and_without_it(attributes):
     x = {"x": np.random.default_rng(1).normal(size=(2, 30, 70)).astype("float32")}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tvm
 from small_models import mlp, model, node, rand, value
+from thoroughness import one_in
 from tvm import relax, tirx
 from unoptimised import HOST
 
@@ -79,7 +80,8 @@ def without(source: object) -> tvm_ext.CompiledModel:
     return tvm_ext.compile(source, target=HOST, disabled_passes=["DirectKernelCalls"])
 
 
-@pytest.mark.parametrize("layers", [2, 9])
+@pytest.mark.extended
+@pytest.mark.parametrize("layers", one_in(2, [2, 9]))
 def test_results_are_those_of_the_virtual_machine(layers: int) -> None:
     """Of few kernels, which are one module of machine code, and of many in objects of their own."""
     names = [f"v{i}" for i in range(layers + 1)]

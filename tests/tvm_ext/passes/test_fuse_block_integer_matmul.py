@@ -80,6 +80,7 @@ def test_a_product_is_one_function_with_the_same_numbers(low, high, zero):
     np.testing.assert_allclose(run(after, [x]), run(before, [x]), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_blocks_can_have_zero_points_of_their_own():
     integers = drawn(0, 9)
     integers[BLOCK:] -= 12
@@ -111,6 +112,7 @@ def test_what_is_rounded_in_another_way_stays(change):
     assert structural_equal(after, before)
 
 
+@pytest.mark.extended
 def test_products_of_the_same_rows_become_one():
     first, second = drawn(-8, 7), drawn(-8, 7)
     scale = np.full((DEPTH // BLOCK, COLUMNS), 0.01, "float32")

@@ -8,6 +8,7 @@ import pytest
 from attention_models import Graph
 from onnx import TensorProto, helper
 from small_models import node
+from thoroughness import one_in
 
 import tvm_ext
 from tvm_ext import CompiledModel
@@ -120,7 +121,10 @@ def run(model: onnx.ModelProto, **options: Any) -> tuple[CompiledModel, float]:
     return compiled, farthest
 
 
-@pytest.mark.parametrize("make", [three_products, masked, split, slices, read_twice, five_axes])
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    "make", one_in(5, [three_products, masked, split, slices, read_twice, five_axes])
+)
 def test_one_product_and_one_attention(make: Any) -> None:
     compiled, farthest = run(make())
     assert farthest < 1e-5
@@ -141,6 +145,7 @@ def test_every_other_column_stays_a_copy() -> None:
     assert len(compiled.report.kernels) > 2
 
 
+@pytest.mark.slow
 def test_heads_that_begin_within_another_stay_copies() -> None:
     """The first columns are 4 heads of 8, the others 2 of 8 that begin with column 36."""
     g = Block()

@@ -53,6 +53,7 @@ def x(rows: int = SIDE) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(1).standard_normal((rows, SIDE)).astype("float32")}
 
 
+@pytest.mark.extended
 def test_a_cheap_value_is_computed_again_and_the_report_says_so():
     plain = tvm_ext.compile(skip(), HOST, **APART)
     whole = plain.report.memory.planned_peak_bytes
@@ -73,6 +74,7 @@ def test_a_cheap_value_is_computed_again_and_the_report_says_so():
     assert {len(names) for names in calls} == {1}
 
 
+@pytest.mark.extended
 def test_a_limit_that_is_met_anyway_changes_nothing():
     plain = tvm_ext.compile(skip(), HOST, **APART)
     found = tvm_ext.compile(skip(), HOST, memory_limit="1 MiB", **APART).report
@@ -87,6 +89,7 @@ def least_of(made: onnx.ModelProto) -> int:
     return int(str(error.value).partition("(")[2].partition(" bytes")[0])
 
 
+@pytest.mark.extended
 def test_the_least_that_is_possible_is_named_and_can_be_met():
     least = least_of(skip())
     found = tvm_ext.compile(skip(), HOST, memory_limit=least, **APART)
@@ -96,6 +99,7 @@ def test_the_least_that_is_possible_is_named_and_can_be_met():
     )
 
 
+@pytest.mark.slow
 def test_sizes_with_a_range_count_as_their_largest():
     shapes = {"x": ["N:1:64", SIDE]}
     plain = tvm_ext.compile(skip(rows="N"), HOST, input_shapes=shapes, **APART)
@@ -119,6 +123,7 @@ def test_what_is_no_size_is_refused(limit):
         tvm_ext.compile(skip(), HOST, memory_limit=limit)
 
 
+@pytest.mark.extended
 def test_the_usual_limit_is_the_same_thing(monkeypatch):
     """What the variable says of all programs is met as what is asked of one."""
     whole = tvm_ext.compile(skip(), HOST, **APART).report.memory.planned_peak_bytes
@@ -163,6 +168,7 @@ def lowered(program: Program) -> tvm.IRModule:
     return tvm.transform.Sequential(passes)(mod)
 
 
+@pytest.mark.extended
 @settings(
     max_examples=8 * DRAWS**2,
     deadline=None,

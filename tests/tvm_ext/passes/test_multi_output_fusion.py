@@ -7,6 +7,7 @@ import onnx
 import pytest
 import tvm
 from small_models import model, node, value
+from thoroughness import one_in
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
@@ -151,6 +152,7 @@ def test_a_kernel_that_waits_for_the_other_is_no_sibling() -> None:
     assert not any(one.applied for one in decisions)
 
 
+@pytest.mark.extended
 def test_a_producer_that_costs_more_than_its_storage_is_kept() -> None:
     def body(emit, x, y, z):
         dear = x
@@ -179,7 +181,8 @@ def rotation(shape: list) -> onnx.ModelProto:
     return model(nodes, [value(n, shape) for n in "abcd"], [value(n, shape) for n in ("re", "im")])
 
 
-@pytest.mark.parametrize("shape", [[7, 33], ["n", 33], ["n", "k"], [5]])
+@pytest.mark.extended
+@pytest.mark.parametrize("shape", one_in(2, [[7, 33], ["n", 33], ["n", "k"], [5]]))
 def test_numbers_and_origins(shape: list) -> None:
     program = tvm_ext.compile(rotation(shape))
     assert program.report.kernel_calls == 1

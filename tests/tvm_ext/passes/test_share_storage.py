@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tvm
 from memory_planning import plan_memory, share_storage
+from thoroughness import one_in
 from tvm import relax, te
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -54,6 +55,7 @@ def rand(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).uniform(-1, 1, shape).astype("float32")
 
 
+@pytest.mark.extended
 def test_a_long_chain_needs_two_buffers_and_its_result():
     mod = chain(9)
     text = mod.script(show_meta=True)
@@ -85,6 +87,7 @@ def cut_rows(most: int, *shape: str | int, whole: tuple[str, ...] = ()) -> tvm.I
     return lower(relax.transform.Normalize()(builder.get()))
 
 
+@pytest.mark.extended
 def test_more_bytes_than_can_be_counted_are_not_planned():
     planned, record = plan_memory(cut_rows(10**9, "n", "m", "k"))
     assert record.dynamic
@@ -92,7 +95,8 @@ def test_more_bytes_than_can_be_counted_are_not_planned():
     np.testing.assert_allclose(run(planned, value)[0], -np.exp(np.abs(value)), rtol=1e-5)
 
 
-@pytest.mark.parametrize("most", [100, 10**7, 10**9])
+@pytest.mark.extended
+@pytest.mark.parametrize("most", one_in(2, [100, 10**7, 10**9]))
 def test_storage_up_to_a_limit_is_as_large_as_a_run_needs(most):
     planned, record = plan_memory(cut_rows(most, "n", 8))
     assert record.dynamic
@@ -130,6 +134,7 @@ def of_any_size() -> tvm.IRModule:
     return wide_and_narrow(*(tvm.tirx.Var(name, "int64") for name in "nm"))
 
 
+@pytest.mark.extended
 def test_open_sizes_share_storage_as_known_ones_do():
     known, shared = (share_storage(mod) for mod in (wide_and_narrow(224, 224), of_any_size()))
     # All known sizes are in one arena.
@@ -160,6 +165,7 @@ def test_shared_storage_holds_every_tensor_of_a_run(sizes):
         assert 4 * np.prod(extents, dtype=int) <= room[storage]
 
 
+@pytest.mark.extended
 def test_no_storage_is_reserved_for_a_limit_times_what_has_none():
     planned, _ = plan_memory(cut_rows(10**9, "n", "m", whole=("m",)))
     assert str(4 * 10**9) not in planned.script()
@@ -173,6 +179,7 @@ def test_a_range_reserves_storage_beside_any_limit():
     assert record.planned_peak_bytes >= 2 * 10**6 * 32
 
 
+@pytest.mark.extended
 def test_without_reuse_every_value_has_its_own():
     planned, record = plan_memory(chain(9), reuse=False)
     assert record.planned_peak_bytes == record.unplanned_bytes == 9 * ROW_BYTES
@@ -199,6 +206,7 @@ def test_weights_are_counted_once():
     assert record.weights_bytes == 9 * 4
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("reuse", [True, False])
 def test_a_size_without_upper_bound_is_not_planned_as_static(reuse):
     """See apache/tvm#18663: a lower bound must not be taken for the size."""
@@ -253,6 +261,7 @@ def reshape_chains_reference(x: np.ndarray, flag: bool) -> np.ndarray:
     return -((a if flag else np.tanh(-np.tanh(a))) + a)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("reuse", [True, False])
 def test_branches_share_no_storage_that_only_one_of_them_allocates(reuse):
     """See apache/tvm#20191; both branches, more than once, in one process."""
@@ -267,6 +276,7 @@ def test_branches_share_no_storage_that_only_one_of_them_allocates(reuse):
         np.testing.assert_allclose(result.numpy(), wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_a_fresh_program_may_take_the_second_branch_first():
     x = rand(4, 6)
     for flag in (False, True):
@@ -276,6 +286,7 @@ def test_a_fresh_program_may_take_the_second_branch_first():
         np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_functions_without_branches_are_planned_beside_those_with():
     straight = operators(9)["main"].with_attr("global_symbol", "straight")
     mod = tvm.IRModule({"main": ReshapeChains["main"], "straight": straight})
@@ -286,6 +297,7 @@ def test_functions_without_branches_are_planned_beside_those_with():
     assert {str(v.name_hint) for v in planned.functions} >= {"main", "straight"}
 
 
+@pytest.mark.extended
 def test_what_data_decide_has_storage_of_its_own():
     """The smaller of an input's size and of one that is known in the middle of the run."""
     builder = relax.BlockBuilder()
@@ -345,6 +357,7 @@ def joined_rows_reference(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.abs(x).sum(0) * 2 + np.exp(y).sum(0) - inner[2:6].sum(0) + inner[:, :8].sum()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("poison", [False, True])
 def test_rows_are_written_into_a_concatenation_and_read_from_a_slice(poison):
     """Not the operand that is in two places, nor columns, which lie apart from each other."""
@@ -362,6 +375,7 @@ def test_rows_are_written_into_a_concatenation_and_read_from_a_slice(poison):
         np.testing.assert_allclose(run(program, x, y)[0], joined_rows_reference(x, y), rtol=1e-4)
 
 
+@pytest.mark.extended
 def test_a_chain_needs_one_buffer_where_kernels_write_in_place():
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType([64, 64], "float32"))
@@ -383,6 +397,7 @@ def test_a_chain_needs_one_buffer_where_kernels_write_in_place():
     np.testing.assert_allclose(run(planned, x)[0], wanted, rtol=1e-4)
 
 
+@pytest.mark.extended
 def test_an_operand_that_is_needed_later_stays():
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType([4, 16], "float32"))
@@ -400,6 +415,7 @@ def test_an_operand_that_is_needed_later_stays():
     np.testing.assert_allclose(run(planned, x)[0], wanted, rtol=1e-5)
 
 
+@pytest.mark.extended
 def test_an_open_batch_has_one_arena_as_small_as_that_of_an_item():
     def halves(rows: tvm.tirx.Var | int) -> tvm.IRModule:
         builder = relax.BlockBuilder()
@@ -463,6 +479,7 @@ class CalledFunction:
         return d
 
 
+@pytest.mark.extended
 def test_what_a_function_gives_is_not_taken_for_its_argument():
     """It may be its argument, and is memory of its own here: nothing is written in its place."""
     planned, _ = plan_memory(lower(CalledFunction), poison=True)

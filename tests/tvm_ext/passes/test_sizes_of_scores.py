@@ -5,6 +5,7 @@ import onnx
 import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
+from thoroughness import one_in
 from tvm import relax
 
 import tvm_ext
@@ -78,7 +79,8 @@ def fed(batch, length, past, total):
     return {**found, "mask": mask}
 
 
-@pytest.mark.parametrize("mask", ["added", "chosen", "added behind a cap"])
+@pytest.mark.extended
+@pytest.mark.parametrize("mask", one_in(3, ["added", "chosen", "added behind a cap"]))
 def test_a_mask_of_its_own_size_is_read_by_one_kernel(mask):
     onnxruntime = pytest.importorskip("onnxruntime")
     proto = decoder(mask)
@@ -94,6 +96,7 @@ def test_a_mask_of_its_own_size_is_read_by_one_kernel(mask):
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_a_mask_of_another_size_is_refused():
     compiled = tvm_ext.compile(decoder("added"))
     with pytest.raises(TvmExtError):

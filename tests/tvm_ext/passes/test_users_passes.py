@@ -72,6 +72,7 @@ def test_a_kernel_that_a_hook_scheduled_is_left_as_it_is(register):
     assert_mlp(made, rand(4, 6))
 
 
+@pytest.mark.extended
 def test_a_hook_that_breaks_the_module_is_named(register):
     def breaks(mod):
         raise RuntimeError("the hook broke")
@@ -101,6 +102,7 @@ def test_an_operator_that_was_not_lowered_is_named_with_its_node(register):
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.extended
 def test_what_no_code_can_be_made_for_is_one_line(register):
     def not_buildable(mod):
         return mod.with_attr("external_mods", 3)
@@ -111,6 +113,7 @@ def test_what_no_code_can_be_made_for_is_one_line(register):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("level", "before"), [("memory", ""), ("memory", "VMShapeLower"), ("target", "")]
 )
@@ -132,6 +135,7 @@ def test_an_output_that_a_hook_makes_a_view_is_copied(register, level, before):
     assert not made.run({"x": x})["y"].any()
 
 
+@pytest.mark.extended
 def test_a_hook_that_only_looks_costs_no_copies(register):
     register(lambda mod: mod, level="target", name="looks")
     assert tvm_ext.compile(mlp(4), HOST, opt_level="O0").report.memory.copied_outputs == []

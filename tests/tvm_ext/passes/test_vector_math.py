@@ -108,6 +108,7 @@ def test_decisions_name_functions_and_what_stays():
     ]
 
 
+@pytest.mark.extended
 def test_a_report_names_the_nodes():
     nodes = [node("Relu", ["x"], ["r"], name="cut"), node("Tanh", ["r"], ["y"], name="bend")]
     source = model(nodes, [value("x", [3, 40])], [value("y", [3, 40])])
@@ -137,6 +138,7 @@ def test_it_runs_behind_the_schedules_at_the_highest_level_and_can_be_left_out()
     assert step.skipped == "disabled"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("last", "sign"), [("Relu (f)", 0), ("Identity (f)", -1)])
 def test_a_negated_function_of_dequantised_values_gets_code(last, sign):
     proto = onnx.parser.parse_model(

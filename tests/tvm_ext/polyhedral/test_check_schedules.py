@@ -36,6 +36,7 @@ def with_kind(func, name, kind):
     return func.with_body(structural_map(func.body, (tirx.For, changed)))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", [tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED])
 def test_a_race_is_found(kind):
     found = check_schedule(with_kind(matmul(4, 5, 6), "l", kind))
@@ -68,6 +69,7 @@ def test_a_schedule_broken_on_purpose_is_caught():
     assert check_schedule(broken).races
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", list(CASES)[::12])
 def test_templates_make_no_races(name):
     check_case(name)
@@ -91,6 +93,7 @@ ROWS = {"vectors": 1, "columns": 9, "threads": 1, "parts": 4, "row_by_row": 0}
 STAGED = {"lanes": 4, "rows": 2, "staged_rows": 4, "threads": 1}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("case", "template", "values"),
     [
@@ -109,6 +112,7 @@ def test_a_tile_that_is_moved_back_is_no_race(case, template, values):
     assert [one.dependence.kind for one in found.moved_back] == ["output"]
 
 
+@pytest.mark.extended
 def test_a_tile_that_is_moved_back_has_to_write_the_same():
     @T.prim_func(private=True)
     def same(x: T.Buffer((16, 10), "float32"), y: T.Buffer((10,), "float32")):
@@ -161,6 +165,7 @@ def test_what_reads_moved_tiles_waits_for_all_of_them():
     assert check_schedule(read_in_the_loop).races
 
 
+@pytest.mark.slow
 def test_an_epilogue_behind_moved_tiles_is_applied_once():
     """A scale for each channel, as squeeze-and-excitation has it, of a batch that a run decides."""
     batch = tirx.Var("batch", "int64")

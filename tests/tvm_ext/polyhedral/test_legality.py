@@ -67,6 +67,7 @@ def test_a_stencil_over_time_is_tiled_after_skewing_only():
     assert found.skewing("t", "i", 1) is None
 
 
+@pytest.mark.extended
 def test_fusion_and_distribution():
     found = nest(jacobi(3, 8))
     assert found.fusion("i", "i2").dependence.buffer == "A"

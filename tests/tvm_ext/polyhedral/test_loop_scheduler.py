@@ -47,6 +47,7 @@ def check(func, shapes, **options):
     return scheduled, found
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_a_stencil_over_time_is_skewed_and_tiled(lanes):
     _, found = check(jacobi(9, 37), [(37, 37)] * 2, tile=4, inner_tile=8, lanes=lanes)
@@ -54,6 +55,7 @@ def test_a_stencil_over_time_is_skewed_and_tiled(lanes):
     assert found.tiled == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"tile": 1}, {"fuses": True}, {"separates": False}])
 def test_a_matmul_whose_tiles_do_not_divide_it(options):
     scheduled, found = check(
@@ -66,14 +68,17 @@ def test_a_matmul_whose_tiles_do_not_divide_it(options):
     assert found.vectors
 
 
+@pytest.mark.extended
 def test_rows_and_columns_that_depend_on_each_other():
     check(wave(40), [(40, 41)], tile=8, lanes=4)
 
 
+@pytest.mark.extended
 def test_scratch_arrays_get_a_copy_for_each_iteration():
     check(scratch(30), [(30, 30), (30,)], tile=8, lanes=4)
 
 
+@pytest.mark.extended
 def test_scratch_arrays_that_hold_indices_get_a_copy_as_well():
     @T.prim_func(s_tir=True)
     def scattered(A: T.Buffer((30, 30), "float64"), B: T.Buffer((30,), "float64")):
@@ -87,6 +92,7 @@ def test_scratch_arrays_that_hold_indices_get_a_copy_as_well():
     check(scattered, [(30, 30), (30,)], tile=8, lanes=4)
 
 
+@pytest.mark.extended
 def test_sizes_may_have_the_names_that_loops_get():
     @T.prim_func(s_tir=True)
     def kernel(a: T.handle, c0: T.int32, c1: T.int32):
@@ -118,6 +124,7 @@ def smoothed(A: T.Buffer((40, 40), "float64"), B: T.Buffer((40, 40), "float64"))
             B[i, j] = B[i, j] * A[i, j]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("lanes", [1, 4])
 @pytest.mark.parametrize("tile", [1, 8])
 def test_fused_loops_keep_the_order_of_their_statements(lanes, tile):
@@ -141,6 +148,7 @@ def wave_schedule(kernel, outer, inner, mark):
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("outer", "inner", "mark", "what"),
     [
@@ -195,6 +203,7 @@ def test_threads_share_out_a_loop_of_vectors_by_its_length(length, piece):
     assert f"floor((c1)/{piece})" in str(found.tree)
 
 
+@pytest.mark.extended
 def test_fronts_have_as_long_tiles_for_each_thread():
     kernel = kernel_domain(jacobi(10, 97))
     options = SchedulerOptions(tile=8, inner_tile=8, threads=2)
@@ -204,6 +213,7 @@ def test_fronts_have_as_long_tiles_for_each_thread():
     assert "floor((i0)/5)" in str(found.tree)
 
 
+@pytest.mark.extended
 def test_sums_of_a_product_are_rows_of_two_vectors():
     scheduled, _ = check(matmul(16, 32, 24), [(16, 24), (24, 32), (16, 32)], lanes=4)
     extents = [
@@ -234,6 +244,7 @@ def test_kernels_that_would_lose_something_stay_as_they_are():
     assert "a is loaded before it is used" in refusal(loaded)
 
 
+@pytest.mark.extended
 def test_a_kernel_without_blocks_gets_the_template():
     machine = host_description().with_cores(2)
     _, choice = schedule_kernel(jacobi(9, 97), machine)

@@ -64,6 +64,7 @@ def addresses(columns):
     return kernel
 
 
+@pytest.mark.extended
 def test_an_address_is_a_row_and_a_column():
     found = check_schedule(addresses(0))
     assert (found.races, found.not_proved) == ([], [])
@@ -97,6 +98,7 @@ def lines(stored):
     return kernel
 
 
+@pytest.mark.extended
 def test_places_that_are_counted_on_from_the_one_before_are_addresses():
     found = check_schedule(lines(1))
     assert (found.races, found.not_proved) == ([], [])
@@ -139,6 +141,7 @@ def taken_apart(a: T.handle, n: T.int64, m: T.int64, parts: T.int64):
                 y[(part * 8 + one) // m, (part * 8 + one) % m] = T.float32(1)
 
 
+@pytest.mark.extended
 def test_multiples_and_quotients_by_sizes_are_known_to_be_apart():
     for kernel in (flat_rows(0), shared_out, taken_apart):
         found = check_schedule(kernel)
@@ -160,6 +163,7 @@ def overlapping(step):
     return kernel
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("step", [1, 2])
 def test_parts_that_reach_into_the_next_one_are_a_race(step):
     found = check_schedule(overlapping(step))
@@ -167,6 +171,7 @@ def test_parts_that_reach_into_the_next_one_are_a_race(step):
     assert bool(found.proved) == (step == 2)
 
 
+@pytest.mark.extended
 def test_what_is_not_affine_is_checked_with_numbers():
     found = check_schedule(flat_rows(0, apart=1))
     assert not found.races

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from loop_interpreter import interpreted
 from random_nests import arguments, random_nest
+from thoroughness import one_in
 
 from tvm_ext.polyhedral import loop_scheduler
 from tvm_ext.polyhedral.dependences import dependences_of
@@ -49,7 +50,8 @@ def check(seed, monkeypatch):
             np.testing.assert_array_equal(results[name], array, f"{name}, {options}")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.extended
+@pytest.mark.parametrize("seed", one_in(4, range(12)))
 def test_a_random_nest(seed, monkeypatch):
     check(seed, monkeypatch)
 

@@ -103,6 +103,7 @@ def test_memory_saved_share_is_zero_when_planning_did_not_help():
     assert MemoryRecord().saved_share == 0.0
 
 
+@pytest.mark.extended
 def test_arrays_of_kernels_are_shown_where_there_are_some():
     report = _report(1)
     assert "Kernels' arrays" not in str(report)
@@ -208,6 +209,7 @@ def test_text_shows_names_as_they_are_and_no_escape_sequence():
 # HTML
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [3, 55, 400])
 def test_html_contains_every_kernel_and_closes_every_tag(kernels):
     report = _report(kernels)
@@ -298,6 +300,7 @@ def test_what_a_pass_left_behind_is_counted():
     assert "987" not in page + report.to_text()
 
 
+@pytest.mark.extended
 def test_reports_that_were_saved_before_modules_were_counted_are_read():
     values = _report().to_dict()
     assert [record.pop("after", None) is not None for record in values["passes"]] == [

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from thoroughness import one_in
 
 from tvm_ext.report.formulas import (
     FormulaError,
@@ -29,7 +30,8 @@ FORMULAS = (
 )
 
 
-@pytest.mark.parametrize("formula", FORMULAS)
+@pytest.mark.extended
+@pytest.mark.parametrize("formula", one_in(3, FORMULAS))
 @given(sizes=SIZES)
 def test_a_sum_of_products_is_the_same_number(formula, sizes):
     expected = eval(formula, {}, dict(sizes))
@@ -84,6 +86,7 @@ def test_what_tvm_writes_is_read(text, expected):
     assert formula_of_tvm(text) == expected
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("condition", ["N >= 8", "N % 4 == 0 and L > 2", "not N < 3", "N != L"])
 @given(sizes=SIZES)
 def test_negated_conditions_hold_where_they_do_not(condition, sizes):

@@ -29,6 +29,7 @@ def of_data():
     return tvm_ext.compile(model(nodes, *shapes), HOST).report
 
 
+@pytest.mark.extended
 def test_figures_are_those_of_usual_sizes(free):
     assert free.estimated_seconds is None
     assert free.memory.planned_peak_bytes is None
@@ -91,6 +92,7 @@ def test_kernels_of_any_size_have_no_figure_of_one_call(free):
     assert re.search(r"^    second +1 call +–$", explained, re.MULTILINE)  # noqa: RUF001
 
 
+@pytest.mark.extended
 def test_ranges_give_the_memory_of_the_largest_size():
     bounded = tvm_ext.compile(mlp("rows"), HOST, input_shapes={"x": ["rows:1:32", 6]}).report
     assert bounded.memory.planned_peak_bytes is not None
@@ -105,6 +107,7 @@ def test_known_sizes_have_figures():
     assert "not known" not in report.to_text()
 
 
+@pytest.mark.slow
 def test_the_command_prints_no_false_figure(tmp_path):
     import onnx
 

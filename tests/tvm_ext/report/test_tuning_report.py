@@ -229,6 +229,7 @@ def test_every_curve_stays_inside_its_drawing(curve, default):
 # Page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [1, 12, 200])
 def test_page_has_a_row_and_a_curve_for_each_tuned_kernel(kernels):
     progress = session(kernels)

@@ -28,6 +28,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
+@pytest.mark.extended
 def test_a_text_takes_one_program(programs: list[bool]) -> None:
     model = api.compile_decoder(decoder(), HOST)
     assert isinstance(model, DecoderModel)
@@ -41,6 +42,7 @@ def test_a_text_takes_one_program(programs: list[bool]) -> None:
     assert session.statistics.bytes_copied == 0
 
 
+@pytest.mark.slow
 def test_its_own_program_is_compiled_for_a_run(programs: list[bool]) -> None:
     model = api.compile_decoder(decoder(), HOST)
     whole = tvm_ext.compile(decoder(), HOST)
@@ -53,6 +55,7 @@ def test_its_own_program_is_compiled_for_a_run(programs: list[bool]) -> None:
     assert programs == [True, False, False]
 
 
+@pytest.mark.slow
 def test_other_states_get_a_program_of_their_own(programs: list[bool]) -> None:
     model = api.compile_decoder(decoder(), HOST)
     session = model.session(capacity=8)
@@ -61,6 +64,7 @@ def test_other_states_get_a_program_of_their_own(programs: list[bool]) -> None:
     assert programs == [True, False, True]
 
 
+@pytest.mark.slow
 def test_a_decoder_with_branches_has_one_program(programs: list[bool]) -> None:
     model = api.compile_decoder(merged_decoder(), HOST)
     assert isinstance(model, tvm_ext.CompiledModel)

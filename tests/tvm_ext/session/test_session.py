@@ -49,6 +49,7 @@ def check_steps(session: Session, proto: onnx.ModelProto, batch: int = 1) -> Non
     assert_equal(session.save(), reference.state)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("batch", [1, 3])
 def test_nothing_of_the_cache_is_copied_or_allocated(
     compiled: tvm_ext.CompiledModel, batch: int
@@ -67,6 +68,7 @@ def test_nothing_of_the_cache_is_copied_or_allocated(
     assert session.statistics.bytes_copied == 0
 
 
+@pytest.mark.slow
 def test_a_state_that_something_else_reads_is_sliced(tmp_path: Path) -> None:
     proto = decoder_that_sums_its_keys()
     session = tvm_ext.compile(proto, HOST).session(capacity=20)
@@ -77,6 +79,7 @@ def test_a_state_that_something_else_reads_is_sliced(tmp_path: Path) -> None:
     assert session.statistics.bytes_copied == rows * 2 * 8 * 4
 
 
+@pytest.mark.slow
 def test_a_past_that_is_read_is_handed_on_as_an_array() -> None:
     proto = decoder_that_reads_its_past()
     session = tvm_ext.compile(proto, HOST).session(capacity=20)
@@ -85,6 +88,7 @@ def test_a_past_that_is_read_is_handed_on_as_an_array() -> None:
     assert session.statistics.bytes_copied > 0
 
 
+@pytest.mark.extended
 def test_group_query_attention() -> None:
     """Heads of the query share keys, which one sequence has one behind the other."""
     proto = group_query_decoder()
@@ -102,6 +106,7 @@ def test_group_query_attention() -> None:
     assert session.statistics.bytes_copied == 0
 
 
+@pytest.mark.slow
 def test_a_decoder_with_branches() -> None:
     proto = merged_decoder()
     session = tvm_ext.compile(proto, HOST).session(capacity=20)
@@ -183,6 +188,7 @@ def recurrent(state: tuple[str, str]) -> onnx.ModelProto:
     return model(nodes, inputs, outputs, w=rand(4, 4), **integers)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("names", [("h", "hn"), ("state_in", "state_out"), ("first", "second")])
 def test_states_that_are_replaced(names: tuple[str, str]) -> None:
     stated = {"second": "first", "new_cache": "cache"} if names[0] == "first" else None
@@ -331,6 +337,7 @@ def test_logits_of_the_last_position(compiled: tvm_ext.CompiledModel) -> None:
     assert branch.run(tokens(4, 3))["logits"].shape == (1, 1, 11)
 
 
+@pytest.mark.slow
 def test_they_are_sliced_where_the_program_computes_all() -> None:
     proto = merged_decoder()
     session = tvm_ext.compile(proto, HOST).session(capacity=20, last_position=["logits"])

@@ -23,6 +23,7 @@ LONG_CURVES = ("resnet", "transformer")
 QUICK = ("mlp", "transformer block", "separable block")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "block", [block if block in QUICK else pytest.param(block, marks=LONG) for block in BLOCKS]
 )
@@ -44,6 +45,7 @@ def test_gradients_are_those_of_jax(block: str) -> None:
         np.testing.assert_allclose(before[name] - after[name], gradient, rtol=0, atol=limit)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "block", ["mlp", "lstm", *(pytest.param(f"{one} block", marks=LONG) for one in LONG_CURVES)]
 )

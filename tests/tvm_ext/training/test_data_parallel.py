@@ -56,6 +56,7 @@ def start(two: Trainer, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.extended
 def test_the_curve_is_that_of_one_process(two: Trainer) -> None:
     one = _trainer(1)
     batches = _batches(0, 3) * 10
@@ -66,6 +67,7 @@ def test_the_curve_is_that_of_one_process(two: Trainer) -> None:
         np.testing.assert_allclose(two.weights[name], weight, rtol=0, atol=_TOLERANCE)
 
 
+@pytest.mark.extended
 def test_a_run_on_other_weights_leaves_those_that_are_kept(two: Trainer) -> None:
     two.step(*_batches(0, 1))
     zeros = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in two.program.inputs}
@@ -95,6 +97,7 @@ def deep() -> onnx.ModelProto:
     return g.model([8, 32], [8, 10], g.linear("head", x, 32, 10))
 
 
+@pytest.mark.slow
 def test_exchanges_go_on_while_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_buckets, "BUCKET_BYTES", 6000)
     batch = {"x": np.random.default_rng(0).standard_normal((16, 32), np.float32),
@@ -122,6 +125,7 @@ def test_exchanges_go_on_while_kernels_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(np.array_equal(weights[0][name], one) for name, one in weights[1].items())
 
 
+@pytest.mark.slow
 def test_labels_that_count_for_nothing_are_those_of_all_devices() -> None:
     two, one = _trainer(2), _trainer(1)
     batch = batch_for(mlp(16))
@@ -173,6 +177,7 @@ def test_what_was_killed_goes_on_bit_for_bit(two: Trainer, start: Path) -> None:
     assert all(np.array_equal(two.weights[name], one) for name, one in weights.items())
 
 
+@pytest.mark.slow
 def test_each_device_draws_a_mask_of_its_own() -> None:
     g = Graph("dropped")
     x = g("Dropout", g.linear("fc1", "x", 8, 64))
@@ -190,6 +195,7 @@ def test_each_device_draws_a_mask_of_its_own() -> None:
     two.program.close()
 
 
+@pytest.mark.slow
 def test_an_input_without_rows_is_whole_in_each_pass() -> None:
     def model(batch: int) -> onnx.ModelProto:
         g = Graph("scaled")

@@ -26,6 +26,7 @@ def test_a_recurrent_layer_that_nothing_trained_reaches_keeps_its_kernel():
     assert trained.is_recurrent
 
 
+@pytest.mark.slow
 def test_a_frozen_recurrent_layer_behind_a_trained_one_is_written_out():
     g = Graph("stacked")
     x = g("Transpose", g.linear("fc1", "x", 5, 6), perm=[1, 0, 2])
@@ -60,6 +61,7 @@ def test_a_gru_that_resets_its_state_splits_its_weights_once():
     assert operators["Split"] == 3 + 2 * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [7, 10, 11])
 def test_dropout_with_its_share_as_an_attribute_draws(opset):
     g = Graph("dropped")
@@ -85,6 +87,7 @@ def _choosing():
     return g.model([4, 8], [4, 10], g.linear("head", x, 8, 10))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("train", [["head.*"], ["fc1.*"]])
 def test_an_if_may_lie_ahead_of_weights_and_behind_them(train):
     first, *_, last = _losses(_choosing(), train=train)
@@ -102,6 +105,7 @@ def _positive(scaled_by: str):
     return g.model([4, 8], [4, 10], g.linear("head", g("Mul", layer, mean), 8, 10))
 
 
+@pytest.mark.extended
 def test_sizes_of_a_run_may_lie_ahead_of_weights_and_are_refused_behind_them():
     first, *_, last = _losses(_positive("x"))
     assert last < first
@@ -109,6 +113,7 @@ def test_sizes_of_a_run_may_lie_ahead_of_weights_and_are_refused_behind_them():
         compile_training(_positive("layer"), "cross_entropy", SGD(lr=0.1))
 
 
+@pytest.mark.extended
 def test_a_softmax_along_another_axis_than_the_classes_stays():
     g = Graph("softmax")
     x = g.linear("fc1", "x", 3, 5)
@@ -124,6 +129,7 @@ def test_a_softmax_along_another_axis_than_the_classes_stays():
     assert trainer.step(batch) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.extended
 def test_a_batch_normalization_may_compute_one_of_its_statistics():
     g = Graph("normalized")
     mean = g("ReduceMean", g.weight("means", 2, 4), g.constant("axis", [0]), keepdims=0)
@@ -152,6 +158,7 @@ def _cast(kind):
     return g.model([4, 8], [4, 10], g.linear("head", x, 16, 10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["FLOAT16", "DOUBLE"])
 def test_layers_of_other_types_are_trained(kind):
     first, *_, last = _losses(_cast(getattr(TensorProto, kind)), clip_norm=1.0)
@@ -205,6 +212,7 @@ def test_a_function_that_is_no_loss_of_the_model_is_refused(params, result, mess
     assert "\n" not in str(failed.value)
 
 
+@pytest.mark.extended
 def test_files_that_are_no_checkpoints_are_refused_in_one_line(tmp_path):
     trainer = compile_training(mlp(), "mse", SGD(lr=np.float32(0.1)), opt_level="O1")
     np.save(tmp_path / "array.npy", np.zeros(3))

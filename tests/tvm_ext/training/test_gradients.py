@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from thoroughness import one_in
 from tvm import relax
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -211,8 +212,11 @@ def _program(mod: tvm.IRModule, name: str) -> Callable[..., Any]:
     return run
 
 
-@pytest.mark.parametrize(("build", "shapes", "between"), [c[1:] for c in CASES],
-                         ids=[c[0] for c in CASES])  # fmt: skip
+@pytest.mark.parametrize(
+    ("build", "shapes", "between"),
+    one_in(8, [c[1:] for c in CASES], pytest.mark.extended),
+    ids=[c[0] for c in CASES],
+)
 def test_gradient_is_the_limit_of_differences(
     build: _Build, shapes: list[tuple[int, ...]], between: tuple[float, float]
 ) -> None:

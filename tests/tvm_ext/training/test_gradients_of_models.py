@@ -12,6 +12,7 @@ import onnx
 import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
+from thoroughness import one_in
 from tvm import relax
 from unoptimised import machine_of
 
@@ -195,7 +196,7 @@ CASES: dict[str, Callable[[], onnx.ModelProto]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", one_in(8, CASES, pytest.mark.extended))
 def test_gradient_is_the_limit_of_differences(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Three iterations, and then the loop calls itself: a small program of every form.
     loops = importlib.import_module("tvm_ext.onnx_frontend.control_flow.convert_loop")

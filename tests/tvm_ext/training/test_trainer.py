@@ -43,6 +43,7 @@ def loss_of(logits, labels):
     return -np.mean(logs[np.arange(len(labels)), labels])
 
 
+@pytest.mark.extended
 def test_a_step_returns_the_loss_ahead_of_it(trained):
     batch = batch_for(mlp())
     before = loss_of(logits_of(mlp(), trained.weights, batch["x"]), batch["target"])
@@ -86,6 +87,7 @@ def test_a_batch_that_does_not_fit_changes_nothing(trained):
     assert all(np.array_equal(trained.weights[name], one) for name, one in before.items())
 
 
+@pytest.mark.extended
 def test_a_file_that_is_no_checkpoint_of_this_is_refused(trained, tmp_path):
     (tmp_path / "text.npz").write_text("nothing")
     with pytest.raises(InputError, match="cannot be read as a checkpoint"):
@@ -96,6 +98,7 @@ def test_a_file_that_is_no_checkpoint_of_this_is_refused(trained, tmp_path):
         trained.resume(tmp_path / "other.npz")
 
 
+@pytest.mark.extended
 def test_patterns_choose_the_weights():
     trainer = compile_training(mlp(), "cross_entropy", SGD(lr=0.1), train=["head.*"])
     assert trainer.trained == ("head.weight", "head.bias")
@@ -132,6 +135,7 @@ def _start():
     return {name: stored[name] for name in ("head.weight", "head.bias")}
 
 
+@pytest.mark.extended
 def test_momentum_decay_and_a_schedule():
     rates = (0.1, 0.05)
     optimizer = SGD(lr=lambda step: rates[step], momentum=0.9, weight_decay=0.1)
@@ -156,6 +160,7 @@ def test_adam_with_decay_apart():
         np.testing.assert_allclose(found[name], weight, rtol=0, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_gradients_are_scaled_down_to_a_norm():
     found, (gradient,) = _trained_head(SGD(lr=1.0), steps=1, clip_norm=0.05)
     norm = np.sqrt(sum(np.sum(one**2) for one in gradient.values()))
@@ -165,6 +170,7 @@ def test_gradients_are_scaled_down_to_a_norm():
         np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_gradients_of_batches_add_up():
     parts = [batch_for(mlp(), seed) for seed in range(3)]
     batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -176,6 +182,7 @@ def test_gradients_of_batches_add_up():
         np.testing.assert_allclose(trainer.weights[name], weight, rtol=0, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_mean_squares_and_a_function():
     bb = relax.BlockBuilder()
     y, wanted = (relax.Var(n, relax.TensorType([16, 10], "float32")) for n in ("y", "wanted"))
@@ -201,6 +208,7 @@ def _dropped(batch=4, width=64):
     return g.model([batch, 8], [batch, 10], g.linear("head", x, width, 10))
 
 
+@pytest.mark.extended
 def test_dropout_draws_anew_in_each_step_and_the_same_again(tmp_path):
     trainer = compile_training(_dropped(), "cross_entropy", SGD(lr=0.0))
     batch = batch_for(_dropped())
@@ -218,6 +226,7 @@ def _normalized(batch=8):
     return g.model([batch, 2, 4, 4], [batch, 10], g.linear("head", pooled, 4, 10))
 
 
+@pytest.mark.extended
 def test_running_statistics_follow_unless_the_layer_is_frozen():
     model, batch = _normalized(), batch_for(_normalized())
     trainer = compile_training(model, "cross_entropy", SGD(lr=0.0))
@@ -229,6 +238,7 @@ def test_running_statistics_follow_unless_the_layer_is_frozen():
     assert set(frozen.weights) == {"head.weight", "head.bias"}
 
 
+@pytest.mark.extended
 def test_an_operator_without_a_gradient_is_named_and_may_lie_ahead():
     g = Graph("rest")
     one = g.constant("one", 1.0, "float32")
@@ -270,6 +280,7 @@ def test_a_schedule_that_gives_no_number_is_refused(trained):
         trainer.step(batch)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
@@ -309,6 +320,7 @@ while True:
 """
 
 
+@pytest.mark.extended
 def test_training_that_was_killed_goes_on_to_the_same_weights(tmp_path):
     path = tmp_path / "checkpoint.npz"
     process = subprocess.Popen(
@@ -337,6 +349,7 @@ def test_training_that_was_killed_goes_on_to_the_same_weights(tmp_path):
         np.testing.assert_array_equal(resumed.weights[name], array)
 
 
+@pytest.mark.extended
 def test_classes_that_are_masked_leave_the_loss_a_number():
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
@@ -372,6 +385,7 @@ def _deep(batch=256, width=8, layers=4):
     return g.model([batch, width], [batch, 10], g.linear("head", x, width, 10))
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_computed_again_with_the_same_numbers():
     model = _deep()
     options = {"threads": 1, "opt_level": "O1"}
@@ -386,6 +400,7 @@ def test_what_does_not_fit_is_computed_again_with_the_same_numbers():
         compile_training(model, "cross_entropy", SGD(lr=0.1), memory_limit=512, **options)
 
 
+@pytest.mark.extended
 def test_a_batch_in_parts_needs_half_and_gives_the_same_losses():
     """The hidden layer of all rows is more than the limit; one label counts for nothing."""
     model = mlp(256, 64)
@@ -403,6 +418,7 @@ def test_a_batch_in_parts_needs_half_and_gives_the_same_losses():
         np.testing.assert_allclose(small.weights[name], weight, rtol=0, atol=1e-4)
 
 
+@pytest.mark.extended
 def test_a_mean_over_the_batch_is_taken_in_parts():
     model = mlp(64, 64)
     options = {"threads": 1, "opt_level": "O1"}
@@ -446,6 +462,7 @@ def test_what_is_refused_is_tried_in_parts_of_its_rows(monkeypatch):
     assert (str(again), again.needed) == ("too much", 96)
 
 
+@pytest.mark.extended
 def test_a_batch_whose_items_have_constants_of_their_own_is_not_taken_in_parts():
     """All parts would be computed with those of the first."""
 
@@ -462,6 +479,7 @@ def test_a_batch_whose_items_have_constants_of_their_own_is_not_taken_in_parts()
         compiled(np.random.default_rng(0).standard_normal)
 
 
+@pytest.mark.slow
 def test_what_a_batch_decides_together_is_not_taken_in_parts():
     """A batch normalisation has statistics of all rows."""
     options = {"threads": 1, "opt_level": "O1", "memory_limit": 4096}

@@ -37,6 +37,7 @@ def tight_target(tmp_path):
     return path
 
 
+@pytest.mark.extended
 def test_text_and_page(model_path, tmp_path):
     page = tmp_path / "wafer.html"
     printed = succeed(model_path, "--target", "mesh16", "--html", page)
@@ -46,6 +47,7 @@ def test_text_and_page(model_path, tmp_path):
     assert "</html>" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.extended
 def test_json_is_all_that_is_printed(model_path, tmp_path):
     page = tmp_path / "wafer.html"
     values = json.loads(succeed(model_path, "--target", "mesh16", "--json", "--html", page))
@@ -54,6 +56,7 @@ def test_json_is_all_that_is_printed(model_path, tmp_path):
     assert page.is_file()
 
 
+@pytest.mark.extended
 def test_one_kernel_by_name_or_node(model_path):
     names = [
         one["name"]
@@ -69,12 +72,14 @@ def test_one_kernel_by_name_or_node(model_path):
     assert by_node[0]["program"]["items"]
 
 
+@pytest.mark.extended
 def test_an_unknown_kernel_is_named(model_path):
     result = invoke(model_path, "-t", "mesh16", "--kernel", "conv*")
     assert result.exit_code == 2
     assert "no kernel or node matches 'conv*'" in result.stderr
 
 
+@pytest.mark.extended
 def test_a_kernel_that_breaks_a_limit_ends_with_1(model_path, tight_target):
     result = invoke(model_path, "--target", tight_target)
     assert result.exit_code == 1, result.output
@@ -84,6 +89,7 @@ def test_a_kernel_that_breaks_a_limit_ends_with_1(model_path, tight_target):
     assert any("SRAM" in line for line in values["refusals"])
 
 
+@pytest.mark.extended
 def test_sizes_have_to_be_known(tmp_path):
     path = tmp_path / "mlp.onnx"
     onnx.save(mlp("N"), path)

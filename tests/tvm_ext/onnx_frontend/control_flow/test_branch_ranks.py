@@ -71,6 +71,7 @@ def squeeze_or_not(condition: str, shape: list, swapped: bool = False) -> onnx.M
     return model(nodes, [value("x", shape)], [value("z", None)], **NUMBERS, **ends)
 
 
+@pytest.mark.slow
 @pairwise(swapped=[False, True], condition=CONDITIONS, x=[ONE, OTHER])
 def test_known_sizes_leave_the_branch_that_they_choose(condition, swapped, x):
     proto = squeeze_or_not(condition, NAMED, swapped)
@@ -84,6 +85,7 @@ def test_known_sizes_leave_the_branch_that_they_choose(condition, swapped, x):
     np.testing.assert_allclose(z, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("condition", CONDITIONS)
@@ -115,6 +117,7 @@ def functions_of(proto: onnx.ModelProto) -> dict[str, str]:
     }
 
 
+@pytest.mark.extended
 def test_what_reads_a_value_of_two_ranks_moves_into_the_branches_and_nothing_else():
     readers = [node("Exp", ["y"], ["e"]), node("Reshape", ["e", "rows"], ["flat"])]
     readers += [node("Sin", ["x"], ["s"]), node("MatMul", ["flat", "w"], ["z"])]
@@ -128,11 +131,13 @@ def test_what_reads_a_value_of_two_ranks_moves_into_the_branches_and_nothing_els
     ) == 2
 
 
+@pytest.mark.extended
 def test_a_value_of_two_ranks_is_an_output_and_is_read_as_well():
     proto = with_readers(ROWS, node("MatMul", ["flat", "w"], ["z"]), results="z y", **AXES)
     assert_same(proto, {"x": ONE}, {"x": OTHER})
 
 
+@pytest.mark.extended
 def test_a_reader_that_takes_one_rank_only_is_an_error_of_the_run_that_has_the_other(tmp_path):
     readers = [
         node("Transpose", ["y"], ["t"], perm=[1, 0], name="turn"),
@@ -151,6 +156,7 @@ def test_a_reader_that_takes_one_rank_only_is_an_error_of_the_run_that_has_the_o
                 assert "\n" not in str(raised.value)
 
 
+@pytest.mark.extended
 def test_readers_of_two_ifs_of_the_same_condition_have_two_cases_not_four():
     second = squeezed_if("c", "y2", "x2", name="second")
     readers = [node("Neg", ["x"], ["x2"]), second, node("Mul", ["y", "y2"], ["z"])]
@@ -172,6 +178,7 @@ def test_two_ifs_of_other_conditions_have_four_cases():
     assert_same(with_readers(*readers, **weights), *feeds, levels=["O0"])
 
 
+@pytest.mark.extended
 def test_a_sum_over_an_axis_from_the_end_of_either_rank():
     readers = [node("ReduceSum", ["y", "last"], ["s"], keepdims=0), node("Relu", ["s"], ["z"])]
     assert_same(with_readers(*readers, last=np.array([-1])), {"x": ONE}, {"x": OTHER})
@@ -194,6 +201,7 @@ def test_an_if_in_a_branch_gives_two_ranks():
     assert_same(proto, *feeds, levels=["O0"])
 
 
+@pytest.mark.extended
 def test_a_loop_squeezes_inside_and_goes_on_with_one_rank():
     steps = [
         squeezed_if("c", "y"),
@@ -240,6 +248,7 @@ def test_a_condition_of_one_element_that_the_run_is_given():
         )
 
 
+@pytest.mark.extended
 def test_one_element_that_a_loop_gives_an_axis_has_it_from_the_beginning():
     steps = [
         node("Add", ["s", "one"], ["more"]),
@@ -253,6 +262,7 @@ def test_one_element_that_a_loop_gives_an_axis_has_it_from_the_beginning():
     assert_same(proto, {"start": np.array(2, np.float32), "m": np.array(3)}, levels=["O0"])
 
 
+@pytest.mark.extended
 def test_what_a_loop_writes_and_never_reads_may_begin_as_anything():
     """As exporters of Paddle write a variable that a loop alone defines."""
     steps = [

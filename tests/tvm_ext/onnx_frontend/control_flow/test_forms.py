@@ -38,6 +38,7 @@ POSSIBLE = branch([node("Neg", ["x"], ["t"])], "t")
 V = rand(5, 3, seed=2)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("level", "swapped"), [("O0", False), ("O3", True)])
 def test_a_branch_that_no_runtime_could_run_fails_only_when_it_is_chosen(level, swapped, tmp_path):
     sides = (IMPOSSIBLE, POSSIBLE) if swapped else (POSSIBLE, IMPOSSIBLE)
@@ -115,6 +116,7 @@ def compiled_loop():
     return tvm_ext.compile(invariant_loop(), HOST, opt_level="O3")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("trips", [0, 1, 7])
 def test_a_loop_with_invariants_computes_the_same(trips, compiled_loop):
     bias = rand(3, seed=3)
@@ -132,6 +134,7 @@ def test_a_loop_with_invariants_computes_the_same(trips, compiled_loop):
         np.testing.assert_allclose(found["ys"], np.stack(products), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_a_carried_value_that_two_outputs_read_is_taken_out_once():
     """``s`` becomes ``w`` of the iteration before, which stays what it is."""
     inputs = [value("i", [], INT64), value("going", [], BOOL), value("w", None), value("s", None)]
@@ -165,6 +168,7 @@ def test_arithmetic_with_the_sizes_of_a_slice_by_value():
         np.testing.assert_array_equal(y, np.tile(X[start:end], (end - start, 1)))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("steps", [None, [2]])
 def test_a_slice_of_as_many_axes_as_the_run_gives_bounds(steps):
     inputs = ["x", "start", "end"] + (["", "steps"] if steps else [])

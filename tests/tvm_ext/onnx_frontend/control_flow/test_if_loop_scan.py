@@ -86,6 +86,7 @@ def test_main_with_an_if_is_dataflow_so_that_passes_fuse_around_it():
     assert [type(block).__name__ for block in main.body.blocks] == ["DataflowBlock"]
 
 
+@pytest.mark.extended
 def test_a_run_time_trip_count_from_none_to_many():
     proto = loop([*SUM, GO_ON], SUM_OUTPUTS)
     assert_as_reference(proto, *({"x": X, "m": np.array(m)} for m in (0, 1, 2, 5, 22)))
@@ -101,6 +102,7 @@ def test_a_computed_condition_ends_a_loop():
     assert_as_reference(proto, *({"x": X, "c": np.array(c)} for c in (True, False)))
 
 
+@pytest.mark.extended
 def test_a_long_loop_of_constant_trip_count_asks_for_no_condition():
     proto = loop([*SUM, GO_ON], SUM_OUTPUTS, trips="n", n=np.array(150))
     assert_as_reference(proto, {"x": X}, levels=["O3"])
@@ -116,6 +118,7 @@ def test_a_short_loop_is_written_out():
     assert_as_reference(proto, {"x": X})
 
 
+@pytest.mark.extended
 def test_a_carried_value_may_grow():
     grow = [node("Concat", ["s", "x"], ["s2"], axis=0), node("Shape", ["s2"], ["sizes"]), GO_ON]
     proto = loop(grow, [value("s2", None), value("sizes", None, INT64)])
@@ -140,6 +143,7 @@ def test_loops_in_loops():
     assert_as_reference(proto, *({"x": X, "m": np.array(m)} for m in (0, 1, 5)), levels=["O3"])
 
 
+@pytest.mark.extended
 def test_many_iterations_need_no_deep_stack():
     step = [node("Add", ["s", "one"], ["s2"]), GO_ON]
     proto = loop(step, [value("s2", None)], one=np.array(1, np.float32))

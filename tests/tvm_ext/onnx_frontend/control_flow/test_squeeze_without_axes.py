@@ -32,17 +32,20 @@ def test_a_symbolic_size_is_squeezed_where_it_is_1(opset):
     assert_same(proto, {"x": rand(4, 1, 3)}, {"x": rand(1, 1, 3)})
 
 
+@pytest.mark.extended
 def test_what_follows_reads_either_rank():
     proto = squeezed(["n", 1, 3], *BEHIND)
     assert_same(proto, {"x": rand(4, 1, 3)}, {"x": rand(1, 1, 3)})
 
 
+@pytest.mark.extended
 def test_two_symbolic_sizes_are_two_choices():
     proto = squeezed(["n", 2, "m"], *BEHIND)
     shapes = [(4, 2, 5), (1, 2, 5), (4, 2, 1), (1, 2, 1)]
     assert_same(proto, *({"x": rand(*shape)} for shape in shapes))
 
 
+@pytest.mark.extended
 def test_one_size_on_two_axes_is_one_choice():
     proto = squeezed(["n", 2, "n"], *BEHIND[:1])
     assert_same(proto, {"x": rand(4, 2, 4)}, {"x": rand(1, 2, 1)})
@@ -66,6 +69,7 @@ def test_more_symbolic_sizes_than_can_be_written_out_are_refused():
         tvm_ext.compile(proto)
 
 
+@pytest.mark.slow
 def test_two_of_them_that_meet_are_chosen_together():
     """In a batch of 1 both have one axis only, and axis 1 cannot be split: as in ONNX Runtime."""
     nodes = [

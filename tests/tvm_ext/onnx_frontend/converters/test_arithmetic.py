@@ -55,6 +55,7 @@ def test_determinants() -> None:
     check_operator("Det", {"x": rand(2, 3, 4, 4)}, tolerance=1e-4)
 
 
+@pytest.mark.extended
 def test_batch_statistics() -> None:
     channels = {name: rand(3, seed=k) + 2 for k, name in enumerate(["s", "b", "m", "v"])}
     check_operator(
@@ -75,6 +76,7 @@ ANGLES = [
 ]
 
 
+@pytest.mark.extended
 def test_a_column_by_a_row_is_fused_with_its_readers() -> None:
     """As the angles of rotary embeddings are computed."""
     proto = model(
@@ -92,6 +94,7 @@ def test_a_column_by_a_row_is_fused_with_its_readers() -> None:
         np.testing.assert_allclose(compiled.run(feed)["y"], by_runtime(proto, feed)[0], rtol=1e-6)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("shapes", [((4, 1), (1, 3)), ((2, 1, 4, 1), (3, 1, 5)), ((1, 1), (1, 1))])
 def test_a_matmul_of_one_term(shapes: tuple) -> None:

@@ -5,6 +5,7 @@ import pytest
 from onnx import TensorProto, helper
 from operator_models import array_info, run_at_levels
 from small_models import model, node
+from thoroughness import one_in
 
 from tvm_ext.onnx_frontend import import_model
 
@@ -14,7 +15,9 @@ FLOATS = np.array([-129.9, -128, -1.5, -0.5, 0, 0.5, 1.5, 127, 255.9, 300], np.f
 
 
 @pytest.mark.parametrize("wanted", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"])
-@pytest.mark.parametrize("given", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "given", one_in(3, ["float32", "float16", "float64"], pytest.mark.extended)
+)
 def test_cast_of_floats_truncates_and_narrow_integers_wrap_around(given: str, wanted: str) -> None:
     x = FLOATS.astype(given)
     to = helper.np_dtype_to_tensor_dtype(np.dtype(wanted))

@@ -39,6 +39,7 @@ BOUNDS = [
 ]
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "run time"])
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
@@ -49,6 +50,7 @@ def test_clip(bounds, stored):
     assert_as_runtime(proto, **inputs)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int8", "int32", "int64", "uint8"])
 def test_clip_of_other_types(dtype):
@@ -57,6 +59,7 @@ def test_clip_of_other_types(dtype):
     assert_as_runtime(proto, **inputs)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("attributes", [{}, {"min": -1.0}, {"max": 1.0}, {"min": 0.0, "max": 6.0}])
 def test_clip_with_bounds_as_attributes(attributes):

@@ -7,6 +7,7 @@ from one_model import in_one_model, run_model
 from onnx import TensorProto
 from operator_models import by_runtime
 from small_models import model, node, rand, value
+from thoroughness import one_in
 from tvm import relax
 from unoptimised import HOST
 
@@ -28,7 +29,8 @@ def compared(operator: str, single: bool, against: int) -> onnx.ModelProto:
     return model(nodes, [value("x", ["N", 3])], outputs, k=np.array(against), **numbers)
 
 
-@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.extended
+@pytest.mark.parametrize("single", one_in(2, [True, False]))
 @pytest.mark.parametrize("operator", COMPARISONS)
 def test_sizes_with_names_against_a_number(operator, single):
     proto = compared(operator, single, 3)
@@ -84,6 +86,7 @@ def test_constants_are_compared_at_once():
     np.testing.assert_array_equal(found, [False, True])
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("level", ["O0", "O3"])
 def test_equal_of_booleans_that_were_just_computed(level: str) -> None:

@@ -40,6 +40,7 @@ def test_boxes_of_an_open_number_are_read_once_for_each_comparison() -> None:
     assert len(reads) == 8
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(stored=[tuple(LIMITS), ("limit",), ()], centered=[0, 1])
 def test_non_max_suppression(centered: int, stored: tuple) -> None:
@@ -60,6 +61,7 @@ def test_non_max_suppression_without_some_inputs(given: list) -> None:
     assert len(found) == 0 if not given else len(found) > 0
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("axes", [(0,), pytest.param((1,), marks=pytest.mark.slow), (0, 1, 2)])
 def test_non_max_suppression_of_symbolic_sizes(axes: tuple[int, ...]) -> None:
@@ -76,6 +78,7 @@ def test_non_max_suppression_of_symbolic_sizes(axes: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(run_model(proto, fed)["y"], wanted)
 
 
+@pytest.mark.extended
 def test_equal_scores_keep_the_order_of_the_boxes() -> None:
     scores = np.full((1, 1, 5), 0.5, np.float32)
     boxes = np.array([[[i, 0, i + 1, 1] for i in range(5)]], np.float32)
@@ -83,6 +86,7 @@ def test_equal_scores_keep_the_order_of_the_boxes() -> None:
     np.testing.assert_array_equal(found[:, 2], [0, 1, 2, 3])
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(stored=[("k",), ()], largest=[0, 1], axis=[0, 1, -1])
 def test_top_k(axis: int, largest: int, stored: tuple) -> None:
@@ -90,6 +94,7 @@ def test_top_k(axis: int, largest: int, stored: tuple) -> None:
     check_operator("TopK", arrays, 2, stored, axis=axis, largest=largest)
 
 
+@pytest.mark.slow
 @in_one_model
 @pairwise(dtype=["float16", "float64", "int8", "uint8", "uint32", "int32"], stored=[("k",), ()])
 def test_top_k_of_every_type(dtype: str, stored: tuple) -> None:
@@ -100,6 +105,7 @@ def test_top_k_of_every_type(dtype: str, stored: tuple) -> None:
     np.testing.assert_array_equal(values, x[0][places])
 
 
+@pytest.mark.slow
 @in_one_model
 @pairwise(size=[7, 70, 71, 200], order=["rising", "falling", "few values"], largest=[0, 1])
 def test_top_k_of_long_rows(size: int, order: str, largest: int) -> None:
@@ -109,6 +115,7 @@ def test_top_k_of_long_rows(size: int, order: str, largest: int) -> None:
     check_operator("TopK", {"x": x, "k": np.array([7])}, 2, ("k",), largest=largest)
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(size=[1, 2, 3, 8, 37], order=["random", "falling", "few values"], axis=[0, 1])
 def test_whole_rows_are_sorted(size: int, order: str, axis: int) -> None:
@@ -121,6 +128,7 @@ def test_whole_rows_are_sorted(size: int, order: str, axis: int) -> None:
     check_operator("TopK", {"x": x, "k": k}, 2, ("k",), axis=axis, largest=0)
 
 
+@pytest.mark.slow
 @in_one_model
 @pairwise(k=[1, 5, 90, 150], largest=[0, 1], dtype=["float32", "float16"])
 def test_nan_is_above_all_numbers(k: int, largest: int, dtype: str) -> None:
@@ -149,6 +157,7 @@ def test_rows_of_any_length_are_sorted_without_a_loss_to_nan() -> None:
     np.testing.assert_array_equal(np.sort(found, 1), np.tile(np.arange(21), (5, 1)))
 
 
+@pytest.mark.slow
 def test_top_k_of_more_than_there_are() -> None:
     nodes = [node("TopK", ["x", "k"], ["v", "i"])]
     given = [value("x", ["n", 5]), value("k", [1], TensorProto.INT64)]
@@ -175,6 +184,7 @@ def _top_k(x: np.ndarray, k: int, stored: tuple) -> list[np.ndarray]:
     return check_operator("TopK", {"x": x, "k": np.array([k])}, 2, stored, reference=wanted)
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(mode=["avg", "max"], coordinates=["half_pixel", "output_half_pixel"], ratio=[0, 2])
 def test_roi_align(mode: str, coordinates: str, ratio: int) -> None:

@@ -12,6 +12,7 @@ from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend import import_model
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("opset", [9, 11, 12, 17])
 def test_dropout_is_its_input(opset: int) -> None:
@@ -48,6 +49,7 @@ def training_model(
 ON = {"training": np.array(True)}
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("from_run", ["", "ratio", "training", "ratio training"])
@@ -67,6 +69,7 @@ def test_dropout_in_training_drops_a_share_and_scales_the_rest(from_run: str, dt
     np.testing.assert_allclose(found["y"], wanted, rtol=2e-3 if dtype == np.float16 else 1e-6)
 
 
+@pytest.mark.extended
 def test_dropout_with_a_ratio_of_0_is_its_input() -> None:
     x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 3, 4)
     for given in ({}, {"ratio": np.float32(0)}):

@@ -54,6 +54,7 @@ def test_inside_as_the_reference(operator: str, stored: bool) -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(stored=[True, False], far=[3 * 10**9, -3 * 10**9], operator=CASES)
 def test_outside_takes_the_nearest_element(operator: str, far: int, stored: bool) -> None:
@@ -69,6 +70,7 @@ def test_outside_takes_the_nearest_element(operator: str, far: int, stored: bool
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("operator", ["GatherElements", "GatherND"])
 def test_indices_beyond_data_of_symbolic_sizes_read_the_nearest_element(operator: str) -> None:

@@ -21,6 +21,7 @@ def grid_of(points: tuple[int, ...]) -> np.ndarray:
     return grid.astype(np.float32)
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(
     mode=["linear", "nearest", "cubic"],
@@ -39,6 +40,7 @@ def test_images(mode: str, padding: str, aligned: int, image: tuple, points: tup
     )
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("mode", ["linear", "nearest"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import pairwise
 from one_model import in_one_model, run_model
 from onnx import TensorProto, helper
 from operator_models import by_runtime
@@ -13,8 +14,11 @@ import tvm_ext
 COMPARISONS = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bool", "int64", "float16"])
-@pytest.mark.parametrize("sizes", [[], ["N"], ["A", "B"], ["A", 3, "C"]])
+@pytest.mark.extended
+@pairwise(
+    dtype=["float32", "bool", "int64", "float16"],
+    sizes=[[], ["N"], ["A", "B"], ["A", 3, "C"]],
+)
 def test_places_of_any_number_of_elements(dtype: str, sizes: list) -> None:
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     found = value("y", [None, None], TensorProto.INT64)

@@ -1,6 +1,7 @@
 """OneHot as the specification says, with values and depth stored or from the run."""
 
 import numpy as np
+import pytest
 from combinations import pairwise
 from one_model import in_one_model
 from operator_models import array_info, run_at_levels
@@ -14,6 +15,7 @@ def hot(indices: np.ndarray, depth: int, axis: int, values: np.ndarray) -> np.nd
     return np.moveaxis(table, -1, axis)
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(
     depth_shape=[[], [1]],

@@ -42,6 +42,7 @@ def test_center_crop_pad(stored: tuple) -> None:
     check_operator("CenterCropPad", arrays, stored=stored, axes=[1, 2], reference=by_reference)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", ["edge", "reflect", "wrap"])
 def test_images_of_any_size(mode: str) -> None:
     """The places of one axis are computed: the others keep their size."""

@@ -14,6 +14,7 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("storage_order", [0, 1])
 def test_places_of_the_largest_values(storage_order: int) -> None:
     check_operator(
@@ -28,12 +29,14 @@ def test_places_of_the_largest_values(storage_order: int) -> None:
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("stored", [("image", "block"), ()])
 def test_columns_to_an_image(stored: tuple) -> None:
     arrays = {"x": rand(1, 2 * 6, 12), "image": ints(5, 5), "block": ints(2, 3)}
     check_operator("Col2Im", arrays, stored=stored)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("image", "block", "steps", "attributes"),
     [
@@ -55,6 +58,7 @@ def test_columns_to_an_image_on_gpus() -> None:
     assert [kernel.name for kernel in compiled.report.kernels] == ["col2im"]
 
 
+@pytest.mark.extended
 def test_columns_that_do_not_fit_an_image() -> None:
     """Blocks that do not fit would make loops of any length: a product of sizes can wrap around."""
     fitting = {"x": rand(1, 2 * 6, 12), "image": ints(5, 5), "block": ints(2, 3)}
@@ -69,6 +73,7 @@ def test_columns_that_do_not_fit_an_image() -> None:
             compiled.run({**fitting, "image": image, "block": block})
 
 
+@pytest.mark.extended
 def test_deformed_taps_of_groups_with_a_mask() -> None:
     """Two blocks of points, the second of which is not full, in each of two offset groups."""
     inputs = {
@@ -79,6 +84,7 @@ def test_deformed_taps_of_groups_with_a_mask() -> None:
     check_operator("DeformConv", inputs, group=2, offset_group=2, **attributes)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("far", [-1e30, 1e30])
 def test_deformed_points_far_outside_of_the_image(far: float) -> None:
     offsets = rand(1, 8, 4, 5)
@@ -86,6 +92,7 @@ def test_deformed_points_far_outside_of_the_image(far: float) -> None:
     check_operator("DeformConv", {"x": rand(1, 2, 5, 6), "w": rand(3, 2, 2, 2), "at": offsets})
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("operator", "outputs", "size", "attributes"),
     [
@@ -112,6 +119,7 @@ def test_windows_that_an_image_does_not_fill(
     check_operator(operator, {"x": rand(1, 2, *size)}, outputs, opset=18, **attributes)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("operator", "counting"),
     [
@@ -153,6 +161,7 @@ def test_an_image_too_small_for_any_window() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front", [1, 2, 3])
 def test_means_of_dilated_windows_count_what_is_inside(front: int) -> None:
     check_operator(
@@ -165,6 +174,7 @@ def test_means_of_dilated_windows_count_what_is_inside(front: int) -> None:
     )
 
 
+@pytest.mark.extended
 def test_a_window_of_symbolic_size() -> None:
     """Its weights are an input, of whose sizes nothing is known when the model is compiled."""
     x, w = (value(name, sizes) for name, sizes in (("x", ["N", 3, 8, 8]), ("w", [4, 3, "K", "L"])))

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from random_numbers import RANDOM
 from small_models import model, rand, value
-from thoroughness import DRAWS
+from thoroughness import DRAWS, one_in
 from unoptimised import HOST
 
 import tvm_ext
@@ -69,6 +69,7 @@ def assert_exact(proto: onnx.ModelProto, inputs: dict, level: str = "O3") -> lis
 HALVES = (np.arange(-600, 600, dtype=np.float32) / 2 * np.float32(0.1)).reshape(2, 4, 150)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
 @pytest.mark.parametrize("stored", [True, False])
@@ -82,6 +83,7 @@ def test_quantize_rounds_half_to_even(dtype, stored):
         assert {found.min(), found.max()} == {np.iinfo(dtype).min, np.iinfo(dtype).max}
 
 
+@pytest.mark.extended
 def test_quantize_without_a_zero_point_makes_uint8():
     proto, fed = one_node(
         "QuantizeLinear", {"x": HALVES, "s": np.float32(0.1)}, {"y": TensorProto.UINT8}, 13
@@ -89,6 +91,7 @@ def test_quantize_without_a_zero_point_makes_uint8():
     assert_exact(proto, fed)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("axis", [1, -2, 0])
 @pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
@@ -102,6 +105,7 @@ def test_per_axis(op, axis):
     assert_exact(proto, fed)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
 @pytest.mark.parametrize("stored", [True, False])
@@ -115,6 +119,7 @@ def test_blocks_with_a_remainder(op, stored):
     assert_exact(proto, fed)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("dtype", [TensorProto.INT4, TensorProto.UINT4])
 def test_four_bits_there_and_back(dtype):
@@ -132,6 +137,7 @@ def test_four_bits_there_and_back(dtype):
     assert len(np.unique(found["y"])) == 16
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_dequantize_has_the_type_of_its_scale(dtype):
@@ -159,6 +165,7 @@ def test_stored_weights_become_the_numbers_that_they_stand_for():
 RANGE_ENDS = st.floats(-100, 100, width=32).map(lambda end: 0.0 if abs(end) < 1e-30 else end)
 
 
+@pytest.mark.extended
 @settings(max_examples=4 * DRAWS, deadline=None)
 @given(low=RANGE_ENDS, high=RANGE_ENDS)
 def test_dynamic_quantize_linear(low, high):
@@ -227,6 +234,7 @@ def test_qlinear_conv(case, dtypes):
     assert len(np.unique(found)) > 3
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("group", [1, 2, 6])
 def test_conv_integer(group):
@@ -238,6 +246,7 @@ def test_conv_integer(group):
     assert np.abs(found).max() > 255
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("stored", [True, False])
@@ -249,6 +258,7 @@ def test_matmul_integer(columns, stored):
     assert_exact(proto, fed)
 
 
+@pytest.mark.extended
 def test_matmul_integer_of_rows():
     inputs = {"x": integers(5, 40, dtype="uint8"), "w": integers(40, 7, dtype="uint8")}
     inputs["z"] = integers(5, dtype="uint8")
@@ -258,6 +268,7 @@ def test_matmul_integer_of_rows():
     np.testing.assert_array_equal(found, centred @ inputs["w"].astype(np.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["O0", "O3"])
 def test_a_product_of_two_operands_that_are_quantised_in_the_run(level):
     shapes = {"a": [2, 3, 7, 20], "b": [2, 3, 20, 9]}
@@ -283,8 +294,8 @@ def test_a_product_of_two_operands_that_are_quantised_in_the_run(level):
             np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("level", ["O0", "O3"])
-@pytest.mark.parametrize("group", [3, 24])
+@pytest.mark.extended
+@pairwise(level=["O0", "O3"], group=[3, 24])
 def test_convolutions_in_groups_of_images_of_any_size_that_are_quantised_in_the_run(level, group):
     nodes = [
         node("DynamicQuantizeLinear", ["x"], ["xq", "xs", "xz"]),
@@ -308,6 +319,7 @@ def test_convolutions_in_groups_of_images_of_any_size_that_are_quantised_in_the_
             np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.extended
 def test_saved_weights_of_groups_take_a_byte_each(tmp_path):
     """Those of 288 KiB in float32, of both quantised forms that models have."""
     weight = integers(256, 32, 3, 3, dtype="int8")
@@ -335,6 +347,7 @@ def test_saved_weights_of_groups_take_a_byte_each(tmp_path):
         assert np.abs(compiled.run({"x": x})["y"].astype(int) - wanted).max() <= 1
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("stored", [True, False])
 def test_qlinear_matmul(stored):
@@ -347,6 +360,7 @@ def test_qlinear_matmul(stored):
     assert len(np.unique(found)) > 10
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("operator", ["MatMulInteger", "QLinearMatMul"])
 def test_products_of_stacks_whose_sizes_the_run_compares(operator):
     """Sizes of two names: a product with unknown sizes has no kernel, one of others reads amiss."""
@@ -372,6 +386,7 @@ def test_products_of_stacks_whose_sizes_the_run_compares(operator):
             compiled.run({"a": integers(2, 5, 40, dtype="uint8"), "b": other})
 
 
+@pytest.mark.extended
 def test_a_division_is_not_folded_into_the_convolution_before_it():
     w = rand(4, 3, 3, 3)
     nodes = [
@@ -424,6 +439,7 @@ def dequantized_operator(form: str, dtype: str, scales: str) -> tuple[onnx.Model
     return proto, {"x": integers(*shape, dtype=dtype)}
 
 
+@pytest.mark.slow
 @in_one_model
 @pairwise(
     form=OPERATORS,
@@ -437,7 +453,8 @@ def test_operators_between_quantised_tensors(form, dtype, scales):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.extended
+@pytest.mark.parametrize("dtype", one_in(2, ["uint8", "int8"]))
 def test_quantised_convolutions_of_images_of_any_size(dtype):
     """What pads an image has sizes of its own, which the next kernel has to write alike."""
     names = [("x", "w", "c"), ("d", "v", "y")]
@@ -475,6 +492,7 @@ def test_an_axis_that_is_none_is_refused():
         tvm_ext.compile(proto)
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(level=["O0", "O3"], dtype=["uint8", "int8", "int16", "uint16"])
 def test_quantize_with_scales_of_a_mask_and_numbers_that_are_none(dtype, level):

@@ -40,6 +40,7 @@ def random_model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("counter", "key", "wanted"),
     [
@@ -68,6 +69,7 @@ def test_philox_gives_the_known_answers_of_random123(
     assert (word & 0xFFFFFFFF, word >> 32) == wanted
 
 
+@pytest.mark.extended
 def test_what_reads_random_numbers_twice_reads_the_same() -> None:
     nodes = [
         helper.make_node("RandomNormal", [], ["z"], shape=[64]),
@@ -83,6 +85,7 @@ def test_what_reads_random_numbers_twice_reads_the_same() -> None:
     assert not tvm_ext.compile(proto, HOST).run({})["y"].any()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_uniform_numbers(dtype: type) -> None:
     number = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
@@ -97,6 +100,7 @@ def test_uniform_numbers(dtype: type) -> None:
     assert np.abs(counts / COUNT * 16 - 1).max() < 0.15
 
 
+@pytest.mark.extended
 def test_normal_numbers() -> None:
     y = drawn("RandomNormal", shape=[4, COUNT // 4], mean=2.0, scale=3.0, seed=1.0)
     z = (y - 2) / 3
@@ -108,6 +112,7 @@ def test_normal_numbers() -> None:
     assert abs(np.corrcoef(z)[0, 1:]).max() < 0.06
 
 
+@pytest.mark.extended
 def test_a_seed_decides_and_without_one_the_name_does() -> None:
     x = np.zeros((3, 5), np.float64)
     first = drawn("RandomNormalLike", x, seed=1.0)
@@ -120,6 +125,7 @@ def test_a_seed_decides_and_without_one_the_name_does() -> None:
     assert (drawn("RandomUniformLike", x, "other") != nameless).all()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", [TensorProto.BOOL, TensorProto.DOUBLE, None])
 def test_bernoulli(dtype: int | None) -> None:
     chance = np.repeat(np.float32([0, 0.25, 0.9, 1]), 2000)

@@ -81,6 +81,7 @@ def test_outside_of_loops_the_counter_begins_at_0():
     np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({})["drawn"], uniform(3.0))
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("trips", "stored", "level"),
@@ -105,6 +106,7 @@ def test_a_short_loop_is_written_out_and_draws_the_same():
     assert len(drawing) == 4
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("seed", [4.0, None])
 def test_a_seed_decides_in_loops_and_without_one_the_name_does(seed):
@@ -114,6 +116,7 @@ def test_a_seed_decides_in_loops_and_without_one_the_name_does(seed):
     assert len(np.unique(drawn)) == drawn.size
 
 
+@pytest.mark.extended
 @in_one_model
 def test_a_branch_in_a_loop_knows_the_iteration():
     constant = node("Constant", [], ["zeros"], value_floats=[0.0] * COUNT)
@@ -131,6 +134,7 @@ def test_a_branch_in_a_loop_knows_the_iteration():
     assert not rows_of(loop([*odd, chosen], "y", "m"), 5, flag=False).any()
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("inner_trips", "stored"),
@@ -156,6 +160,7 @@ def test_loops_in_loops_count_both(inner_trips, stored):
     assert len(np.unique(rows.reshape(6, COUNT), axis=0)) == 6
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
@@ -187,6 +192,7 @@ def test_a_loop_that_draws_nothing_passes_no_iterations():
     assert "reshape" not in import_model(proto).mod["loop_iteration"].script()
 
 
+@pytest.mark.extended
 def test_an_element_of_a_sequence_draws_its_own():
     body = helper.make_graph(
         [node("RandomUniformLike", ["one"], ["drawn"], seed=3.0)],

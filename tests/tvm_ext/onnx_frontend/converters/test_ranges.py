@@ -30,6 +30,7 @@ def counted(start: float, delta: float, dtype: int) -> onnx.ModelProto:
     return model(nodes, [value("x", ["n"])], [value("y", ["m"], dtype)], **weights)
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("dtype", [F, INT64])
 @pytest.mark.parametrize(("start", "delta"), [(0, 1), (0, 3), (2, 2), (-3, 4), (0, -1), (5, -2)])

@@ -13,7 +13,7 @@ from one_model import in_one_model, run_model
 from onnx import helper
 from opt_levels import levels_of
 from small_models import model, rand, value
-from thoroughness import DRAWS
+from thoroughness import DRAWS, one_in
 from unoptimised import HOST
 
 import tvm_ext
@@ -112,6 +112,7 @@ def assert_as_reference(proto: onnx.ModelProto, fed: Arrays, levels: Any = ("O0"
             np.testing.assert_allclose(array, expected, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.extended
 @settings(max_examples=3 * DRAWS, deadline=None, derandomize=True)
 @given(
     op=st.sampled_from(["LSTM", "GRU", "RNN"]),
@@ -150,6 +151,7 @@ def test_any_form(
     assert_as_reference(*layer(op, arrays, **attributes), levels=("O3",))
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("op", GATES)
 def test_as_imported_and_as_scheduled(op: str) -> None:
@@ -158,12 +160,14 @@ def test_as_imported_and_as_scheduled(op: str) -> None:
     assert_as_reference(*layer(op, arrays, direction="bidirectional"))
 
 
+@pytest.mark.extended
 def test_the_state_of_a_cell_is_not_clipped() -> None:
     arrays = arrays_of("LSTM", 6, 1, 16, 1, "bc", None)
     arrays["initial_c"] *= 10
     assert_as_reference(*layer("LSTM", arrays, clip=0.3))
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("op", GATES)
 def test_weights_that_the_model_computes(op: str) -> None:
@@ -190,6 +194,7 @@ ACTIVATIONS = [
 ]
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(("name", "alpha", "beta"), ACTIVATIONS)
 def test_activations(name: str, alpha: list, beta: list) -> None:
@@ -199,6 +204,7 @@ def test_activations(name: str, alpha: list, beta: list) -> None:
     assert_as_reference(*layer("RNN", arrays, activations=[name], **given_ones), levels=("O3",))
 
 
+@pytest.mark.extended
 def test_each_direction_has_its_functions_and_takes_parameters_in_order() -> None:
     arrays = arrays_of("LSTM", 4, 2, 20, 2, "bhcp", None)
     attributes = {
@@ -209,6 +215,7 @@ def test_each_direction_has_its_functions_and_takes_parameters_in_order() -> Non
     assert_as_reference(*layer("LSTM", arrays, direction="bidirectional", **attributes))
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(op=GATES, direction=["bidirectional", "reverse"])
 def test_batch_first(op: str, direction: str) -> None:
@@ -229,6 +236,7 @@ def test_batch_first(op: str, direction: str) -> None:
             np.testing.assert_allclose(found, turned, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("outputs", ["y", "h", "c", "yc"])
 def test_outputs_that_nobody_wants(outputs: str) -> None:
@@ -237,11 +245,13 @@ def test_outputs_that_nobody_wants(outputs: str) -> None:
     assert_as_reference(proto, fed, levels=("O3",))
 
 
+@pytest.mark.extended
 def test_a_sequence_without_a_step_ends_in_zeros() -> None:
     arrays = arrays_of("LSTM", 3, 2, 16, 2, "bhc", [0, 3])
     assert_as_reference(*layer("LSTM", arrays, direction="bidirectional"))
 
 
+@pytest.mark.extended
 def test_lengths_beyond_the_input_read_nothing_there() -> None:
     arrays = arrays_of("GRU", 4, 2, 16, 2, "b", [400_000_000, -5])
     proto, fed = layer("GRU", arrays, direction="bidirectional")
@@ -250,6 +260,7 @@ def test_lengths_beyond_the_input_read_nothing_there() -> None:
     np.testing.assert_allclose(y, reference(proto, fed)[0], rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_compiled_once_for_all_sizes() -> None:
     arrays = arrays_of("LSTM", 4, 2, 20, 2, "bhc", None)
     proto, _ = layer("LSTM", arrays, direction="bidirectional", symbolic_sizes=True)
@@ -261,6 +272,7 @@ def test_compiled_once_for_all_sizes() -> None:
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.extended
 def test_a_state_of_another_batch_is_refused_in_the_run() -> None:
     arrays = arrays_of("GRU", 4, 2, 16, 1, "bh", None)
     proto, fed = layer("GRU", arrays, symbolic_sizes=True)
@@ -271,6 +283,7 @@ def test_a_state_of_another_batch_is_refused_in_the_run() -> None:
         compiled.run({**fed, "initial_h": fed["initial_h"][:, :1]})
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(op=GATES, typed=[("float64", 2e-6), ("float16", 5e-3)])
 def test_other_types(op: str, typed: tuple[str, float]) -> None:
@@ -310,7 +323,8 @@ def test_weights_that_do_not_fit_are_refused() -> None:
         tvm_ext.compile(layer("GRU", arrays)[0])
 
 
-@pytest.mark.parametrize("op", GATES)
+@pytest.mark.extended
+@pytest.mark.parametrize("op", one_in(3, GATES))
 def test_units_of_a_step_are_shared_by_threads(op: str) -> None:
     """The layer is large enough for it, and the batch open: one sequence, and rests of a group."""
     proto, _ = layer(op, arrays_of(op, 2, 1, 320, 1, "bh", None), symbolic_sizes=True)
@@ -324,6 +338,7 @@ def test_units_of_a_step_are_shared_by_threads(op: str) -> None:
             np.testing.assert_allclose(found[name], array, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_directions_and_groups_of_sequences_are_shared_by_threads() -> None:
     """Of an open batch: a group of four, what is left of one, groups of several parts."""
     proto, _ = layer(

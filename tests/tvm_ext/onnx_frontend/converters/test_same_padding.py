@@ -30,6 +30,7 @@ def images(channels: int = 2) -> list[dict[str, np.ndarray]]:
     return [{"x": rand(2, channels, *sides)} for sides in SIDES]
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("operator", "mode", "attributes"),
@@ -51,6 +52,7 @@ def test_pools_of_symbolic_sizes(operator: str, mode: str, attributes: dict[str,
     compiled_once(proto, images())
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
 def test_a_mean_of_padded_volumes_at_the_default_level(mode: str) -> None:
@@ -62,6 +64,7 @@ def test_a_mean_of_padded_volumes_at_the_default_level(mode: str) -> None:
     np.testing.assert_allclose(got, by_runtime(proto, feed)[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("opset", [8, 18])
 def test_the_padding_of_symbolic_sizes_needs_no_new_operator(opset: int) -> None:
     """Opsets below 11 have no Pad that takes widths as an input."""
@@ -70,6 +73,7 @@ def test_the_padding_of_symbolic_sizes_needs_no_new_operator(opset: int) -> None
     compiled_once(proto, images())
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(mode=MODES, strides=[[1, 1], [2, 3], [4, 4]])
 def test_convolutions_of_symbolic_sizes(mode: str, strides: list[int]) -> None:
@@ -79,6 +83,7 @@ def test_convolutions_of_symbolic_sizes(mode: str, strides: list[int]) -> None:
     compiled_once(proto, images())
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
 def test_integer_convolutions_of_symbolic_sizes_are_padded_with_the_zero_point(mode: str) -> None:
@@ -101,6 +106,7 @@ def test_what_the_batch_alone_leaves_open_is_padded_by_numbers() -> None:
     assert "def pad" not in text
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("ceil", [0, 1])
 def test_places_of_the_largest_at_symbolic_sizes(ceil: int) -> None:
@@ -110,6 +116,7 @@ def test_places_of_the_largest_at_symbolic_sizes(ceil: int) -> None:
     compiled_once(proto, images())
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("length", [4, "L"])
 @pytest.mark.parametrize("operator", ["AveragePool", "LpPool", "MaxPool"])
@@ -121,6 +128,7 @@ def test_a_window_behind_the_input_is_left_out(operator: str, length: int | str)
     compiled_once(proto, [{"x": rand(1, 1, 4)}])
 
 
+@pytest.mark.extended
 def test_a_transposed_convolution_of_a_given_shape_and_a_dynamic_batch() -> None:
     attributes = {"output_shape": [14, 18], "strides": [2, 2], "auto_pad": "SAME_UPPER"}
     up = node("ConvTranspose", ["x", "w"], ["y"], **attributes)
@@ -128,6 +136,7 @@ def test_a_transposed_convolution_of_a_given_shape_and_a_dynamic_batch() -> None
     compiled_once(proto, [{"x": rand(batch, 2, 7, 9)} for batch in (1, 3)])
 
 
+@pytest.mark.extended
 def test_regions_of_an_image_of_symbolic_sizes() -> None:
     pool = {"output_height": 3, "output_width": 2, "sampling_ratio": 2, "spatial_scale": 0.5}
     nodes = [node("RoiAlign", ["x", "regions", "batches"], ["y"], **pool)]
@@ -143,6 +152,7 @@ def test_regions_of_an_image_of_symbolic_sizes() -> None:
     compiled_once(proto, feeds)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("attributes", [{}, {"auto_pad": "SAME_UPPER"}])
 def test_transposed_convolution_to_a_given_size(attributes: dict) -> None:

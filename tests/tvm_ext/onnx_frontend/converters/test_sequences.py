@@ -15,6 +15,7 @@ from tvm_ext.onnx_frontend import import_model, prepare_model
 INT64, BOOL = TensorProto.INT64, TensorProto.BOOL
 
 
+@pytest.mark.extended
 def test_sequences_of_known_length_leave_no_trace():
     nodes = [
         node("SplitToSequence", ["x"], ["q"], axis=0),
@@ -32,6 +33,7 @@ def test_sequences_of_known_length_leave_no_trace():
     assert_as_reference(proto, {"x": rand(4, 3)})
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("opset", [12, 17])
 def test_a_sequence_stacked_along_a_new_axis(opset):
     nodes = [

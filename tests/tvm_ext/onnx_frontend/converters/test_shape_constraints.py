@@ -38,6 +38,7 @@ def check(made, *shapes: tuple[int, ...], fits: bool = True) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.extended
 def test_the_addend_of_a_gemm_has_the_sizes_of_the_product_or_1():
     made = compiled("Gemm", [2, 2, 2], beta=2.0)
     for addend in [(4, 5), (1, 5), (4, 1), (1, 1)]:
@@ -47,6 +48,7 @@ def test_the_addend_of_a_gemm_has_the_sizes_of_the_product_or_1():
     check(made, (4, 3), (2, 5), (4, 5), fits=False)
 
 
+@pytest.mark.extended
 def test_a_gemm_may_add_a_vector():
     made = compiled("Gemm", [2, 2, 1], transA=1, transB=1)
     check(made, (3, 4), (5, 3), (5,))
@@ -74,6 +76,7 @@ def test_a_label_of_an_einsum_has_one_size_or_1(equation, fitting, wrong):
     check(made, *wrong, fits=False)
 
 
+@pytest.mark.extended
 def test_scale_and_bias_of_a_layer_normalization_broadcast():
     made = compiled("LayerNormalization", [3, 1, 2], axis=1)
     for scale, bias in [((4,), (3, 4)), ((1,), (1, 4)), ((4,), (3, 1))]:
@@ -107,6 +110,7 @@ def test_beside_one_element_an_empty_slice_makes_the_result_empty():
     check(made, (3,), fits=False)
 
 
+@pytest.mark.extended
 def test_a_mask_is_as_long_as_a_product_asks_for_or_of_one_element():
     """Which of the two sizes the sum has follows from the product, and the run checks both."""
     nodes = [node("Add", ["x0", "x1"], ["sum"]), node("MatMul", ["sum", "x2"], ["y"])]
@@ -118,6 +122,7 @@ def test_a_mask_is_as_long_as_a_product_asks_for_or_of_one_element():
         check(made, (2, size), (mask,), (size, 3), fits=False)
 
 
+@pytest.mark.extended
 def test_sizes_that_a_run_finds_out_are_told_apart():
     """What a product asks of the first number of elements says nothing of the second."""
     nodes = []

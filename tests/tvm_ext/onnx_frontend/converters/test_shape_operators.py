@@ -32,6 +32,7 @@ def test_reshape(shape: tuple, stored: tuple) -> None:
     check_operator("Reshape", {"x": X, "shape": ints(*shape)}, stored=stored)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("stored", [("parts",), ()])
 def test_split(stored: tuple) -> None:
     check_operator("Split", {"x": X, "parts": ints(1, 0, 3)}, 3, stored, axis=-1)
@@ -88,6 +89,7 @@ def test_an_earlier_operator_and_sizes_of_the_run_in_one_kernel() -> None:
     np.testing.assert_allclose(found, np.maximum(x, 0) + np.maximum(z, 0) + np.zeros((3, 5)))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("operator", "opset", "wanted"),
     [("Unsqueeze", 17, (2, 1, 1)), ("Squeeze", 17, (2,)), ("ReduceSum", 17, (2, 1)),
@@ -101,6 +103,7 @@ def test_axes_stored_as_a_scalar(operator: str, opset: int, wanted: tuple) -> No
         np.testing.assert_array_equal(found["y"], np.array([-1, -2], np.float32).reshape(wanted))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fill", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_shapes_of_the_run_are_filled_with_infinity_and_with_no_number(

@@ -46,6 +46,7 @@ def dft(x: np.ndarray, axis: int, length: int | None, **attributes: int) -> onnx
     return model(nodes, [value("x", list(x.shape), x.dtype)], [value("y", None, x.dtype)], **stored)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("dtype", "axis", "length"), [(np.float32, 0, None), (np.float64, 1, 5), (np.float32, -2, 16)]
@@ -59,6 +60,7 @@ def test_dft_of_complex_numbers(dtype: type, axis: int, length: int | None) -> N
     check(dft(x, axis, length, inverse=1), inverse, x=x)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("length", [None, 7, 31])
 def test_dft_of_real_numbers_and_back(length: int | None) -> None:
@@ -96,6 +98,7 @@ def check_long(points: int, form: str) -> None:
         check(proto, wanted, x=parts(half))
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "inverse"])
 def test_long_transforms_are_split(form: str) -> None:
@@ -107,6 +110,7 @@ def test_a_long_transform_has_several_matrices() -> None:
     assert import_model(proto).mod.script().count("metadata") > 1
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("points", [1031, pytest.param(2 * 1033, marks=pytest.mark.slow)])
@@ -120,6 +124,7 @@ def test_dft_of_a_wrong_axis_or_of_three_parts_is_refused(axis: int, last: int) 
         tvm_ext.compile(dft(np.zeros((1, 4, last), np.float32), axis, None))
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(("axis", "onesided"), [(0, 0), (-2, 1)])
 def test_dft_of_an_axis_in_the_run(axis: int, onesided: int) -> None:
@@ -131,6 +136,7 @@ def test_dft_of_an_axis_in_the_run(axis: int, onesided: int) -> None:
     check(model(nodes, inputs, [value("y", None)]), wanted, x=x, axis=np.array(axis))
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("onesided", [0, 1])
 def test_dft_of_a_length_in_the_run(onesided: int) -> None:
@@ -143,6 +149,7 @@ def test_dft_of_a_length_in_the_run(onesided: int) -> None:
         check(proto, parts(transform(x[..., 0], length)), x=x, n=np.array(length))
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("length", [4, 9])
 @pytest.mark.parametrize("axis", [0, -2])
@@ -155,6 +162,7 @@ def test_dft_of_an_axis_and_a_length_in_the_run(axis: int, length: int) -> None:
     check(proto, wanted, x=x, axis=np.array(axis), n=np.array(length))
 
 
+@pytest.mark.extended
 def test_inverse_dft_of_an_axis_in_the_run_beside_one_of_one_bin() -> None:
     x = RANDOM.normal(size=(1, 6, 10, 2)).astype(np.float32)
     nodes = [node("DFT", ["x", "", "axis"], ["y"], onesided=1, inverse=1)]
@@ -165,6 +173,7 @@ def test_inverse_dft_of_an_axis_in_the_run_beside_one_of_one_bin() -> None:
         check(proto, wanted.astype(np.float32), x=x, axis=np.array(axis))
 
 
+@pytest.mark.extended
 @settings(max_examples=3 * DRAWS, deadline=None)
 @given(
     st.integers(1, 40), st.integers(1, 40), st.booleans(), st.booleans(), st.sampled_from([1, 2])
@@ -192,6 +201,7 @@ def stft(samples: int, length: int | None, window: np.ndarray | None, **kwargs) 
     )
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("windowed", "onesided", "dtype"), [(True, 1, np.float32), (False, 0, np.float64)]
@@ -220,6 +230,7 @@ def test_stft_with_a_stored_window_is_one_matrix_product() -> None:
     assert "multiply" not in script
 
 
+@pytest.mark.extended
 def test_stft_of_long_frames() -> None:
     window = np.hanning(2048).astype(np.float32)
     x = RANDOM.normal(size=(2, 4096, 1)).astype(np.float32)
@@ -228,6 +239,7 @@ def test_stft_of_long_frames() -> None:
     check(proto, parts(np.fft.rfft(frames, axis=-1)), x=x)
 
 
+@pytest.mark.extended
 def test_stft_of_a_signal_whose_length_the_run_knows() -> None:
     window = np.hanning(16).astype(np.float32)
     proto = stft("samples", None, window)
@@ -252,6 +264,7 @@ def test_stft_that_is_refused(form: dict, line: str) -> None:
         tvm_ext.compile(stft(100, **form))
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("operator", ["HannWindow", "HammingWindow", "BlackmanWindow"])
 @pytest.mark.parametrize(("periodic", "stored"), [(0, False), (1, False), (1, True)])
@@ -270,6 +283,7 @@ def test_a_window_of_doubles() -> None:
     check(proto, np.sin(np.arange(7) * np.pi / 7) ** 2, size=np.array([7], np.int32))
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("stored", [False, True])
 def test_mel_filters(stored: bool) -> None:

@@ -54,6 +54,7 @@ def test_as_onnx_runtime(rows, start, end, step):
         np.testing.assert_array_equal(compiled.run({"x": x})["y"], by_runtime(proto, {"x": x})[0])
 
 
+@pytest.mark.extended
 def test_the_end_that_tf2onnx_writes_leaves_the_size_as_it_is():
     """It writes 10 ** 9 for the end of an axis, of any size."""
     proto, _ = sliced("T", 0, 10**9, 1)
@@ -78,16 +79,19 @@ def test_all_bounds_of_the_run():
     check_bounds_of_the_run(("s", "e", "a", "t"), BOUNDS)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("step", [2, -3])
 def test_starts_and_ends_of_the_run(step):
     check_bounds_of_the_run(("s", "e"), [(start, end, step) for start, end, _ in BOUNDS])
 
 
+@pytest.mark.extended
 def test_steps_of_the_run():
     check_bounds_of_the_run(("t",), [(5, 1, step) for step in (1, -1, -2, SMALLEST, LARGEST)])
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("fed", [(), ("s", "t")])
 @pytest.mark.parametrize("step", [1, -1])

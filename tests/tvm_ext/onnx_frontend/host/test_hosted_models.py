@@ -77,6 +77,7 @@ def test_a_saved_model_keeps_its_host_steps(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.extended
 def test_the_profile_has_kernels_and_host_steps():
     x = np.zeros((1, 3), np.float32)
     found = tvm_ext.compile(classifier(["a", "b"]), HOST).profile({"x": x}, 2)
@@ -90,6 +91,7 @@ def test_the_profile_has_kernels_and_host_steps():
     assert found.unknown_calls == 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("zeros", [0, 1])
 def test_columns_of_strings_as_numbers_ahead_of_the_compiled_part(zeros):
     nodes = [

@@ -53,6 +53,7 @@ def check(
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(("past", "causal"), [(False, 1), (True, 0), (True, 1)])
 def test_multi_head_attention(past: bool, causal: int) -> None:
@@ -79,6 +80,7 @@ def test_attention_of_generative_models(past: bool) -> None:
     check("Attention", arrays, 2, num_heads=HEADS, unidirectional=1)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("limits", [[2, 3], [3, 2, 1, 0]], ids=["ends", "ends and starts"])
 @pytest.mark.parametrize("causal", [0, 1])
@@ -92,6 +94,7 @@ def test_attention_with_lengths_in_place_of_a_mask(limits: list[int], causal: in
     check("Attention", arrays, 1, num_heads=HEADS, unidirectional=causal)
 
 
+@pytest.mark.extended
 def test_attention_with_lengths_of_sizes_with_different_names() -> None:
     """As ONNX Runtime's optimiser writes encoders of any batch."""
     node = helper.make_node(
@@ -115,6 +118,7 @@ def test_attention_with_lengths_of_sizes_with_different_names() -> None:
         np.testing.assert_allclose(compiled.run(feeds)["y"], wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("shape", "half", "attributes", "positions"),
@@ -132,6 +136,7 @@ def test_rotary_embedding(
     check("RotaryEmbedding", arrays, 1, **attributes)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("shape", "attributes"),
@@ -194,6 +199,7 @@ def test_group_query_attention(arrays: Arrays, attributes: dict[str, Any]) -> No
     check("GroupQueryAttention", arrays, 3, **given)
 
 
+@pytest.mark.extended
 def test_shorter_sequences_go_on_where_they_ended() -> None:
     """One new position for each; only its result is looked at."""
     arrays = grouped(PAST, [PAST + 1, PAST - 2], rotary=True)

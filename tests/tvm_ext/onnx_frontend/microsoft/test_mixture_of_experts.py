@@ -22,6 +22,7 @@ def named(arrays: dict[str, Any]) -> dict[str, Any]:
     return {name if a is not None else next(missing): a for name, a in arrays.items()}
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("attributes", "bias", "sizes"),
@@ -64,6 +65,7 @@ def test_experts_of_floats(attributes: dict, bias: bool, sizes: tuple[int, ...])
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize(
     ("bits", "block", "zeros", "mixing"),

@@ -64,6 +64,7 @@ STORED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "level"), [([2, 3, 16, 12], "O0"), (["batch", 3, "height", "width"], "O3")]
 )

@@ -14,6 +14,7 @@ from tvm_ext.errors import UnsupportedOperatorError
 FLOAT, INT32, INT64 = (onnx.TensorProto.FLOAT, onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("operator", "inputs", "outputs", "opset", "attributes"),
@@ -73,6 +74,7 @@ def test_as_in_onnx_runtime(
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("opset", [16, 20])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 def test_grid_sample(opset: int, mode: str) -> None:

@@ -88,6 +88,7 @@ def test_operators_on_floats(case):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-6 * np.abs(wanted).max())
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("opset", [14, 17, 20])
 def test_skip_layer_normalization_returns_the_sum(opset):
@@ -100,6 +101,7 @@ def test_skip_layer_normalization_returns_the_sum(opset):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("masked", [False, True])
 def test_embed_layer_normalization(masked):
@@ -176,6 +178,7 @@ QUANTIZED = {
 }
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("case", QUANTIZED)
 def test_quantized_operators_differ_by_a_step_at_borders_only(case):

@@ -50,6 +50,7 @@ ATTENTION = {
 }
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("case", ATTENTION)
 def test_q_attention(case):
@@ -131,6 +132,7 @@ def test_softmax_is_over_the_axes_that_its_opset_says(written_for, opset, axis):
     assert len(np.unique(wanted)) > 3
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_softmax_with_the_endless_scale_of_a_mask(dtype):
@@ -166,6 +168,7 @@ def lstm(
     return {"x": x} | weights | rest | given
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("batch", "directions", "hidden", "by_column", "zero_point", "zero_scale"),

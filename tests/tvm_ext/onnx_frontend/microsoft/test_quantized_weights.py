@@ -17,6 +17,7 @@ from tvm_ext.tir_schedules.cpu.block_integer_matmul import dot_product_of_bytes
 F = TensorProto.FLOAT
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zero", [False, True])
@@ -35,6 +36,7 @@ def test_matmul_n_bits(bits, zero):
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_matmul_n_bits_of_float16(bits):
     rows, columns, block = 24, 64, 32
@@ -93,6 +95,7 @@ def bytes_model(columns, rows, block, zero=False, lead=("n",)):
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(
     dot_product_of_bytes(HOST) is None, reason="products of bytes are float32's here"
 )
@@ -113,6 +116,7 @@ def test_accuracy_level_4_multiplies_bytes_as_onnx_runtime(columns, rows, block,
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.extended
 def test_bytes_are_multiplied_by_an_instruction_for_them():
     templates = {"x86-64": "dequantize matmul"} | dict.fromkeys(
         ("avx2", "avx512", "avx512-amx"), "block integer matmul"
@@ -122,6 +126,7 @@ def test_bytes_are_multiplied_by_an_instruction_for_them():
         assert [kernel.schedule for kernel in compiled.report.kernels] == [template]
 
 
+@pytest.mark.extended
 def test_without_an_instruction_for_bytes_rows_are_not_rounded():
     proto = bytes_model(128, 8, 32)
     packed, scales = (numpy_helper.to_array(array) for array in proto.graph.initializer)
@@ -212,6 +217,7 @@ def test_gather_block_quantized(case):
     assert len(np.unique(wanted)) > 8
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("sizes", [[9, 32], [0, -1]])
 def test_an_embedding_shares_the_weights_of_the_last_product(sizes):

@@ -152,6 +152,7 @@ OPERATORS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_on_places_gives_what_the_runtime_gives(name: str) -> None:
     assert_as_runtime(made(OPERATORS[name]))
@@ -236,6 +237,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_indices_are_scattered(name: str) -> None:
     nodes = [
@@ -272,6 +274,7 @@ def test_rows_of_a_table_are_read_at_positions() -> None:
     assert_as_runtime(proto, level="O3", table=table)
 
 
+@pytest.mark.extended
 def test_a_branch_reads_places_from_outside() -> None:
     sides = {
         f"{side}_branch": helper.make_graph([made_of], side, [], [value("e", None, INT64)])

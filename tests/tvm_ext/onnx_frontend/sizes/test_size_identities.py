@@ -137,6 +137,7 @@ def of_open_sizes(body: str, sizes: str) -> onnx.ModelProto:
     )
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("level", ["O0", "O3"])
 @pytest.mark.parametrize(("body", "sizes"), CASES)

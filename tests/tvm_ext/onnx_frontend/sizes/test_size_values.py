@@ -107,6 +107,7 @@ SCALES = {
 }
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("last", [7, "D"])
 @pytest.mark.parametrize("name", SCALES)
@@ -135,6 +136,7 @@ def test_the_end_of_a_slice_may_be_a_known_size() -> None:
 # Expressions -----------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_windows_of_a_dynamic_batch() -> None:
     """Padding to whole windows and their partition, as Swin transformers are exported."""
     nodes = [
@@ -182,6 +184,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains_give_the_integers_of_the_run(name: str) -> None:
@@ -208,6 +211,7 @@ def test_a_list_of_known_symbolic_and_unknown_sizes() -> None:
     assert_as_runtime(sized(nodes, outputs=["y", "z", "some"]))
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("operator", "inputs"), [("Tile", ["x", "t"]), ("Resize", ["x", "", "", "r"])]
@@ -277,6 +281,7 @@ def test_values_say_what_is_known() -> None:
     assert known.elements.dtype == np.int32
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
 def test_scatters_of_symbolic_sizes(reduction: str) -> None:

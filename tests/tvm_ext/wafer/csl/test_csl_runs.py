@@ -97,6 +97,7 @@ ELEMENTWISE = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=lambda case: case[0])
 def test_elementwise_work_without_messages(case):
     name, function, reference, dtypes, expected = case
@@ -145,6 +146,7 @@ def test_summa_is_the_product(sizes, grid, overlapped, vector, dtype, seed):
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.extended
 def test_every_step_sends_two_tiles():
     code = kernel_code(matmul(product(20, 18, 14), rows=4, columns=3, overlapped=1), machine())
     runs = CslMachine(code)
@@ -197,6 +199,7 @@ def test_operands_that_are_sent_before_the_work(shapes, messages, holders):
     assert (code.shards[1].row, code.shards[1].column) == holders
 
 
+@pytest.mark.extended
 def test_vectors_go_along_memory_whatever_the_loop():
     """The dimension of the vectors is the innermost one in memory: a column has no stride."""
     left = matmul(product(12, 60, 12), rows=2, columns=2, vector=ON_LEFT)

@@ -8,6 +8,7 @@ from one_model import in_one_model, run_model
 from onnx import TensorProto, helper
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("post", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT"])
 def test_linear_regressor_and_classifier(post: str) -> None:
@@ -34,6 +35,7 @@ def test_linear_classifier_of_one_score(post: str) -> None:
     check(proto, x)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("classes", [2, 3])
 def test_columns_that_only_the_run_knows(classes: int) -> None:

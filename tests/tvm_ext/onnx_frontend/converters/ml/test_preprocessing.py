@@ -17,6 +17,7 @@ def test_normalizer(norm: str) -> None:
     check(ml_model("Normalizer", [x], [TensorProto.FLOAT], norm=norm), x)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("operator", "attributes", "x"),
@@ -45,6 +46,7 @@ def test_scalers_and_encoders(operator: str, attributes: dict, x: np.ndarray) ->
     )
 
 
+@pytest.mark.extended
 def test_the_first_of_equal_keys_counts() -> None:
     x = np.array([4, 5])
     proto = ml_model("LabelEncoder", [x], [TensorProto.INT64], 2, keys_int64s=[4, 4, 5],
@@ -52,6 +54,7 @@ def test_the_first_of_equal_keys_counts() -> None:
     check(proto, x)
 
 
+@pytest.mark.extended
 def test_feature_vectorizer_and_extractor() -> None:
     a, b = np.float32([[1, 2], [3, 4]]), np.float32([[5, 6, 7], [8, 9, 0]])
     proto = ml_model("FeatureVectorizer", [a, b], [TensorProto.FLOAT], inputdimensions=[2, 3])

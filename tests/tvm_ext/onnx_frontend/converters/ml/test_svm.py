@@ -42,6 +42,7 @@ def model(attributes: dict[str, Any], x: np.ndarray = X) -> onnx.ModelProto:
     return ml_model("SVMClassifier", [x], OUTPUTS, **attributes)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("classes", [2, 4])
@@ -49,12 +50,14 @@ def test_classifier(kernel: str, classes: int) -> None:
     check(model(classifier(classes, kernel)), X, rtol=1e-4)
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("classes", [2, 3, 4])
 def test_probabilities(classes: int) -> None:
     check(model(classifier(classes, **platt(classes))), X, rtol=1e-4)
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize("post", ["LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
 @pytest.mark.parametrize("classes", [2, 3])
@@ -77,6 +80,7 @@ def test_without_support_vectors(classes: int, positive: bool) -> None:
     check(model(attributes), X, rtol=1e-4)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("dtype", ["float64", "int64"])
 def test_other_types(dtype: str) -> None:
@@ -88,6 +92,7 @@ def test_coefficients_that_are_missing() -> None:
     refused(model(classifier(3, coefficients=[1.0])), "coefficients")
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("one_class", [0, 1])

@@ -69,6 +69,7 @@ def rows(random: np.random.Generator, count: int = 30) -> np.ndarray:
     return x
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize(
     ("modes", "how", "post", "targets"),
@@ -93,6 +94,7 @@ def test_tree_regressor(modes: tuple, how: str, post: str, targets: int) -> None
     check(proto, x)
 
 
+@pytest.mark.extended
 @in_one_model
 @pairwise(targets=[[0, 0, 0], [0, 1, 0]], how=["SUM", "MAX"])
 def test_leaves_that_speak_of_a_target_again(targets: list, how: str) -> None:
@@ -106,6 +108,7 @@ def test_leaves_that_speak_of_a_target_again(targets: list, how: str) -> None:
     check(proto, x)
 
 
+@pytest.mark.slow
 def test_tree_regressor_of_integers_and_of_doubles() -> None:
     random = np.random.default_rng(6)
     x = random.integers(-3, 4, size=(9, COLUMNS))
@@ -121,6 +124,7 @@ def test_tree_regressor_of_integers_and_of_doubles() -> None:
         np.testing.assert_allclose(found[dtype], found[np.float32], rtol=1e-6)
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("post", "classes"),
@@ -241,6 +245,7 @@ def test_trees_that_are_refused() -> None:
     refused(broken(nodes_values=[1.0]), "tables split do not fit")
 
 
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("how", ["SUM", "AVERAGE", "MIN", "MAX"])
 @pytest.mark.parametrize(
@@ -264,6 +269,7 @@ def test_a_target_that_no_leaf_of_a_row_speaks_of(how: str, targets: list[int]) 
     check(proto, x)
 
 
+@pytest.mark.slow
 @in_one_model
 @pytest.mark.parametrize(("trees", "count"), some_of(itertools.product([1, 8, 21], [1, 7, 8, 19])))
 def test_rows_and_trees_that_do_not_fill_what_goes_side_by_side(count: int, trees: int) -> None:
@@ -277,6 +283,7 @@ def test_rows_and_trees_that_do_not_fill_what_goes_side_by_side(count: int, tree
     check(proto, x)
 
 
+@pytest.mark.extended
 def test_trees_of_one_target_each() -> None:
     """As boosting writes classes: what a leaf says is in its node."""
     random = np.random.default_rng(3)
