@@ -12,9 +12,9 @@ from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.configs.sharding_record import (
+    ALL_GATHER,
     ALL_REDUCE,
     REDUCE_KINDS,
-    REDUCE_SCATTER,
     CollectiveRecord,
     ShardingRecord,
 )
@@ -27,8 +27,11 @@ from tvm_ext.relay_passes.sharding.propagation import ShardingPlan, ShardingProp
 from tvm_ext.relay_passes.sharding.sharding import (
     REPLICATED,
     Sharding,
+    are_equal,
+    in_blocks,
     local_shape,
     shape_of,
+    slices_of,
     split,
 )
 from tvm_ext.relay_passes.sharding.strategy import (
@@ -334,9 +337,9 @@ class _Partitioner(PyExprMutator):
         key = hash(constant), needed
         if key not in self._constants:
             array = read_only(constant.value)
-            parts = np.split(array, self._devices, axis=needed.axis)
+            parts = slices_of(array, needed, self._devices)
             # One that differs says it for all.
-            self.alike = self.alike and len({part.tobytes() for part in parts}) == 1
+            self.alike = self.alike and are_equal(parts)
             dtype = str(constant.ty.dtype)
             own = tvm.runtime.tensor(np.ascontiguousarray(parts[self._rank]))
             self._constants[key] = relax.const(own, dtype)
@@ -353,16 +356,18 @@ class _Partitioner(PyExprMutator):
         """The collective, or the slice, that gives what is needed."""
         kind = collective(have, needed)
         if not kind:
+            if self._plan.has_equal_slices(what, needed):
+                return self._slice(source, needed, 0)
             return self._own_slice(source, needed)
         self._note(kind, what, user)
+        if kind == ALL_GATHER:
+            whole = self._all_gather(source, have, what)
+            if needed == REPLICATED:
+                return whole
+            return self._own_slice(self._emit(whole, what), needed)
         if kind == ALL_REDUCE:
             return relax.op.ccl.allreduce(source, have.reduction)
-        if kind == REDUCE_SCATTER:
-            return self._reduce_scatter(source, have, needed, what)
-        whole = self._all_gather(source, have, what)
-        if needed == REPLICATED:
-            return whole
-        return self._own_slice(self._emit(whole, what), needed)
+        return self._reduce_scatter(source, have, needed, what)
 
     def _note(self, kind: str, what: relax.Var, user: relax.Var) -> None:
         nbytes = tensor_bytes(what.ty)
@@ -383,18 +388,26 @@ class _Partitioner(PyExprMutator):
 
     def _own_slice(self, source: relax.Expr, needed: Sharding) -> relax.Expr:
         self.alike = False
-        axis = needed.axis or 0
-        size = int((shape_of(source) or [])[axis]) // self._devices
-        begin = self._rank * size
-        return relax.op.strided_slice(source, [axis], [begin], [begin + size])
+        return self._slice(source, needed, self._rank)
+
+    def _slice(self, source: relax.Expr, needed: Sharding, rank: int) -> relax.Expr:
+        shape, axis = shape_of(source) or [], needed.axis or 0
+        if needed.blocks > 1:
+            apart = self._emit(relax.op.reshape(source, in_blocks(shape, needed)), source)
+            own = self._emit(self._slice(apart, split(axis + 1), rank), source)
+            return relax.op.reshape(own, local_shape(shape, needed, self._devices))
+        size = int(shape[axis]) // self._devices
+        return relax.op.strided_slice(source, [axis], [rank * size], [(rank + 1) * size])
 
     def _all_gather(self, source: relax.Var, have: Sharding, what: relax.Var) -> relax.Expr:
         """Slices in the order of the devices, next to each other along the axis."""
         gathered = relax.op.ccl.allgather(source, self._devices)
         axis = have.axis or 0
+        own, whole = shape_of(source) or [], shape_of(what) or []
+        if have.blocks > 1:
+            axis, own = axis + 1, in_blocks(own, have)
         if axis == 0:
             return gathered
-        own, whole = shape_of(source) or [], shape_of(what) or []
         apart = relax.op.reshape(self._emit(gathered, what), [self._devices, *own])
         order = [*range(1, axis + 1), 0, *range(axis + 1, len(own) + 1)]
         moved = relax.op.permute_dims(self._emit(apart, what), order)

@@ -1,6 +1,6 @@
 """What a step takes from the one before: arrays that the program reads and writes in place."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import tvm_ffi
@@ -31,7 +31,7 @@ class KeptTensors:
             if array.ctypes.data != self.arrays[name].ctypes.data:
                 self.arrays[name], self.tensors[name] = array, memory_tensor(array)
 
-    def fill_with_zeros(self) -> None:
-        """Sets all elements to zero."""
-        for array in self.arrays.values():
-            array.fill(0)
+    def clear(self, names: Iterable[str]) -> None:
+        """Sets all elements of these to zero."""
+        for name in names:
+            self.arrays[name].fill(0)

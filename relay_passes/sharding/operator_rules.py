@@ -1,8 +1,9 @@
 """What a split operand means for each operator: the ways to compute it slice by slice."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any, TypeAlias
 
 from tvm import relax, tirx
@@ -155,16 +156,38 @@ def _replaced(argument: relax.Expr, given: Iterator[relax.Expr]) -> relax.Expr:
     return next(given) if is_tensor(argument) else argument
 
 
-def placements(operation: Operation) -> list[Placement]:
+def placements(operation: Operation, blocks: Iterable[int] = ()) -> list[Placement]:
     """All ways to compute the operator from slices, or from parts of a reduction.
 
-    Empty for an operator that is computed from whole tensors alone.
+    Empty for an operator that is computed from whole tensors alone. Of axes in blocks are those
+    ways that keep as many ``blocks``, and those that a reshape makes.
     """
     rule = _RULES.get(operation.name)
     shapes = [*map(shape_of, operation.operands), *operation.result_shapes]
     if rule is None or any(shape is None for shape in shapes):
         return []
-    return list(rule(operation))
+    found = list(rule(operation))
+    if operation.name in RESHAPES or operation.name in CONVOLUTIONS:
+        return found
+    made = (_in_blocks(operation, one, count) for count in blocks for one in found)
+    return found + [one for one in made if one is not None]
+
+
+def _in_blocks(operation: Operation, placement: Placement, blocks: int) -> Placement | None:
+    """The placement for axes in blocks.
+
+    What treats each place along an axis by itself, or adds them up, does so in any order of them.
+    """
+    every = [*placement.operands, *placement.results]
+    shapes = [*operation.shapes, *(shape or [] for shape in operation.result_shapes)]
+    for sharding, shape in zip(every, shapes, strict=True):
+        if sharding.axis is not None and int(shape[sharding.axis]) % (blocks * operation.devices):
+            return None
+    operands, results = (
+        tuple(one if one.axis is None else replace(one, blocks=blocks) for one in shardings)
+        for shardings in (placement.operands, placement.results)
+    )
+    return Placement(operands, results)
 
 
 def _is_number(shape: Sequence[Any]) -> bool:
@@ -262,7 +285,27 @@ def _reshape(operation: Operation) -> Placements:
             leading = factors[0].extent
             if not leading.symbols and leading.number % operation.devices == 0:
                 yield Placement((split(source),), (split(axis),))
+    if all(isinstance(extent, tirx.IntImm) for extent in (*shape, *result)):
+        known = [int(extent) for extent in shape], [int(extent) for extent in result]
+        for one, other in _blocks_of_slices(*known, operation.devices):
+            yield Placement((one,), (other,))
+        for one, other in _blocks_of_slices(*known[::-1], operation.devices):
+            yield Placement((other,), (one,))
     yield Placement((PARTIAL_SUM,), (PARTIAL_SUM,))
+
+
+def _blocks_of_slices(
+    before: list[int], behind: list[int], devices: int
+) -> Iterator[tuple[Sharding, Sharding]]:
+    """Splits of a tensor, and those in blocks which are the same of its elements reshaped."""
+    for axis, extent in enumerate(before):
+        if extent == 0 or extent % devices:
+            continue
+        ahead = prod(before[:axis])
+        for other, size in enumerate(behind):
+            blocks, rest = divmod(ahead, prod(behind[:other]) or 1)
+            if rest == 0 and blocks > 1 and size % (blocks * devices) == 0:
+                yield split(axis), Sharding(other, blocks=blocks)
 
 
 def _slowest_axis(factors: Sequence[Factor]) -> int | None:
@@ -345,8 +388,8 @@ def _keeping(operation: Operation, axes: set[int]) -> Placements:
 def _broadcast_to(operation: Operation) -> Placements:
     for axis, extent in enumerate(operation.result_shapes[0] or []):
         (own,) = operation.with_axis(axis)
-        if own >= 0 and operation.splits(extent):
-            yield Placement((split(own),), (split(axis),))
+        if operation.splits(extent):
+            yield Placement((_sharding(own),), (split(axis),))
 
 
 def _batch_norm(operation: Operation) -> Placements:

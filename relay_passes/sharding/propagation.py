@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_ext.relay_passes.expressions import operator_name, tensor_bytes
+from tvm_ext.relay_passes.expressions import operator_name, read_only, tensor_bytes
 from tvm_ext.relay_passes.sharding.collective_cost import CollectiveCost
 from tvm_ext.relay_passes.sharding.operator_rules import (
     Operation,
@@ -19,7 +19,9 @@ from tvm_ext.relay_passes.sharding.sharding import (
     REPLICATED,
     Placement,
     Sharding,
+    are_equal,
     shape_of,
+    slices_of,
 )
 
 # The axis along which the weights of an operator are to be split, given whether all that it reads
@@ -48,6 +50,8 @@ class ShardingPlan:
     placements: dict[int, Placement] = field(default_factory=dict)
     operations: dict[int, Operation] = field(default_factory=dict)
     seconds: float = 0.0
+    # By hash of a variable and how it is split, whether all slices are equal.
+    _equal: dict[tuple[int, Sharding], bool] = field(default_factory=dict)
 
     @property
     def split_operators(self) -> int:
@@ -64,6 +68,30 @@ class ShardingPlan:
     def of(self, expr: relax.Expr) -> Sharding:
         """How a tensor is split; a constant can be anything, and is whole here."""
         return self.values.get(hash(expr), (REPLICATED,))[0]
+
+    def has_equal_slices(self, expr: relax.Expr, sharding: Sharding) -> bool:
+        """Whether each device would hold the same of a whole value, such as zeros for each row."""
+        if isinstance(expr, GenericConst):
+            return are_equal(slices_of(read_only(expr.value), sharding, self.devices))
+        operation = self.operations.get(hash(expr))
+        if operation is None:
+            return False
+        key = hash(expr), sharding
+        if key not in self._equal:
+            self._equal[key] = any(
+                self._are_equal(operation, placement)
+                for placement in placements(operation)
+                if placement.results == (sharding,)
+            )
+        return self._equal[key]
+
+    def _are_equal(self, operation: Operation, placement: Placement) -> bool:
+        pairs = zip(operation.operands, placement.operands, strict=True)
+        return all(
+            needed == REPLICATED
+            or (needed.axis is not None and self.has_equal_slices(operand, needed))
+            for operand, needed in pairs
+        )
 
 
 def _fields(ty: tvm.ir.Type) -> int:
@@ -172,9 +200,9 @@ class ShardingPropagation:
         """What exchanges least of what an operand is split like already."""
         if all(one == REPLICATED for one in have):
             return None
-        return self._cheapest(
-            operation, [one for one in placements(operation) if _follows(one, have)]
-        )
+        blocks = {one.blocks for one in have} - {1}
+        offered = placements(operation, blocks)
+        return self._cheapest(operation, [one for one in offered if _follows(one, have)])
 
     def _cheapest(self, operation: Operation, offered: Sequence[Placement]) -> Placement | None:
         return min(offered, key=lambda one: self._seconds(operation, one), default=None)
@@ -203,8 +231,8 @@ class ShardingPropagation:
 
 
 def _whole_or_slice(sharding: Sharding) -> Sharding:
-    """What a part of a reduction becomes where it leaves a block."""
-    return REPLICATED if sharding.reduction else sharding
+    """What a part of a reduction, and slices of blocks, become where they leave a block."""
+    return REPLICATED if sharding.reduction or sharding.blocks > 1 else sharding
 
 
 def _used(value: Any) -> list[relax.Var]:
@@ -222,6 +250,8 @@ def _follows(placement: Placement, have: Sequence[Sharding]) -> bool:
 
 
 def _is_possible(placement: Placement, have: Sequence[Sharding]) -> bool:
-    """What is no part of a reduction does not become one."""
-    pairs = zip(placement.operands, have, strict=True)
-    return all(needed == one for needed, one in pairs if needed.reduction)
+    """What is no part of a reduction does not become one, and that is not scattered in blocks."""
+    pairs = list(zip(placement.operands, have, strict=True))
+    return all(needed == one for needed, one in pairs if needed.reduction) and not any(
+        needed.blocks > 1 and one.reduction for needed, one in pairs
+    )

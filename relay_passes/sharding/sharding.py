@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tvm import relax, tirx
 
 
@@ -17,14 +18,19 @@ class Sharding:
         Each device holds one of equal slices along this axis, in the order of the devices.
     reduction : str
         "sum", "max" or "min": the tensor is this reduction of what the devices hold.
+    blocks : int
+        The axis is as many equal blocks one behind the other, of each of which a device holds a
+        slice: rows of (steps, batch) as one axis, of which each device has a part of the batch.
     """
 
     axis: int | None = None
     reduction: str = ""
+    blocks: int = 1
 
     def __str__(self) -> str:
         if self.axis is not None:
-            return f"split along axis {self.axis}"
+            blocks = f" in {self.blocks} blocks" if self.blocks > 1 else ""
+            return f"split along axis {self.axis}{blocks}"
         return f"partial {self.reduction}" if self.reduction else "on every device"
 
 
@@ -53,6 +59,16 @@ class Placement:
     results: tuple[Sharding, ...]
 
 
+def in_blocks(shape: Sequence[Any], sharding: Sharding) -> list[Any]:
+    """The extents of a tensor whose split axis is two: the blocks, and what each device splits.
+
+    The tensor of these extents is split along the axis behind.
+    """
+    axis, extents = sharding.axis or 0, list(shape)
+    return [*extents[:axis], sharding.blocks, int(extents[axis]) // sharding.blocks,
+            *extents[axis + 1 :]]  # fmt: skip
+
+
 def shape_of(expr: relax.Expr) -> list[Any] | None:
     """The extents of a tensor; None for what has no shape."""
     shape = getattr(expr.ty, "shape", None)
@@ -70,3 +86,17 @@ def local_shape(shape: Sequence[Any], sharding: Sharding, devices: int) -> list[
     if sharding.axis is not None:
         extents[sharding.axis] = tirx.IntImm("int64", int(extents[sharding.axis]) // devices)
     return extents
+
+
+def slices_of(array: np.ndarray, sharding: Sharding, devices: int) -> list[np.ndarray]:
+    """What each device holds of an array that is split."""
+    axis = sharding.axis or 0
+    apart = np.split(array.reshape(in_blocks(array.shape, sharding)), devices, axis=axis + 1)
+    shape = list(array.shape)
+    shape[axis] //= devices
+    return [part.reshape(shape) for part in apart]
+
+
+def are_equal(slices: Sequence[np.ndarray]) -> bool:
+    """Whether all slices hold the same bytes."""
+    return len({one.tobytes() for one in slices}) == 1

@@ -338,8 +338,28 @@ def test_four_devices() -> None:
     assert kinds(check(sum_beside_slice, (4, 8), devices=4)) == ["reduce-scatter"]
 
 
+def rows_of_steps(emit: Any, x: relax.Expr) -> relax.Expr:
+    """(batch, steps * 2) as rows of (steps, batch), times weights, and scaled."""
+    batch, width = (int(size) for size in x.ty.shape.values)
+    steps = emit(op.permute_dims(emit(op.reshape(x, [batch, width // 2, 2])), [1, 0, 2]))
+    rows = emit(op.reshape(steps, [batch * width // 2, 2]))
+    return emit(op.multiply(emit(op.matmul(rows, weights(2, 3))), relax.const(2.0)))
+
+
+def recurrence(emit: Any, x: relax.Expr) -> relax.Expr:
+    """Two steps behind a state of zeros, whose inputs are multiplied at once."""
+    batch, width = (int(size) for size in x.ty.shape.values)
+    apart = emit(op.reshape(rows_of_steps(emit, x), [width // 2, batch, 3]))
+    steps, own = emit(op.split(apart, width // 2, 0)), weights(3, 3)
+    state = emit(op.broadcast_to(relax.const(np.zeros((1, 3), np.float32)), [batch, 3]))
+    for number in range(2):
+        step = emit(op.squeeze(emit(relax.TupleGetItem(steps, number)), [0]))
+        state = emit(op.tanh(emit(op.add(step, emit(op.matmul(state, own))))))
+    return state
+
+
 @pytest.mark.extended
-@pytest.mark.parametrize("body", [mlp, parallel_branches])
+@pytest.mark.parametrize("body", [mlp, parallel_branches, recurrence])
 def test_a_batch_is_split_without_any_exchange(body: Body) -> None:
     program = check(body, (4, 8), shard="data")
     record = record_of(program)
@@ -352,6 +372,18 @@ def test_what_mixes_the_items_of_a_batch_is_gathered() -> None:
         return emit(op.nn.softmax(emit(op.matmul(x, weights(8, 8))), axis=0))
 
     assert kinds(check(mixing, (4, 8), shard="data")) == ["all-gather"]
+
+
+def test_rows_in_blocks_are_gathered_in_order() -> None:
+    assert kinds(check(rows_of_steps, (4, 8), shard="data")) == ["all-gather"]
+
+    def beside_rows_of_its_own(emit: Any, x: relax.Expr) -> relax.Expr:
+        rows = emit(op.multiply(rows_of_steps(emit, x), weights(16, 3)))
+        return emit(op.sum(rows, axis=0))
+
+    program = check(beside_rows_of_its_own, (4, 8), shard="data")
+    assert kinds(program) == ["all-reduce"]
+    assert not record_of(program).alike
 
 
 def test_patterns_name_nodes_and_inputs() -> None:

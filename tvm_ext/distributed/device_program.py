@@ -47,12 +47,19 @@ class DeviceProgram:
         return cls(read_artifact(path), rank, threads)
 
     def run(
-        self, inputs: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray] | None = None
+        self,
+        inputs: Mapping[str, np.ndarray],
+        out: Mapping[str, np.ndarray] | None = None,
+        cleared: Sequence[str] = (),
     ) -> dict[str, np.ndarray]:
-        """What the device gives for the inputs of the whole model."""
+        """What the device gives for the inputs of the whole model.
+
+        Those of the kept inputs that are in ``cleared`` are zeros ahead of the run.
+        """
         own = {name: self._own(name, array) for name, array in inputs.items()}
         if self._kept is None or self._kept.arrays.keys() <= own.keys():
             return self._model.run(own, out=out)
+        self._kept.clear(cleared)
         made = self._model.run_in_place(own, self._kept.tensors)
         ahead = len(made) - len(self._changed)
         self._kept.replace(dict(zip(self._changed, list(made.values())[ahead:], strict=True)))
@@ -61,14 +68,12 @@ class DeviceProgram:
             array[...] = results[name]
         return results
 
-    def keep(self, arrays: Mapping[str, np.ndarray], changed: Sequence[str]) -> KeptTensors:
-        """Has the device keep copies of inputs, which runs are then not given.
+    def keep(self, kept: KeptTensors, changed: Sequence[str]) -> None:
+        """Has runs take these inputs, which they are then not given.
 
         The last results of a run are the next values of those in ``changed``.
         """
-        copies = {name: np.array(array, order="C") for name, array in arrays.items()}
-        self._kept, self._changed = KeptTensors(copies), tuple(changed)
-        return self._kept
+        self._kept, self._changed = kept, tuple(changed)
 
     def _own(self, name: str, array: np.ndarray) -> np.ndarray:
         axis = self._inputs.get(name)
@@ -77,6 +82,18 @@ class DeviceProgram:
         size = array.shape[axis] // self._devices
         place = (slice(None),) * axis + (slice(self._rank * size, (self._rank + 1) * size),)
         return np.ascontiguousarray(array[place])
+
+
+def keep_copies(
+    programs: Sequence[DeviceProgram],
+    arrays: Mapping[str, np.ndarray],
+    changed: Sequence[Sequence[str]],
+) -> KeptTensors:
+    """Has the programs of a device keep copies of inputs, which all of them share."""
+    kept = KeptTensors({name: np.array(array, order="C") for name, array in arrays.items()})
+    for program, names in zip(programs, changed, strict=True):
+        program.keep(kept, names)
+    return kept
 
 
 def require_divisible(

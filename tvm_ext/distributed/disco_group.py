@@ -133,8 +133,8 @@ class DiscoGroup:
 
     Parameters
     ----------
-    path : Path
-        The saved model.
+    paths : sequence of Path
+        The saved models: one, and those that work on what it keeps.
     record : ShardingRecord
         What each device takes and gives.
     threads : int, optional
@@ -148,7 +148,9 @@ class DiscoGroup:
         A device cannot load its program.
     """
 
-    def __init__(self, path: Path, record: ShardingRecord, threads: int | None = None) -> None:
+    def __init__(
+        self, paths: Sequence[Path], record: ShardingRecord, threads: int | None = None
+    ) -> None:
         load_runtime()
         self._record, self._number = record, 0
         self._lock, self._closing = threading.Lock(), threading.Lock()
@@ -178,7 +180,8 @@ class DiscoGroup:
                 function_of(own, name)
                 find = tvm_ffi.get_global_func("runtime.disco.SessionGetGlobalFunc")
                 self._functions[name] = find(self._session, name)
-            self._call(LOAD_FUNCTION, {"path": str(path), "threads": threads})
+            files = [str(path) for path in paths]
+            self._call(LOAD_FUNCTION, {"paths": files, "threads": threads})
 
     @property
     def pids(self) -> list[int]:
@@ -190,20 +193,25 @@ class DiscoGroup:
         """Whether all processes are there."""
         return self._is_open
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs of the whole model."""
+    def run(
+        self, inputs: Mapping[str, np.ndarray], place: int = 0, cleared: Sequence[str] = ()
+    ) -> dict[str, np.ndarray]:
+        """The outputs of a whole model, the one in this place, with zeros in ``cleared``."""
         with self._lock:
             places = self._memory.inputs.write(inputs)
-            answers = self._call(RUN_FUNCTION, places)
+            answers = self._call(RUN_FUNCTION, [place, places, list(cleared)])
             self.exchanged = dict(answers[0]["exchanged"])
             self.processor_seconds = [answer["processor_seconds"] for answer in answers]
             return self._outputs([answer["outputs"] for answer in answers])
 
-    def keep(self, arrays: Mapping[str, np.ndarray], changed: Sequence[str]) -> KeptTensors:
-        """Has each device keep inputs, as ``DeviceProgram.keep``; returns those of the first."""
+    def keep(
+        self, arrays: Mapping[str, np.ndarray], changed: Sequence[Sequence[str]]
+    ) -> KeptTensors:
+        """Has each device keep inputs, as ``keep_copies``; returns those of the first."""
         with self._lock:
             places = self._memory.inputs.write(arrays)
-            self._call(KEEP_FUNCTION, {"places": places, "changed": list(changed)})
+            names = [list(own) for own in changed]
+            self._call(KEEP_FUNCTION, {"places": places, "changed": names})
             return cast(KeptTensors, self._worker.kept)
 
     def _outputs(self, places: Sequence[Sequence[Sequence[Any]]]) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ import tvm_ffi
 
 from tvm_ext.artifact.library import load_runtime
 from tvm_ext.distributed.collective_functions import register_collectives, use_communicator
-from tvm_ext.distributed.device_program import DeviceProgram, plain_error
+from tvm_ext.distributed.device_program import DeviceProgram, keep_copies, plain_error
 from tvm_ext.distributed.group_memory import GroupMemory
 from tvm_ext.errors import RunError
 from tvm_ext.kept_tensors import KeptTensors
@@ -44,13 +44,13 @@ class DeviceWorker:
 
     def __init__(self, memory: GroupMemory, rank: int, is_there: Callable[[], bool]) -> None:
         self._memory, self._rank, self._is_there = memory, rank, is_there
-        self._program: DeviceProgram | None = None
+        self._programs: list[DeviceProgram] = []
         # What the device keeps from run to run.
         self.kept: KeptTensors | None = None
         # The thread that answers, as the system counts it.
         self.thread = 0
         self._communicator = memory.communicator(rank, self._look)
-        # Shapes of the inputs of the last run, and of its outputs.
+        # The program and the shapes of the inputs of the last run, and its outputs.
         self._known: tuple[Any, list[tuple[str, str, tuple[int, ...]]]] | None = None
 
     def _look(self) -> None:
@@ -60,13 +60,16 @@ class DeviceWorker:
             os._exit(1)
 
     def load(self, number: int, text: str) -> None:
-        """Reads the program of the device from a file."""
+        """Reads the programs of the device from files."""
 
         def answer() -> dict[str, Any]:
             keep_thread_state()
             self.thread = threading.get_native_id()
             given = json.loads(text)
-            self._program = DeviceProgram.from_file(given["path"], self._rank, given["threads"])
+            self._programs = [
+                DeviceProgram.from_file(path, self._rank, given["threads"])
+                for path in given["paths"]
+            ]
             return {}
 
         self._answer(number, answer)
@@ -77,7 +80,7 @@ class DeviceWorker:
         def answer() -> dict[str, Any]:
             given = json.loads(text)
             arrays = self._memory.inputs.arrays(given["places"])
-            self.kept = self._loaded().keep(arrays, given["changed"])
+            self.kept = keep_copies(self._programs, arrays, given["changed"])
             self._known = None
             return {}
 
@@ -87,18 +90,13 @@ class DeviceWorker:
         """The calls that it answers, by name."""
         return {LOAD_FUNCTION: self.load, KEEP_FUNCTION: self.keep, RUN_FUNCTION: self.run}
 
-    def _loaded(self) -> DeviceProgram:
-        if self._program is None:
-            raise RunError("the device has no program; expected one: load the model again")
-        return self._program
-
     def end(self) -> None:
-        """Lets go of the program, and of what it kept."""
-        self._program = self.kept = None
+        """Lets go of the programs, and of what they kept."""
+        self._programs, self.kept = [], None
 
     def run(self, number: int, text: str) -> None:
-        """Runs the program on the inputs in the group's memory."""
-        self._answer(number, lambda: self._ran(json.loads(text)))
+        """Runs one of the programs on the inputs in the group's memory."""
+        self._answer(number, lambda: self._ran(*json.loads(text)))
 
     def _answer(self, number: int, action: Callable[[], dict[str, Any]]) -> None:
         try:
@@ -108,20 +106,22 @@ class DeviceWorker:
             self._memory.give_up()
         self._memory.answer(self._rank, number, json.dumps(answer))
 
-    def _ran(self, inputs: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        program = self._loaded()
+    def _ran(
+        self, place: int, inputs: Sequence[Sequence[Any]], cleared: Sequence[str]
+    ) -> dict[str, Any]:
+        program = self._programs[place]
         use_communicator(self._communicator)
         self._communicator.begin_run()
         begun = time.thread_time()
         arrays = self._memory.inputs.arrays(inputs)
-        shapes = [array.shape for array in arrays.values()]
+        shapes = place, [array.shape for array in arrays.values()]
         results = self._memory.results[self._rank]
         if self._known is not None and self._known[0] == shapes:
             places = results.places(self._known[1])
             views = results.arrays(places)
-            program.run(arrays, views)
+            program.run(arrays, views, cleared)
         else:
-            found = program.run(arrays)
+            found = program.run(arrays, cleared=cleared)
             kinds = [(name, str(array.dtype), array.shape) for name, array in found.items()]
             places = results.places(kinds)
             for name, view in results.arrays(places).items():

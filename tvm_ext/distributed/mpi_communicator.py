@@ -1,13 +1,14 @@
 """Collectives of processes that ``mpiexec`` started, by MPI.
 
 MPI waits without end for a process that has left Python, which stays in ``MPI_Finalize``. So a
-process that leaves tells the others, and those look for that while they wait in a collective. What
-is killed is noticed by ``mpiexec``.
+process that leaves tells the others, and those look for that while they wait in a collective. One
+that fails ends them, whatever they do. What is killed is noticed by ``mpiexec``.
 """
 
 import atexit
 import contextlib
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,8 @@ class MpiCommunicator(Communicator):
         self._left: dict[int, int] = {}
         # Ahead of MPI's own end, which is registered with Python's.
         atexit.register(self._leave)
+        self._shown = sys.excepthook
+        sys.excepthook = self._fail
 
     def _leave(self) -> None:
         """Tells the other processes that this one takes part in no further collective."""
@@ -58,6 +61,21 @@ class MpiCommunicator(Communicator):
             for other in range(self.size):
                 if other != self.rank:
                     self.world.Isend(self._ended, other, _LEFT).Free()
+
+    def _fail(self, kind: Any, error: BaseException, trace: Any) -> None:
+        """Shows the error that ends this process, and ends the others.
+
+        They may be about to compile for minutes, ahead of a collective in which they would wait.
+        """
+        self._shown(kind, error, trace)
+        print(f"error: {self._has_ended(self.rank)}", file=sys.stderr, flush=True)
+        self.world.Abort(1)
+
+    def _has_ended(self, rank: int) -> str:
+        return (
+            f"the process of device {rank + 1} of {self.size} has ended; "
+            "expected it to run: see what it printed, and start mpiexec again"
+        )
 
     def _wait(self, request: Any) -> None:
         """Waits for a collective; raises where a process has left that it waits for.
@@ -68,10 +86,7 @@ class MpiCommunicator(Communicator):
             self._look_for_left()
             missing = (one for one, ended in self._left.items() if ended <= self._ended[0])
             if (left := next(missing, None)) is not None:
-                raise RunError(
-                    f"the process of device {left + 1} of {self.size} has ended; "
-                    "expected it to run: see what it printed, and start mpiexec again"
-                )
+                raise RunError(self._has_ended(left))
         self._ended += 1
 
     def _look_for_left(self) -> None:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -10,7 +11,13 @@ from tvm_ext.artifact import LoadedArtifact
 from tvm_ext.artifact.library import load_runtime
 from tvm_ext.configs.sharding_record import ShardingRecord
 from tvm_ext.distributed.collective_functions import register_collectives, use_communicator
-from tvm_ext.distributed.device_program import DeviceProgram, assembled, plain_error, raised
+from tvm_ext.distributed.device_program import (
+    DeviceProgram,
+    assembled,
+    keep_copies,
+    plain_error,
+    raised,
+)
 from tvm_ext.distributed.mpi_communicator import mpi_communicator
 from tvm_ext.distributed.mpi_environment import mpi_size
 from tvm_ext.errors import TargetError
@@ -52,28 +59,40 @@ class MpiGroup:
         self._record = record
         load_runtime()
         register_collectives(is_disco=False)
-        self._program = DeviceProgram(artifact, self._communicator.rank, threads)
+        self._threads = threads
+        self._programs = [DeviceProgram(artifact, self._communicator.rank, threads)]
         self.exchanged: dict[str, int] = {}
         self.processor_seconds: list[float] = []
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs of the whole model, in each process."""
+    def load(self, path: Path) -> None:
+        """Reads another model, which works on what the first one keeps."""
+        program = DeviceProgram.from_file(path, self._communicator.rank, self._threads)
+        self._programs.append(program)
+
+    def run(
+        self, inputs: Mapping[str, np.ndarray], place: int = 0, cleared: Sequence[str] = ()
+    ) -> dict[str, np.ndarray]:
+        """The outputs of a whole model, the one in this place, with zeros in ``cleared``."""
         try:
-            return self._ran(inputs)
+            return self._ran(inputs, place, cleared)
         except BaseException as error:  # noqa: BLE001  (the others would wait without end)
             print(f"error: {raised(*plain_error(error))}", file=sys.stderr, flush=True)
             self._communicator.world.Abort(1)
             # Where that comes back, this process has nothing more to say.
             os._exit(1)
 
-    def keep(self, arrays: Mapping[str, np.ndarray], changed: Sequence[str]) -> KeptTensors:
-        """Has this device keep inputs, as ``DeviceProgram.keep``."""
-        return self._program.keep(arrays, changed)
+    def keep(
+        self, arrays: Mapping[str, np.ndarray], changed: Sequence[Sequence[str]]
+    ) -> KeptTensors:
+        """Has this device keep inputs, as ``keep_copies``."""
+        return keep_copies(self._programs, arrays, changed)
 
-    def _ran(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _ran(
+        self, inputs: Mapping[str, np.ndarray], place: int, cleared: Sequence[str]
+    ) -> dict[str, np.ndarray]:
         use_communicator(self._communicator)
         self._communicator.begin_run()
-        found = self._program.run(inputs)
+        found = self._programs[place].run(inputs, cleared=cleared)
         self.exchanged = dict(self._communicator.exchanged)
         # What devices keep is not among the results.
         axes = zip(found.items(), self._record.outputs, strict=False)

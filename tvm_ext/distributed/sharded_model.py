@@ -61,6 +61,8 @@ class ShardedModel(CompiledModel):
         self._file = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
         if is_temporary:
             artifact.path.unlink()
+        # Those that run on the processes of this one.
+        self._joined: list[ShardedModel] = []
         self._group: DiscoGroup | MpiGroup | None = None
         # Ends the group with the model.
         self._ending: weakref.finalize | None = None
@@ -98,7 +100,8 @@ class ShardedModel(CompiledModel):
                 if self._ending is not None:
                     # It has ended, and its memory is let go of.
                     self._ending.detach()
-                self._group = DiscoGroup(self._file, self.sharding, self._given_threads)
+                files = [one._file for one in (self, *self._joined)]
+                self._group = DiscoGroup(files, self.sharding, self._given_threads)
                 self._ending = weakref.finalize(self, self._group.close)
             return self._group
 
@@ -109,15 +112,27 @@ class ShardedModel(CompiledModel):
         require_divisible(self.sharding, arrays, names)
         return self._started().run({name: np.asarray(array) for name, array in arrays.items()})
 
-    def keep(self, arrays: Mapping[str, np.ndarray], changed: Sequence[str]) -> KeptTensors:
+    def join(self, model: "ShardedModel") -> None:
+        """Has the processes of this model, ahead of its first run, run another one as well.
+
+        The other one is for as many devices, and works on what this one keeps.
+        """
+        self._joined.append(model)
+        if isinstance(self._group, MpiGroup):
+            self._group.load(model._file)
+
+    def keep(
+        self, arrays: Mapping[str, np.ndarray], changed: Sequence[Sequence[str]]
+    ) -> KeptTensors:
         """Has each device keep copies of inputs, which ``run_kept`` is then not given.
 
         Parameters
         ----------
         arrays : mapping of name to array
             Inputs that are not split.
-        changed : sequence of str
-            Those of them whose next values are the last outputs of a run.
+        changed : sequence of sequence of str
+            Of this model and of each that joined it, those of them whose next values are the last
+            outputs of a run.
 
         Returns
         -------
@@ -128,8 +143,13 @@ class ShardedModel(CompiledModel):
         self._kept_by, self._kept_names = group, frozenset(arrays)
         return group.keep(arrays, changed)
 
-    def run_kept(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def run_kept(
+        self, inputs: Mapping[str, Any], place: int = 0, cleared: Sequence[str] = ()
+    ) -> dict[str, np.ndarray]:
         """One run on the inputs that are not kept; the outputs without the next values.
+
+        ``place`` is 0 for this model, and counts those that joined it from 1. Those of the kept
+        arrays that are in ``cleared`` are zeros ahead of the run.
 
         Raises
         ------
@@ -142,9 +162,10 @@ class ShardedModel(CompiledModel):
                 f"the processes of {self.report.model_name} have ended, and what they kept with "
                 "them; expected them to run: give it to them again, as resume does"
             )
-        given = [spec for spec in self.inputs if spec.name not in self._kept_names]
+        inputs_of = (self, *self._joined)[place].inputs
+        given = [spec for spec in inputs_of if spec.name not in self._kept_names]
         arrays = zip((spec.name for spec in given), check_inputs(given, inputs), strict=True)
-        return group.run({name: np.asarray(array) for name, array in arrays})
+        return group.run({name: np.asarray(array) for name, array in arrays}, place, cleared)
 
     def is_fresh(self, output: str) -> bool:
         """Whether an output is made anew in each run: all are."""

@@ -64,6 +64,8 @@ _NOT_LEARNED = {
     "Resize": (1, 2),
     "Where": (0, 1, 2),
 }
+# Operators behind which an input plays the part that it would play itself.
+_VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # Where the running mean and variance are.
 _STATISTICS = (3, 4)
 # From this one on Dropout has an input that says whether it draws a mask.
@@ -167,7 +169,7 @@ def _chosen(
     graph: onnx.GraphProto, train: Sequence[str] | None, label: str
 ) -> dict[str, np.ndarray]:
     """The weights that are trained, in the order of the file."""
-    known = _weights_of(graph)
+    known = _weights_of(graph, [] if train is None else train)
     if not known:
         raise ModelError(
             f"{label} has no weight of float32 or float64; expected one to train: export the model "
@@ -185,13 +187,20 @@ def _chosen(
     }
 
 
-def _weights_of(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
-    """Initializers that something learned: what a layer multiplies by, adds, or looks up."""
+def _weights_of(graph: onnx.GraphProto, named: Sequence[str]) -> dict[str, np.ndarray]:
+    """Initializers that something learned: what a layer multiplies by, adds, or looks up.
+
+    A single number is one where ``named`` has its name.
+    """
     learned: set[str] = set()
     others: set[str] = set()
+    viewed: dict[str, str] = {}
     for node in graph.node:
         own = node.domain in DEFAULT_DOMAINS or node.op_type in _LEARNED
-        for place, name in enumerate(node.input):
+        if own and node.op_type in _VIEWS:
+            viewed[node.output[0]] = viewed.get(node.input[0], node.input[0])
+        for place, given in enumerate(node.input):
+            name = viewed.get(given, given)
             if own and place in _LEARNED.get(node.op_type, ()):
                 learned.add(name)
             elif own and place in _NOT_LEARNED.get(node.op_type, ()):
@@ -199,7 +208,7 @@ def _weights_of(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     found = {}
     for tensor in graph.initializer:
         # A single number is a constant of a formula, such as the square root in attention.
-        is_single = int(np.prod(tensor.dims, dtype=np.int64)) <= 1
+        is_single = int(np.prod(tensor.dims, dtype=np.int64)) <= 1 and tensor.name not in named
         is_weight = tensor.name in learned or (tensor.name not in others and not is_single)
         if tensor.data_type in _TRAINED_TYPES and is_weight:
             found[tensor.name] = numpy_helper.to_array(tensor)

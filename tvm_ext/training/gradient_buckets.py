@@ -7,7 +7,7 @@ gradients: ``AsyncAllReduce`` lets the kernels between run meanwhile.
 S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -48,8 +48,11 @@ class GradientBuckets:
         bindings: Sequence[relax.Binding],
         results: Sequence[relax.Expr],
         gradients: Sequence[relax.Expr],
+        sums: Mapping[int, relax.Expr] | None = None,
     ) -> list[relax.Expr]:
         """Emits the bindings; the means of the results and of the gradients, each in its place.
+
+        ``sums`` has, by place, what each device adds to its own value ahead of the exchange.
 
         A bucket is exchanged behind the binding of its last gradient, ahead of those that follow.
         What no kernel of the step waits for is in the last one.
@@ -64,6 +67,9 @@ class GradientBuckets:
             if binding is not None:
                 bb.emit_normalized(binding)
             for bucket in due.get(number, ()):
+                for place in bucket:
+                    if sums and place in sums:
+                        bound[place] = bb.emit(relax.op.add(bound[place], sums[place]))
                 totals.append((bucket, self._total(bb, [bound[place] for place in bucket])))
         found: dict[int, relax.Expr] = {}
         for bucket, total in totals:
@@ -78,7 +84,7 @@ class GradientBuckets:
     def record(self, inputs: list[int | None], outputs: int) -> ShardingRecord:
         """How a step is split: its inputs along these axes; each device has all outputs."""
         whole: list[int | None] = [None] * outputs
-        return ShardingRecord(self._cost.devices, DATA, inputs, whole, self.collectives)
+        return ShardingRecord(self._cost.devices, DATA, inputs, whole, list(self.collectives))
 
     def _total(self, bb: relax.BlockBuilder, values: Sequence[relax.Var]) -> relax.Var:
         """The sum over all devices of a bucket, as one tensor."""

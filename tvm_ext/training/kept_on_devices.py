@@ -1,4 +1,7 @@
-"""What a step on several devices takes from the one before: each device has its own, all equal."""
+"""What a step on several devices takes from the one before: each device has its own.
+
+They are equal behind each step, but for the sums of gradients within one.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,22 +13,28 @@ from tvm_ext.kept_tensors import KeptTensors
 
 
 class KeptOnDevices:
-    """Arrays by the names of the program's parameters, which the devices are given for a first run.
+    """Arrays by the names of the programs' parameters, which devices are given for a first run.
 
     Parameters
     ----------
-    model : ShardedModel
-        The program.
+    models : sequence of ShardedModel
+        The programs, which run on the processes of the first.
     arrays : mapping of name to array
         The first values.
-    changed : sequence of str
-        Those whose next values are the last results of a run.
+    changed : sequence of sequence of str
+        For each program those whose next values are the last results of a run.
     """
 
     def __init__(
-        self, model: ShardedModel, arrays: Mapping[str, np.ndarray], changed: Sequence[str]
+        self,
+        models: Sequence[ShardedModel],
+        arrays: Mapping[str, np.ndarray],
+        changed: Sequence[Sequence[str]],
     ) -> None:
-        self._model, self._changed = model, tuple(changed)
+        self._model, *others = models
+        for one in others:
+            self._model.join(one)
+        self._changed = tuple(changed)
         self._first = KeptTensors(arrays)
         self._is_given = False
 
@@ -35,11 +44,17 @@ class KeptOnDevices:
         return self._first.arrays
 
     def replace(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Goes on with these arrays."""
-        self._first, self._is_given = KeptTensors(arrays), False
+        """Goes on with these arrays, and with the others as they are."""
+        self._first = KeptTensors({**self._first.arrays, **arrays})
+        self._is_given = False
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """One run on the other inputs; raises RunError where a device has ended."""
+    def run(
+        self, inputs: Mapping[str, Any], place: int, cleared: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """One run of a program on the other inputs, with zeros in ``cleared``.
+
+        Raises RunError where a device has ended.
+        """
         if not self._is_given:
             self._first, self._is_given = self._model.keep(self._first.arrays, self._changed), True
-        return self._model.run_kept(inputs)
+        return self._model.run_kept(inputs, place, cleared)

@@ -48,7 +48,7 @@ class StepProgram:
     changed : tuple[str, ...]
         Those of them whose next values are the results behind the loss.
     sums : tuple[str, ...]
-        Those of them that add up gradients, and are zero ahead of a step.
+        Those of them that add up gradients and losses, and are zero ahead of a step.
     weights, statistics : dict[str, str]
         Parameters by the name in the ONNX file.
     numbers : tuple[str, ...]
@@ -248,9 +248,14 @@ class _StepWriter:
         self._params = {param: relax.Var(str(param.name), param.ty) for param in every}
         specs = [*model.imported.inputs[: model.inputs], *targets]
         self._given = tuple(specs)
-        self._sums = [_like(param, _SUM) for param in parts.weights]
-        if options.batches == 1:
-            self._sums = []
+        # By the place of a result or gradient, what has the sum of it over the passes of a step.
+        self._sums: dict[int, relax.Var] = {}
+        if options.batches > 1:
+            loss, *others = parts.function.body.body.fields
+            self._sums[0] = relax.Var(f"loss__{_SUM}", loss.ty)
+            ahead = 1 + len(others)
+            sums = (_like(param, _SUM) for param in parts.weights)
+            self._sums |= enumerate(sums, ahead)
         self._slots = [
             {slot: _like(param, slot) for slot in optimizer.slots} for param in parts.weights
         ]
@@ -258,7 +263,8 @@ class _StepWriter:
     def program(self, updates: bool) -> StepProgram:
         """A step that updates the weights, or one that only adds up gradients."""
         parts, own = self._parts, self._params
-        kept = [own[param] for param in (*parts.weights, *parts.statistics)] + self._sums
+        kept = [own[param] for param in (*parts.weights, *parts.statistics)]
+        kept += self._sums.values()
         kept += [state for slots in self._slots for state in slots.values()]
         names = list(self._optimizer.numbers(0))
         dtype = _widest(parts.weights)
@@ -269,11 +275,16 @@ class _StepWriter:
         bb = relax.BlockBuilder(parts.mod)
         with bb.function("main", [*given, *kept, *numbers.values(), *step]):
             with bb.dataflow():
-                results, gradients = self._differentiated_in(bb)
-                made = dict(zip(parts.statistics, results[1:], strict=True))
-                made = {own[param]: value for param, value in made.items()}
-                made |= self._next(bb, gradients, numbers, updates)
-                returned = bb.emit_output(relax.Tuple([results[0], *made.values()]))
+                values = self._differentiated_in(bb, updates)
+                loss, *others = values[: 1 + len(parts.statistics)]
+                statistics = (own[param] for param in parts.statistics)
+                made = dict(zip(statistics, others, strict=True))
+                if updates:
+                    loss, *gradients = self._means(bb, [loss, *values[1 + len(others) :]])
+                    made |= self._next(bb, gradients, numbers)
+                else:
+                    made |= {total: values[place] for place, total in self._sums.items()}
+                returned = bb.emit_output(relax.Tuple([loss, *made.values()]))
             bb.emit_func_output(returned)
         mod = _simplified(_donating(bb.get(), [one.name for one in made]))
         if buckets is not None:
@@ -285,29 +296,32 @@ class _StepWriter:
             self._given,
             tuple(str(var.name) for var in kept),
             tuple(str(var.name) for var in made),
-            tuple(str(var.name) for var in self._sums),
+            tuple(str(var.name) for var in self._sums.values()),
             _by_name(self._model.weights, parts.weights),
             _by_name(self._model.statistics, parts.statistics),
             tuple(names),
             bool(step),
         )
 
-    def _differentiated_in(
-        self, bb: relax.BlockBuilder
-    ) -> tuple[list[relax.Expr], list[relax.Expr]]:
-        """Emits the way forward and back; the results and the gradients."""
-        own = self._params
-        if self._micro is not None:
-            return self._in_parts(bb, self._micro)
-        if self._buckets is None:
-            return self._differentiated.emit(bb, own)
-        bindings, results, gradients = self._differentiated.body(bb, own)
-        means = self._buckets.means(bb, bindings, results, gradients)
-        return means[: len(results)], means[len(results) :]
+    def _differentiated_in(self, bb: relax.BlockBuilder, updates: bool) -> list[relax.Expr]:
+        """Emits the way forward and back; the results and the gradients, with the sums so far.
 
-    def _in_parts(
-        self, bb: relax.BlockBuilder, micro: MicroBatches
-    ) -> tuple[list[relax.Expr], list[relax.Expr]]:
+        Devices exchange what the pass that updates has.
+        """
+        own = self._params
+        if self._buckets is not None and updates:
+            bindings, results, gradients = self._differentiated.body(bb, own)
+            return self._buckets.means(bb, bindings, results, gradients, self._sums)
+        if self._micro is not None:
+            values = self._in_parts(bb, self._micro)
+        else:
+            results, gradients = self._differentiated.emit(bb, own)
+            values = [*results, *gradients]
+        for place, total in self._sums.items():
+            values[place] = bb.emit(relax.op.add(values[place], total))
+        return values
+
+    def _in_parts(self, bb: relax.BlockBuilder, micro: MicroBatches) -> list[relax.Expr]:
         """The same for all parts of the batch, one behind the other."""
         given = [self._params[one] for one in self._parts.function.params]
         sums = micro.totals(bb, given)
@@ -317,23 +331,20 @@ class _StepWriter:
             results, gradients = self._differentiated.emit(bb, values)
             made = [apart(bb, one) for one in made]
             made = added(bb, made, [*results, *gradients])
-        return made[:1], made[1:]
+        return made
+
+    def _means(self, bb: relax.BlockBuilder, sums: Sequence[relax.Expr]) -> list[relax.Expr]:
+        """The means over the passes of a step."""
+        count = self._options.batches
+        return [_scaled(bb, one, 1 / count) for one in sums] if count > 1 else list(sums)
 
     def _next(
         self,
         bb: relax.BlockBuilder,
         gradients: list[relax.Expr],
         numbers: dict[str, relax.Expr],
-        updates: bool,
     ) -> dict[relax.Var, relax.Expr]:
-        """The next values of weights, sums of gradients and states of the optimiser."""
-        if self._sums:
-            pairs = zip(self._sums, gradients, strict=True)
-            gradients = [bb.emit(relax.op.add(total, one)) for total, one in pairs]
-        if not updates:
-            return dict(zip(self._sums, gradients, strict=True))
-        if self._sums:
-            gradients = [_scaled(bb, one, 1 / self._options.batches) for one in gradients]
+        """The next values of weights and states of the optimiser."""
         if self._options.clip_norm is not None:
             gradients = _clipped(bb, gradients, self._options.clip_norm)
         weights = [self._params[param] for param in self._parts.weights]

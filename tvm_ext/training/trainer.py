@@ -33,7 +33,12 @@ from tvm_ext.training.kept_on_devices import KeptOnDevices
 from tvm_ext.training.losses import Loss, loss_of
 from tvm_ext.training.optimizers import Optimizer, require_optimizer
 from tvm_ext.training.progress import progress_bar
-from tvm_ext.training.step_program import StepOptions, StepProgram, batch_of, step_programs
+from tvm_ext.training.step_program import (
+    StepOptions,
+    StepProgram,
+    batch_of,
+    step_programs,
+)
 
 # Each is written out: more of them make programs that take long to compile.
 _MOST_PARTS = 16
@@ -104,7 +109,7 @@ def compile_training(
     """
     require_optimizer(optimizer)
     _require_numbers(clip_norm, accumulate)
-    cost = _collectives(devices, target, accumulate)
+    cost = _collectives(devices, target)
     trainable = import_trainable(model, train, input_shapes)
     options = StepOptions(clip_norm, accumulate, cost, program_target(target))
     build = partial(
@@ -176,17 +181,12 @@ def _require_numbers(clip_norm: float | None, accumulate: int) -> None:
         raise InputError(f"accumulate is {accumulate!r}; expected 1 or more: give a larger one")
 
 
-def _collectives(devices: int, target: TargetSource, accumulate: int) -> CollectiveCost | None:
+def _collectives(devices: int, target: TargetSource) -> CollectiveCost | None:
     """What devices exchange values with; None for one."""
     request, machine = ShardingRequest(devices), program_target(target)
     if devices == 1:
         return None
     request.check(machine)
-    if accumulate != 1:
-        raise InputError(
-            f"accumulate is {accumulate} with {devices} devices; expected 1: leave it "
-            "out, or train on one device"
-        )
     return CollectiveCost(devices, machine)
 
 
@@ -227,14 +227,15 @@ class Trainer:
         first = {
             name: stored[name].copy() if name in stored else _zeros(specs[name])
             for name in last.kept
-            if name not in last.sums
         }
-        # What a step takes from the one before, by parameter.
-        self._state: KeptTensors | KeptOnDevices = KeptTensors(first)
-        if isinstance(self.program, ShardedModel):
-            self._state = KeptOnDevices(self.program, first, last.changed)
-        # What the first pass of a step takes as zeros.
-        self._sums = KeptTensors({name: _zeros(specs[name]) for name in last.sums})
+        # What a pass takes from the one before, by parameter.
+        self._state: KeptTensors | KeptOnDevices
+        sharded = [one for one in compiled[::-1] if isinstance(one, ShardedModel)]
+        if sharded:
+            changed = [one.changed for one in programs[::-1]]
+            self._state = KeptOnDevices(sharded, first, changed)
+        else:
+            self._state = KeptTensors(first)
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -274,14 +275,13 @@ class Trainer:
         """
         parts = self._parts_of(batch)
         numbers = self._optimizer.numbers(self.steps)
-        self._sums.fill_with_zeros()
-        losses = []
+        drawn = self.steps * len(parts)
         for place, part in enumerate(parts):
             updates = place + 1 == len(parts)
-            drawn = self.steps * len(parts) + place
-            losses.append(self._run(part, numbers, drawn, updates))
+            cleared = () if place else self._programs[-1].sums
+            loss = self._run(part, numbers, drawn + place, cleared, updates)
         self.steps += 1
-        return float(np.mean(losses, dtype=np.float64))
+        return loss
 
     def fit(
         self,
@@ -335,7 +335,7 @@ class Trainer:
         OutputPathError
             The file cannot be written; an older file is then as it was.
         """
-        write_checkpoint(path, self._state.arrays, self.steps)
+        write_checkpoint(path, self._kept_by_steps(), self.steps)
 
     def resume(self, path: str | Path) -> None:
         """Goes on from a checkpoint of the same model, optimiser and ``train``.
@@ -345,9 +345,14 @@ class Trainer:
         InputError
             The file is no checkpoint, or one of something else.
         """
-        wanted = {name: (one.shape, one.dtype) for name, one in self._state.arrays.items()}
+        wanted = {name: (one.shape, one.dtype) for name, one in self._kept_by_steps().items()}
         arrays, self.steps = read_checkpoint(path, wanted)
         self._state.replace(arrays)
+
+    def _kept_by_steps(self) -> dict[str, np.ndarray]:
+        """What a step takes from the one before: all but the sums within one."""
+        sums = self._programs[-1].sums
+        return {name: one for name, one in self._state.arrays.items() if name not in sums}
 
     def _parts_of(self, batch: Batch) -> list[list[np.ndarray]]:
         """The arrays of each pass, which are parts of a batch that is added up."""
@@ -365,9 +370,10 @@ class Trainer:
         arrays: Sequence[np.ndarray],
         numbers: Mapping[str, float],
         drawn: int,
+        cleared: Sequence[str],
         updates: bool,
     ) -> float:
-        """One pass; the last one of a step updates the weights."""
+        """One pass, which begins new sums or goes on with them; the last updates the weights."""
         place = -1 if updates else 0
         program, compiled = self._programs[place], self._compiled[place]
         names = [spec.name for spec in compiled.inputs]
@@ -380,14 +386,11 @@ class Trainer:
             (count,) = specs[names[-1]].shape
             inputs[names[-1]] = drawn * int(count) + np.arange(int(count), dtype=np.int64)
         if isinstance(self._state, KeptOnDevices):
-            (loss,) = self._state.run(inputs).values()
+            (loss,) = self._state.run(inputs, 0 if updates else 1, cleared).values()
             return float(loss)
-        tensors = {**self._state.tensors, **self._sums.tensors}
-        kept = {name: tensors[name] for name in program.kept}
-        loss, *made = compiled.run_in_place(inputs, kept).values()
-        changed = dict(zip(program.changed, made, strict=True))
-        self._sums.replace({name: changed.pop(name) for name in program.sums if name in changed})
-        self._state.replace(changed)
+        self._state.clear(cleared)
+        loss, *made = compiled.run_in_place(inputs, self._state.tensors).values()
+        self._state.replace(dict(zip(program.changed, made, strict=True)))
         return float(loss)
 
 

@@ -39,6 +39,22 @@ def test_a_frozen_recurrent_layer_behind_a_trained_one_is_written_out():
     assert last < first
 
 
+def test_a_number_that_a_layer_learns_is_trained_behind_a_view_too():
+    g = Graph("slopes")
+    slope = g("Unsqueeze", g.weight("slope", 1), g.constant("axes", [0]))
+    scaled = g("Mul", g("PRelu", g.linear("fc", "x", 8, 10), slope), g.weight("scale"))
+    model = g.model([4, 8], [4, 10], scaled)
+    names = {"fc.weight", "fc.bias", "slope"}
+    assert import_trainable(model, None, None).weights.keys() == names
+    # Another single number may be one of a formula, unless it is named.
+    assert import_trainable(model, ["*", "scale"], None).weights.keys() == {*names, "scale"}
+    trainer = compile_training(model, "cross_entropy", SGD(lr=0.1), opt_level="O1", train=["s*"])
+    before = trainer.weights
+    trainer.step(batch_for(model))
+    assert trainer.trained == ("slope",)
+    assert trainer.weights["slope"] != before["slope"]
+
+
 def test_a_gru_that_resets_its_state_splits_its_weights_once():
     operators = import_trainable(gru_of_reset_state(), None, None).imported.prepared_operators
     # Steps, gates, biases and weights once; the gates of each of six steps twice.
