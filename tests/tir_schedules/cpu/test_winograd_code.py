@@ -14,6 +14,7 @@ from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.relay_passes.winograd_transforms import WinogradForm
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.cpu.winograd import Winograd
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 # Smaller than a tile, whole tiles, and tiles that the image ends in, in one row and in many.
 IMAGES = ((1, 1), (2, 3), (4, 4), (5, 9), (8, 8), (7, 13), (3, 41), (14, 14))
@@ -155,3 +156,23 @@ def test_symbolic_channels_are_refused() -> None:
     u = te.placeholder((form.positions, size("channels"), 32), "float32", "u")
     func = te.create_prim_func([x, u, form.convolution(x, u, (1, 1, 1, 1), 32)])
     assert "the number of channels is not known" in str(apply_template(Winograd(), func, MACHINE))
+
+
+def test_a_batch_that_a_run_decides_of_large_images_has_one_loop_with_threads() -> None:
+    """Threads inside of threads have no code."""
+    form = FORMS["3x3"]
+    known = [tirx.const(extent, "int64") for extent in (21, 22, 8)]
+    x = te.placeholder((size("batch"), *known), "float32", "x")
+    u = te.placeholder([tirx.const(n, "int64") for n in (form.positions, 8, 16)], "float32", "u")
+    y = form.convolution(x, u, (1, 1, 1, 1), 16)
+    func = te.create_prim_func([x, u, y])
+    machine = host_description().model_copy(update={"parallel_overhead_us": 0.01}).with_cores(2)
+    chosen, _ = schedule_kernel(func, machine)
+    assert [loop.path for loop in loops_of(chosen) if loop.kind == "parallel"] == [()]
+    function = built(chosen)
+    image, weights = random(3, 21, 22, 8), random(3, 3, 8, 16)
+    wanted = _direct(image, weights, (1, 1, 1, 1))
+    for batch in (3, 0):
+        arrays = [image[:batch], form.transformed_weights(weights, 16)]
+        found = call(function, arrays, wanted[:batch].shape)
+        np.testing.assert_allclose(found, wanted[:batch], rtol=0, atol=1e-4)
