@@ -108,7 +108,7 @@ def test_a_reshape_by_axes_of_one_element_is_fused(name: str) -> None:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("batch", [1, "N"])
 def test_what_is_sampled_from_a_narrow_image_is_narrow(batch: int | str) -> None:
     """TVM's kernel gives float32, which cannot be joined with another narrow value."""

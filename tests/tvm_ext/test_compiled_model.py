@@ -46,7 +46,7 @@ def test_symbolic_sizes_are_usual_ones(inputs: list, wanted: list) -> None:
     assert shapes(*inputs) == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "inputs",
     [

@@ -146,7 +146,7 @@ def test_a_file_that_is_written_to_meanwhile_is_refused(saved):
             stack.close()
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @ON_LINUX
 def test_weights_are_in_memory_once(tmp_path):
     columns = 1 << 16

@@ -137,7 +137,7 @@ def test_a_model_that_hangs_is_given_up_after_its_time(monkeypatch, out):
     assert operators(out) == ["Tanh"]
 
 
-# As the two of ``test_external_weights_come_along``, which is in every run.
+# As the two of ``test_external_weights_come_along``, which CI runs.
 @pytest.mark.slow
 def test_nodes_that_only_fail_together_stay_together(user_pass, out):
     def break_fused(mod):
@@ -247,8 +247,8 @@ def str_array(values: np.ndarray) -> np.ndarray:
     return values.astype(str)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("limit", [1, weights.WHOLE_BYTES])
+@pytest.mark.extended
+@pytest.mark.parametrize("limit", [1, pytest.param(weights.WHOLE_BYTES, marks=pytest.mark.slow)])
 def test_external_weights_come_along(user_pass, monkeypatch, out, limit):
     """In the file, or beside it in one of a model that is too large for one."""
     monkeypatch.setattr(weights, "WHOLE_BYTES", limit)

@@ -113,7 +113,7 @@ def test_a_saved_file_runs(file: Path, whole: np.ndarray) -> None:
     assert shared_memories() <= before + 2
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_an_open_batch_is_shared_and_has_to_divide(whole: np.ndarray) -> None:
     model = tvm_ext.compile(OPEN, HOST, devices=2, shard="data")
     for count in (4, 2, 8):

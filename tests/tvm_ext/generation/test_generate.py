@@ -179,7 +179,7 @@ def test_a_model_without_a_state_is_refused():
         tvm_ext.generate(tvm_ext.compile(mlp(), HOST, opt_level="O0"), PROMPT)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
     small = compiled(causal_lm(vocabulary=100))
     with pytest.raises(InputError, match=r"tokens up to 256, and the model has logits for 100"):
@@ -198,7 +198,7 @@ def test_a_model_without_logits_is_refused():
         tvm_ext.generate(compiled(made), PROMPT)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_an_input_that_nobody_knows_is_refused():
     made = causal_lm()
     for name in ("position_ids", "attention_mask"):

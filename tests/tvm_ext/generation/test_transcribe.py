@@ -90,7 +90,7 @@ def test_a_decoder_without_its_encoder_is_refused(models):
         tvm_ext.generate(models[1], [1])
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_an_encoder_of_text_is_no_encoder_of_sound(models):
     decoder = tvm_ext.compile(causal_lm(), HOST, opt_level="O0")
     with pytest.raises(InputError, match="expected one input, a waveform"):

@@ -175,3 +175,22 @@ def test_rows_are_appended_and_none_beyond_the_end() -> None:
         given = tvm.runtime.tensor(buffer)
         append(given, tvm.runtime.tensor(new), held)
         np.testing.assert_array_equal(given.numpy(), wanted[:, :, :6])
+
+
+def test_rows_of_each_sequence_follow_its_own_and_none_is_beyond_the_end() -> None:
+    capacity, heads, depth = tirx.Var("capacity", "int64"), 2, 3
+    sizes = [BATCH, tirx.const(heads, "int64"), capacity, tirx.const(depth, "int64")]
+    rows = relax.TensorType([BATCH, heads, LENGTH, depth], "float32")
+    func = append_rows(sizes, rows, 2, by_sequence=True)
+    append = built({"append": func})["append"]
+    draw = np.random.default_rng(0)
+    # The last sequence has no room for all, none, or is said to have more than there is room for.
+    for starts, length in (([0, 3, 4], 2), ([2], 1), ([0, 1, 5, 6, 9], 3), ([], 1)):
+        buffer = draw.standard_normal((len(starts), heads, 6, depth)).astype("float32")
+        new = draw.standard_normal((len(starts), heads, length, depth)).astype("float32")
+        wanted = buffer.copy()
+        for own, added, start in zip(wanted, new, starts, strict=True):
+            own[:, start : start + length] = added[:, : max(0, 6 - start)]
+        given = tvm.runtime.tensor(buffer)
+        append(given, tvm.runtime.tensor(new), tvm.runtime.tensor(np.array(starts, "int64")))
+        np.testing.assert_array_equal(given.numpy(), wanted)

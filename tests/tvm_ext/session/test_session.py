@@ -79,7 +79,7 @@ def test_a_state_that_something_else_reads_is_sliced(tmp_path: Path) -> None:
     assert session.statistics.bytes_copied == rows * 2 * 8 * 4
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_past_that_is_read_is_handed_on_as_an_array() -> None:
     proto = decoder_that_reads_its_past()
     session = tvm_ext.compile(proto, HOST).session(capacity=20)
@@ -128,7 +128,7 @@ def test_sequences_of_several_lengths_are_kept_in_place() -> None:
     assert session.statistics.bytes_copied == 0
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_decoder_with_branches() -> None:
     proto = merged_decoder()
     session = tvm_ext.compile(proto, HOST).session(capacity=20)

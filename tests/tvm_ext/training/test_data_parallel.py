@@ -125,7 +125,7 @@ def test_exchanges_go_on_while_kernels_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(np.array_equal(weights[0][name], one) for name, one in weights[1].items())
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_labels_that_count_for_nothing_are_those_of_all_devices() -> None:
     two, one = _trainer(2), _trainer(1)
     batch = batch_for(mlp(16))

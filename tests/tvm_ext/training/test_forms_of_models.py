@@ -158,7 +158,7 @@ def _cast(kind):
     return g.model([4, 8], [4, 10], g.linear("head", x, 16, 10))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["FLOAT16", "DOUBLE"])
 def test_layers_of_other_types_are_trained(kind):
     first, *_, last = _losses(_cast(getattr(TensorProto, kind)), clip_norm=1.0)

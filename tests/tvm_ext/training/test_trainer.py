@@ -479,7 +479,7 @@ def test_a_batch_whose_items_have_constants_of_their_own_is_not_taken_in_parts()
         compiled(np.random.default_rng(0).standard_normal)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_what_a_batch_decides_together_is_not_taken_in_parts():
     """A batch normalisation has statistics of all rows."""
     options = {"threads": 1, "opt_level": "O1", "memory_limit": 4096}

@@ -157,7 +157,7 @@ def test_rows_of_any_length_are_sorted_without_a_loss_to_nan() -> None:
     np.testing.assert_array_equal(np.sort(found, 1), np.tile(np.arange(21), (5, 1)))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_top_k_of_more_than_there_are() -> None:
     nodes = [node("TopK", ["x", "k"], ["v", "i"])]
     given = [value("x", ["n", 5]), value("k", [1], TensorProto.INT64)]

@@ -40,7 +40,7 @@ def test_images(mode: str, padding: str, aligned: int, image: tuple, points: tup
     )
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("mode", ["linear", "nearest"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])

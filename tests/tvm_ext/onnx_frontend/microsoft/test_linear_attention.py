@@ -58,7 +58,7 @@ def test_linear_attention(rule: str, heads: tuple[int, int, int], given: str) ->
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("shape", "heads", "wide", "attributes"),

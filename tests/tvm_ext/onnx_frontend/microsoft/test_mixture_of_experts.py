@@ -65,7 +65,7 @@ def test_experts_of_floats(attributes: dict, bias: bool, sizes: tuple[int, ...])
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize(
     ("bits", "block", "zeros", "mixing"),

@@ -50,7 +50,7 @@ def test_classifier(kernel: str, classes: int) -> None:
     check(model(classifier(classes, kernel)), X, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @in_one_model
 @pytest.mark.parametrize("classes", [2, 3, 4])
 def test_probabilities(classes: int) -> None:
