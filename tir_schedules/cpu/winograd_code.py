@@ -287,10 +287,13 @@ class _Code:
 
     def _loaded(self, place: Sequence[Any], i: Any, j: Any, channel: Any) -> tuple[Any, Any]:
         """Whether an input of a tile is inside of the image, and what it is there."""
-        value = _at(self.image.stages["input_tile"], [*place, _number(i), _number(j), channel])
-        if is_conditional(value):
-            return value.args[0], value.args[1]
-        return tirx.const(True, "bool"), value
+        stage = self.image.stages["input_tile"]
+        whole = stage.body.value
+        # Before numbers stand for places: a condition that these deny is simplified away.
+        parts = whole.args[:2] if is_conditional(whole) else (tirx.const(True, "bool"), whole)
+        at = [*place, _number(i), _number(j), channel]
+        inside, value = (_at(stage, at, part) for part in parts)
+        return inside, value
 
     def _transform(
         self, tile: Any, place: Sequence[Any], channel: Any, copy: Any
@@ -536,10 +539,11 @@ class _Registers:
         return tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, replaced))
 
 
-def _at(stmt: s_tir.SBlock, values: Sequence[Any]) -> Any:
-    """What a block computes at one place."""
+def _at(stmt: s_tir.SBlock, values: Sequence[Any], part: Any = None) -> Any:
+    """What a block computes at one place, or a part of that."""
     names = (v.var for v in stmt.iter_vars)
-    return _simplified(substitute(stmt.body.value, dict(zip(names, values, strict=True))))
+    whole = stmt.body.value if part is None else part
+    return _simplified(substitute(whole, dict(zip(names, values, strict=True))))
 
 
 def _simplified(value: Any) -> Any:

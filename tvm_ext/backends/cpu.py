@@ -81,8 +81,7 @@ CPU = Backend(
                 DotProductTile(),
                 DequantizeMatmul(),
                 BlockIntegerMatmul(),
-                # Weights of 36 positions go through L2 for each item of few tiles.
-                BatchLoop(Winograd(), least_uses=24),
+                Winograd(),
                 BatchLoop(CpuDepthwiseConvolution()),
                 FewRowTile(),
                 BatchLoop(RegisterTile(), least_uses=16),

@@ -1,37 +1,39 @@
 """Imports ``onnx_ir`` such that it imports sympy when it first computes with it: never for us.
 
 Sympy takes longer to import than ``onnx`` and ``onnx_ir`` together, and that with each process that
-compiles a model.
+compiles a model. Whoever else imports it gets the module itself.
 """
 
 import sys
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
+from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 # The second makes a table of sympy's functions when it is imported.
 _DEFERRED = ("sympy", "onnx_ir._symbolic_shapes")
 
 
-class _DeferredFinder(MetaPathFinder):
-    """Finds the modules of ``_DEFERRED`` such that their first attribute imports them."""
+class _Deferred(ModuleType):
+    """Stands for a module in those that import it now; an attribute imports it.
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in _DEFERRED:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
-        return spec
+    Not ``importlib.util.LazyLoader``: a second thread sees its module half imported, and an import
+    of a submodule ahead of the first attribute makes that twice.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        self.make_way()
+        return getattr(import_module(self.__name__), name)
+
+    def make_way(self) -> None:
+        """Lets the next import find the module."""
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
 
 
-_finder = _DeferredFinder()
-sys.meta_path.insert(0, _finder)
+_missing = [_Deferred(name) for name in _DEFERRED if name not in sys.modules]
+sys.modules.update({module.__name__: module for module in _missing})
 try:
     import onnx_ir  # noqa: F401
 finally:
-    sys.meta_path.remove(_finder)
+    for _module in _missing:
+        _module.make_way()

@@ -96,6 +96,21 @@ def test_other_padding(padding: tuple[int, ...]) -> None:
     _check(FORMS["3x3"], host_description(), padding=padding)
 
 
+@pytest.mark.parametrize(("side", "padding"), [(1, (2, 0, 1, 0)), (3, (2, 0, 2, 0))])
+def test_known_sides_that_no_tile_covers_at_both_ends(side: int, padding: tuple[int, ...]) -> None:
+    """The first and the last inputs of a tile are beyond the image in each of its tiles."""
+    form = FORMS["column of 3"]
+    shape = [tirx.const(extent, "int64") for extent in (1, side, 5, 4)]
+    x = te.placeholder(shape, "float32", "x")
+    u = te.placeholder([tirx.const(n, "int64") for n in (form.positions, 4, 8)], "float32", "u")
+    y = form.convolution(x, u, padding, 8)
+    function = built(_scheduled(te.create_prim_func([x, u, y]), host_description()))
+    image, weights = random(1, side, 5, 4), random(3, 1, 4, 8)
+    wanted = _direct(image, weights, padding)
+    found = call(function, [image, form.transformed_weights(weights, 8)], wanted.shape)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
+
+
 @pytest.mark.extended
 def test_few_channels() -> None:
     _check(FORMS["3x3"], host_description(), inputs=3, outputs=16, kept=1)
