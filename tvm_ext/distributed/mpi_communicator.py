@@ -73,7 +73,7 @@ class MpiCommunicator(Communicator):
 
     def _has_ended(self, rank: int) -> str:
         return (
-            f"the process of device {rank + 1} of {self.size} has ended; "
+            f"the process of device {rank} of {self.size} has ended; "
             "expected it to run: see what it printed, and start mpiexec again"
         )
 

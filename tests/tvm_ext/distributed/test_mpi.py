@@ -106,7 +106,7 @@ def test_a_process_that_fails_ends_all(how: str, tmp_path: Path) -> None:
         # A process that is killed is noticed by mpiexec, which has words of its own.
         lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
         assert lines == [
-            "error: the process of device 2 of 2 has ended; expected it to run: see what it "
+            "error: the process of device 1 of 2 has ended; expected it to run: see what it "
             "printed, and start mpiexec again"
         ]
 

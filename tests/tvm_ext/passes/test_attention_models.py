@@ -122,7 +122,7 @@ def test_a_sink_that_differs_by_query_stays() -> None:
     one_in(
         3,
         [
-            *((True, False, False), (True, True, False), (True, False, True)),
+            *((True, False, True), (True, False, False), (True, True, False)),
             *((False, True, False), (False, False, False)),
         ],
     ),
