@@ -32,6 +32,7 @@ def failures(found: list[dict[str, str]]) -> list[str]:
     return [f"{o['number']} {o['name']}: {o['status']}: {o['reason']}" for o in bad]
 
 
+@pytest.mark.extended
 def test_a_part():
     found = outcomes("--count", str(FAST_COUNT))
     assert not failures(found)

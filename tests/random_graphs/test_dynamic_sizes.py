@@ -65,6 +65,7 @@ def _small_items_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_records, "_OWN_TO_WEIGHTS", 0.0)
 
 
+@pytest.mark.extended
 @given(graph=random_graphs, rng=st.randoms(use_true_random=False))
 @settings(COMMON, max_examples=6, derandomize=True)
 def test_fixed_graphs(graph: RandomGraph, rng: random.Random) -> None:

@@ -50,6 +50,7 @@ def plain():
     return tvm_ext.compile(network(), HOST)
 
 
+@pytest.mark.extended
 def test_all_kernels_hit(tuned, plain):
     folder, progress = tuned
     assert {kernel.state for kernel in progress.kernels} == {"done"}

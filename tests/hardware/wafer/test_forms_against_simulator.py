@@ -21,6 +21,7 @@ def check(case: PatternCase) -> None:
     assert busiest <= case.form.contention_words, case.text
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("seed", FAST)
 def test_form_and_simulator_agree(seed):
     check(random_case(seed))

@@ -86,6 +86,7 @@ BAD_RECORDS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", BAD_RECORDS)
 @pytest.mark.parametrize("number", one_in(3, [1, 3, 5], pytest.mark.extended))
 def test_a_bad_record_goes_aside_and_the_rest_stays(folder, name, number):
