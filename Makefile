@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml setup.py tvm_ext/__init__.py
 demo: $(STAMP) ## compile a real trained model, check it against ONNX Runtime, save, load, run
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## the tests to run after each change, five minutes on two cores
+test: $(STAMP) ## the tests to run after each change, six minutes on two cores
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "not extended and not slow and not cuda and not emulated"
 
 test-extended: $(STAMP) ## the further tests that CI runs, seven minutes on two cores
