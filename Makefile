@@ -39,7 +39,7 @@ demo: $(STAMP) ## compile a real trained model, check it against ONNX Runtime, s
 test: $(STAMP) ## the tests to run after each change, six minutes on two cores
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "not extended and not slow and not cuda and not emulated"
 
-test-extended: $(STAMP) ## the further tests that CI runs, seven minutes on two cores
+test-extended: $(STAMP) ## the further tests that CI runs, ten minutes on two cores
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "extended and not slow and not cuda and not emulated"
 
 test-emulated: $(STAMP) ## the tests of code for GPUs and AArch64 without either, three minutes on two cores

@@ -198,7 +198,8 @@ def test_types_there_and_back(dtype, form):
     x = 9 * rand(6, 4)
     (wanted,) = ReferenceEvaluator(proto).run(None, {"x": x})
     np.testing.assert_allclose(run_model(proto, {"x": x})["y"], wanted, rtol=1e-6)
-    assert len(np.unique(wanted)) > 3
+    # Two bits with one scale have four values at most, of which random ones may leave two.
+    assert len(np.unique(wanted)) > (1 if dtype.endswith("int2") else 3)
 
 
 def test_differences_of_int32_wrap_around():
