@@ -190,12 +190,8 @@ def _with_winograd(
     lanes = machine.vector_lanes("float32")
     outputs = -(-shape.out_channels // lanes) * lanes
     height, width = shape.out_sides
-    seconds = min(
-        WinogradWork.of(form, shape.batch, (height, width), shape.group_inputs, outputs).seconds(
-            machine
-        )
-        for form in forms
-    )
+    sizes = shape.batch, (height, width), shape.group_inputs, outputs
+    seconds = min(WinogradWork.of(form, *sizes).seconds(machine) for form in forms)
     return seconds if seconds * LEAST_GAIN <= direct else direct
 
 

@@ -175,7 +175,6 @@ class _Code:
         self.lanes = {count: _lanes_for(count, lanes) for count in (image.inputs, image.outputs)}
         positions = image.sides[0] * image.sides[1]
         sizes = (positions * self.block * count for count in (image.inputs, image.products))
-        self.staged: dict[Any, Any] = {}
         # In a scope of its own, so that TVM does not lay small arrays into the same memory.
         self.transformed, self.summed = (
             tirx.decl_buffer((size,), self.dtype, name, scope="local")
@@ -272,15 +271,16 @@ class _Code:
                 lanes, lambda lane: tirx.BufferStore(copy, value(i, j, lane), [start + lane])
             )
 
-        line, i, j = (tirx.Var(name, _INDEX) for name in "iij")
-        row = sequence([put(line, _number(number), flat.at) for number in range(wide)])
-        zero = tirx.const(0.0, self.dtype)
-        here, _ = self._loaded(place, i, j, channel)
-        part = _choice(here, put(i, j, flat.at), put(i, j, lambda *_: zero))
-        copied = _choice(
+        def at_border(i: Any, j: Any) -> tirx.Stmt:
+            here, _ = self._loaded(place, i, j, channel)
+            zero = tirx.const(0.0, self.dtype)
+            return _choice(here, put(i, j, flat.at), put(i, j, lambda *_: zero))
+
+        copied = _each_place(
+            self.image.sides,
             tirx.And(inside, last),
-            _loop(line, _number(high), row),
-            _loop(i, _number(high), _loop(j, _number(wide), part)),
+            lambda i, j: put(i, j, flat.at),
+            at_border,
         )
         transformed = self._transform(tile, place, channel, copy)
         return around(sequence([*bind, *flat.statements, declaration, copied, *transformed]))
@@ -328,11 +328,7 @@ class _Code:
         return [*loaded.declarations(), *down.declarations(), *statements]
 
     def _stage(self, name: str, values: Sequence[Any]) -> Any:
-        # Tiles at the border have the transforms of the others.
-        key = (name, *(v if isinstance(v, int) else hash(v) for v in values))
-        if key not in self.staged:
-            self.staged[key] = _at(self.image.stages[name], [_number(value) for value in values])
-        return self.staged[key]
+        return _at(self.image.stages[name], [_number(value) for value in values])
 
     # The matmuls.
 
@@ -443,15 +439,11 @@ class _Code:
         def put(y: Any, x: Any) -> tirx.Stmt:
             return self._finished(flat, results, y, x)
 
-        line, y, x = (tirx.Var(name, _INDEX) for name in "yyx")
+        def at_border(y: Any, x: Any) -> tirx.Stmt:
+            return _choice(tirx.And(top + y < rows, left + x < columns), put(y, x), None)
+
         is_whole = tirx.And(top + (high - 1) < rows, left + (wide - 1) < columns)
-        row = sequence([put(line, _number(number)) for number in range(wide)])
-        part = _choice(tirx.And(top + y < rows, left + x < columns), put(y, x), None)
-        stored = _choice(
-            is_whole,
-            _loop(line, _number(high), row),
-            _loop(y, _number(high), _loop(x, _number(wide), part)),
-        )
+        stored = _each_place(image.tile, is_whole, put, at_border)
         made = [*declarations, declaration, *statements]
         return around(sequence([*bind, *flat.statements, *made, stored]))
 
@@ -587,6 +579,20 @@ def _vector(lanes: int, statement: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
         return statement(_number(0))
     lane = tirx.Var("lane", _INDEX)
     return _loop(lane, _number(lanes), statement(lane), tirx.ForKind.VECTORIZED)
+
+
+def _each_place(
+    sides: tuple[int, int],
+    is_whole: Any,
+    whole: Callable[[Any, Any], tirx.Stmt],
+    at_border: Callable[[Any, Any], tirx.Stmt],
+) -> tirx.Stmt:
+    """A statement for each place of a tile: a row written out where the tile is whole."""
+    high, wide = (_number(side) for side in sides)
+    line, row, column = (tirx.Var(name, _INDEX) for name in ("line", "row", "column"))
+    written = sequence([whole(line, _number(number)) for number in range(sides[1])])
+    border = _loop(column, wide, at_border(row, column))
+    return _choice(is_whole, _loop(line, high, written), _loop(row, high, border))
 
 
 def _loop(
