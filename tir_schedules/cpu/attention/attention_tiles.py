@@ -7,7 +7,8 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_ext.tir_schedules.operators.recurrence import number
+from tvm_ext.tir_schedules.operators.recurrence import loop, number
+from tvm_ext.tir_schedules.statements import sequence
 
 FLOAT = "float32"
 """Of the scores and of all sums."""
@@ -145,6 +146,24 @@ def vector(width: int, body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
     return tirx.For(lane, number(0), number(width), tirx.ForKind.VECTORIZED, body(lane))
 
 
+def unrolled(count: Any, body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
+    """A loop of a few steps at a time, so that its own instructions take no place of theirs."""
+    if not isinstance(count, int):
+        return loop(count, body)
+    whole, left = divmod(count, _STEPS)
+
+    def steps(first: Any, many: int) -> tirx.Stmt:
+        return sequence([body(first + number(step)) for step in range(many)])
+
+    found = [loop(whole, lambda i: steps(i * number(_STEPS), _STEPS))] if whole else []
+    if left:
+        found.append(steps(number(whole * _STEPS), left))
+    return sequence(found)
+
+
+_STEPS = 4
+
+
 def in_lanes(start: int, end: int, body: Callable[[Any], tirx.Stmt]) -> list[tirx.Stmt]:
     """``body`` for each number from ``start`` to before ``end``, in vectors of powers of two."""
 
@@ -167,14 +186,18 @@ def power_of_two(size: int) -> int:
     return 1 << (size.bit_length() - 1)
 
 
-def halved(array: Any, size: int, combine: Callable[[Any, Any], Any]) -> list[tirx.Stmt]:
-    """The first of ``size`` partial results becomes that of all."""
+def halved(
+    array: Any, size: int, combine: Callable[[Any, Any], Any], start: int = 0
+) -> list[tirx.Stmt]:
+    """The one at ``start``, of ``size`` partial results, becomes that of all."""
 
     def step(half: int) -> tirx.Stmt:
-        def joined(n: Any) -> Any:
-            return combine(at(array, n), at(array, n + number(half)))
+        def joined(n: Any) -> tirx.Stmt:
+            place = number(start) + n
+            value = combine(at(array, place), at(array, place + number(half)))
+            return tirx.BufferStore(array, value, [place])
 
-        return vector(half, store_of(array, joined))
+        return vector(half, joined)
 
     halves = [1 << power for power in reversed(range(size.bit_length() - 1))]
     return [step(half) for half in halves]

@@ -20,6 +20,7 @@ from tvm_ext.tir_schedules.cpu.attention.attention_tiles import (
     is_none,
     power_of_two,
     store_of,
+    unrolled,
     vector,
     where_any,
     widened,
@@ -204,15 +205,19 @@ class RowTile:
         self.scores = array_of(count * self.row_size, "scores")
         self.queries = array_of(count * self.problem.depth, "queries")
         self.partial = power_of_two(min(self.tiles.columns, self.row_size))
+        # Of each row, the highest scores, as many as are compared at once.
+        self.highest = array_of(count * self.partial, "highest_scores")
         self.positions, self._declared_positions = stack_array(count, "int64", "positions")
 
     def statement(self) -> tirx.Stmt:
         """All of it."""
         each = [_RowSoftmax(self, row) for row in range(self.count)]
         steps: list[tirx.Stmt] = [*self._placed(), *self._widened_queries()]
-        steps += [tirx.AllocBuffer(self.scores), self._scores()]
-        for row in each:
-            steps += row.statements
+        none = store_of(self.highest, tirx.const(-math.inf, FLOAT))
+        steps += [tirx.AllocBuffer(self.scores), tirx.AllocBuffer(self.highest)]
+        steps += [*in_lanes(0, self.count * self.partial, none), self._scores()]
+        steps += [statement for row in each for statement in row.highest_score()]
+        steps += [statement for row in each for statement in row.weights()]
         return sequence([*steps, *self._products(each)])
 
     def _placed(self) -> list[tirx.Stmt]:
@@ -300,7 +305,7 @@ class RowTile:
             return sequence(found)
 
         start = [vector(columns, store_of(array, tirx.const(0, FLOAT))) for array in sums]
-        found = [*(declared for _, declared in arrays), *start, loop(depth, step)]
+        found = [*(declared for _, declared in arrays), *start, unrolled(depth, step)]
         for row, array in enumerate(sums):
             found += self._masked(row, array, place, wanted, columns)
         return sequence(found)
@@ -326,11 +331,30 @@ class RowTile:
             return store(n, tirx.Select(n < wanted, score, below))
 
         if not isinstance(wanted, int):
-            return [vector(columns, masked_if_wanted)]
-        return [
-            *in_lanes(0, wanted, masked),
-            *in_lanes(wanted, columns, lambda n: store(n, below)),
-        ]
+            found = [vector(columns, masked_if_wanted)]
+        else:
+            found = [
+                *in_lanes(0, wanted, masked),
+                *in_lanes(wanted, columns, lambda n: store(n, below)),
+            ]
+        return [*found, *self._highest_of(row, first, columns)]
+
+    def _highest_of(self, row: int, first: Any, columns: int) -> list[tirx.Stmt]:
+        """The highest scores of a row, with those from ``first`` on."""
+        found: list[tirx.Stmt] = []
+        start = 0
+        while start < columns:
+            width = min(power_of_two(columns - start), self.partial)
+            scores = number(row * self.row_size) + first + number(start)
+
+            def higher(n: Any, scores: Any = scores) -> tirx.Stmt:
+                place = number(row * self.partial) + n
+                value = tirx.max(at(self.highest, place), at(self.scores, scores + n))
+                return tirx.BufferStore(self.highest, value, [place])
+
+            found.append(vector(width, higher))
+            start += width
+        return found
 
     def _masked_score(self, score: Any, row: int, key: Any) -> Any:
         compute = self.problem.compute
@@ -378,7 +402,7 @@ class RowTile:
                 stores += in_lanes(0, columns, add)
             return sequence(stores)
 
-        found.append(loop(self.keys, step))
+        found.append(unrolled(self.keys, step))
         for (array, _), row in zip(arrays, each, strict=True):
             found += row.kept(array, start, columns)
         return sequence(found)
@@ -393,10 +417,9 @@ class _RowSoftmax:
         self.size = tile.partial
         self.place = tile.place + number(row)
         self.slot = self.rows.slot(self.place)
-        self.partial, declared = stack_array(number(self.size), FLOAT, "partial")
+        self.partial, self._declared = stack_array(number(self.size), FLOAT, "partial")
         # Highest score, factor for what was added before, sum.
-        self.facts, facts = stack_array(number(3), FLOAT, "facts")
-        self.statements = [declared, facts, *self._highest(), *self._weights()]
+        self.facts, self._declared_facts = stack_array(number(3), FLOAT, "facts")
 
     @property
     def highest(self) -> Any:
@@ -413,11 +436,11 @@ class _RowSoftmax:
         """The sum of the weights so far."""
         return at(self.facts, number(2))
 
-    def _highest(self) -> list[tirx.Stmt]:
-        found = [vector(self.size, store_of(self.partial, tirx.const(-math.inf, FLOAT)))]
-        found += self._over_scores(lambda n, score: tirx.max(at(self.partial, n), score))
-        found += halved(self.partial, self.size, tirx.max)
-        first = at(self.partial, number(0))
+    def highest_score(self) -> list[tirx.Stmt]:
+        """The highest score of the row, of those of its lanes."""
+        start = self.row * self.size
+        found = [self._declared_facts, *halved(self.tile.highest, self.size, tirx.max, start)]
+        first = at(self.tile.highest, number(start))
         has_sink = self.tile.problem.sink is not None
         if not self.rows.is_online:
             if has_sink:
@@ -440,17 +463,21 @@ class _RowSoftmax:
             tirx.BufferStore(self.rows.highest, highest, [self.slot]),
         ]
 
-    def _weights(self) -> list[tirx.Stmt]:
+    def weights(self) -> list[tirx.Stmt]:
+        """The weights in place of the scores, and their sum."""
         scores = self.tile.scores
 
         def weight(n: Any, place: Any) -> list[tirx.Stmt]:
-            value = tirx.exp(at(scores, place) - self.highest)
+            # The minimum, which changes nothing, says that a shorter exponential will do.
+            below = tirx.min(at(scores, place) - self.highest, tirx.const(0, FLOAT))
+            value = tirx.exp(below)
             return [
                 tirx.BufferStore(scores, value, [place]),
                 tirx.BufferStore(self.partial, at(self.partial, n) + at(scores, place), [n]),
             ]
 
-        found = [vector(self.size, store_of(self.partial, tirx.const(0, FLOAT)))]
+        zeros = vector(self.size, store_of(self.partial, tirx.const(0, FLOAT)))
+        found = [self._declared, zeros]
         found += self._in_vectors(weight)
         found += halved(self.partial, self.size, lambda a, b: a + b)
         first = at(self.partial, number(0))
@@ -460,13 +487,6 @@ class _RowSoftmax:
             return [*found, tirx.BufferStore(self.facts, first, [number(2)])]
         total = at(self.rows.totals, self.slot) * self.factor + first
         return [*found, tirx.BufferStore(self.rows.totals, total, [self.slot])]
-
-    def _over_scores(self, combine: Callable[[Any, Any], Any]) -> list[tirx.Stmt]:
-        def part(n: Any, place: Any) -> list[tirx.Stmt]:
-            value = combine(n, at(self.tile.scores, place))
-            return [tirx.BufferStore(self.partial, value, [n])]
-
-        return self._in_vectors(part)
 
     def _in_vectors(self, body: Callable[[Any, Any], list[tirx.Stmt]]) -> list[tirx.Stmt]:
         """``body`` for the lanes of the partial results and the places of all scores of the row."""

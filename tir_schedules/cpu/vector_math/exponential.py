@@ -102,6 +102,22 @@ def exp(let: Let, x: tirx.Var) -> tirx.Expr:
     return _exp_in_range(let, let(at_least(let(at_most(x, 89.0)), -104.0)))
 
 
+def exp_of_negative(let: Let, x: tirx.Var) -> tirx.Expr:
+    """``e**x`` for ``x`` that is not above zero; zero where that is no normal float.
+
+    At the least exponent the bits of the power are those of zero.
+    """
+    if let.has_ldexp:
+        return _exp_in_range(let, let(at_least(x, -104.0)))
+    x = let(at_least(x, _LEAST_EXPONENT))
+    n, shifted = rounded(let, x * number(LOG2_E), BIAS)
+    return _exp_of(_rest(let, x, n)) * from_bits(shifted << unsigned(23))
+
+
+# Rounds to ``-BIAS`` times the logarithm of two.
+_LEAST_EXPONENT = -88.03
+
+
 def exp2(let: Let, x: tirx.Var) -> tirx.Expr:
     """``2**x``."""
     x = let(at_least(let(at_most(x, 129.0)), -151.0))

@@ -459,4 +459,13 @@ def _float32(let: Let, name: str, arguments: list[tirx.Expr]) -> tirx.Expr:
         constant = CONSTANT_POWERS.get(float(arguments[1].value))
         if constant is not None:
             return let.around(constant(let, let(arguments[0])))
+    if name == "exp" and _is_at_most_zero(arguments[0]):
+        return let.around(exponential.exp_of_negative(let, let(arguments[0].a)))
     return let.around(FUNCTIONS[name](let, *(let(argument) for argument in arguments)))
+
+
+def _is_at_most_zero(value: tirx.Expr) -> bool:
+    """Whether it is what ``min(x, 0)`` gives."""
+    if not isinstance(value, tirx.Min) or not isinstance(value.b, tirx.FloatImm):
+        return False
+    return float(value.b.value) == 0
