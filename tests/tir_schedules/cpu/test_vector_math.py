@@ -123,6 +123,22 @@ def test_any_float_with_an_instruction_for_powers_of_two(name, x):
     assert_close(run_built(built(name, ("avx512f",)), x), exact, name)
 
 
+@settings(max_examples=20 * DRAWS, deadline=None)
+@given(x=vectors)
+def test_exponential_of_what_is_not_above_zero(x):
+    """Is shorter: what is no normal float is zero."""
+    func = kernel(lambda x: tirx.exp(tirx.min(x, tirx.const(0, "float32"))))
+    written = with_vector_math(func).func
+    assert len(written.script()) < len(with_vector_math(kernel(called("exp"))).func.script())
+    x = np.where(np.isnan(x), x, -np.abs(x))
+    with np.errstate(all="ignore"):
+        exact = np.exp(x.astype("float64"))
+    found = run(written, x)
+    is_zero = exact < 2.0**-126
+    assert np.all(np.abs(found[is_zero]) <= 2.0**-126)
+    assert_close(np.where(is_zero, 0, found), np.where(is_zero, 0, exact), "exp")
+
+
 @pytest.mark.extended
 @settings(max_examples=60 * DRAWS, deadline=None)
 @given(x=vectors, y=vectors | st.integers(-7, 7).map(lambda n: np.full(LENGTH, n, "float32")))

@@ -261,6 +261,9 @@ class _HeadTile(RowTile):
     def _widened_queries(self) -> list[tirx.Stmt]:
         return []
 
+    def _sees_part(self) -> bool:
+        return False
+
     def _scores(self) -> tirx.Stmt:
         abreast = self.tiles.abreast
         whole, left = divided(self.keys, abreast)

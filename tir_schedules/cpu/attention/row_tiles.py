@@ -202,6 +202,8 @@ class RowTile:
         most = keys if isinstance(keys, int) else self.tiles.keys
         self.row_size = self.lanes * math.ceil(most / self.lanes)
         self.used = count_of(keys, self.lanes) * self.lanes
+        # Whole tiles of columns that any row sees, where that is not all of them.
+        self.seen = tirx.Var("seen", "int64") if self._sees_part() else None
         self.scores = array_of(count * self.row_size, "scores")
         self.queries = array_of(count * self.problem.depth, "queries")
         self.partial = power_of_two(min(self.tiles.columns, self.row_size))
@@ -209,10 +211,26 @@ class RowTile:
         self.highest = array_of(count * self.partial, "highest_scores")
         self.positions, self._declared_positions = stack_array(count, "int64", "positions")
 
+    def _sees_part(self) -> bool:
+        """Whether the last ones of whole tiles of keys may be behind all rows."""
+        if self.problem.compute.causal is None or not isinstance(self.keys, int):
+            return False
+        return self.keys % self.tiles.columns == 0
+
+    def _bound_seen(self) -> list[tirx.Stmt]:
+        """Up to the tile with the last key that the last row sees."""
+        if self.seen is None:
+            return []
+        columns, causal = self.tiles.columns, self.problem.compute.causal
+        _, last_query = self.rows.head_and_query(self.place + number(self.count - 1))
+        wanted = tirx.max(last_query + number(causal + 1) - self.first_key, number(0))
+        most = number(self.keys // columns)
+        return [tirx.Bind(self.seen, tirx.min(count_of(wanted, columns), most))]
+
     def statement(self) -> tirx.Stmt:
         """All of it."""
         each = [_RowSoftmax(self, row) for row in range(self.count)]
-        steps: list[tirx.Stmt] = [*self._placed(), *self._widened_queries()]
+        steps = [*self._bound_seen(), *self._placed(), *self._widened_queries()]
         none = store_of(self.highest, tirx.const(-math.inf, FLOAT))
         steps += [tirx.AllocBuffer(self.scores), tirx.AllocBuffer(self.highest)]
         steps += [*in_lanes(0, self.count * self.partial, none), self._scores()]
@@ -262,6 +280,8 @@ class RowTile:
 
     def _scores(self) -> tirx.Stmt:
         columns, lanes = self.tiles.columns, self.lanes
+        if self.seen is not None:
+            return loop(self.seen, lambda i: self._score_tile(i * number(columns), columns))
         whole, left = divided(self.keys, columns)
         found: list[tirx.Stmt] = []
         if not is_none(whole):
@@ -380,6 +400,16 @@ class RowTile:
             columns = min(self.tiles.columns, width - start)
             yield self._product_tile(each, start, columns)
 
+    def _each_key(self, step: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
+        if self.seen is None:
+            return unrolled(self.keys, step)
+        columns = self.tiles.columns
+
+        def of_tile(tile: Any) -> tirx.Stmt:
+            return unrolled(columns, lambda n: step(tile * number(columns) + n))
+
+        return loop(self.seen, of_tile)
+
     def _before_values(self, key: Any, start: int) -> list[tirx.Stmt]:
         """What comes ahead of the columns from ``start`` on of a value."""
         return []
@@ -402,7 +432,7 @@ class RowTile:
                 stores += in_lanes(0, columns, add)
             return sequence(stores)
 
-        found.append(unrolled(self.keys, step))
+        found.append(self._each_key(step))
         for (array, _), row in zip(arrays, each, strict=True):
             found += row.kept(array, start, columns)
         return sequence(found)
@@ -491,6 +521,8 @@ class _RowSoftmax:
     def _in_vectors(self, body: Callable[[Any, Any], list[tirx.Stmt]]) -> list[tirx.Stmt]:
         """``body`` for the lanes of the partial results and the places of all scores of the row."""
         whole, left = divided(self.tile.used, self.size)
+        if self.tile.seen is not None:
+            whole = self.tile.seen * number(self.tile.tiles.columns // self.size)
         start = number(self.row * self.tile.row_size)
 
         def vectors(first: Any, width: int) -> tirx.Stmt:
