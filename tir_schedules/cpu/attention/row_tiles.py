@@ -401,14 +401,19 @@ class RowTile:
             yield self._product_tile(each, start, columns)
 
     def _each_key(self, step: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
-        if self.seen is None:
-            return unrolled(self.keys, step)
         columns = self.tiles.columns
 
         def of_tile(tile: Any) -> tirx.Stmt:
             return unrolled(columns, lambda n: step(tile * number(columns) + n))
 
-        return loop(self.seen, of_tile)
+        if self.seen is not None:
+            return loop(self.seen, of_tile)
+        whole, left = divided(self.keys, columns)
+        found = [] if is_none(whole) else [loop(whole, of_tile)]
+        if not is_none(left):
+            first = extent_of(whole) * number(columns)
+            found.append(unrolled(left, lambda n: step(first + n)))
+        return sequence(found)
 
     def _before_values(self, key: Any, start: int) -> list[tirx.Stmt]:
         """What comes ahead of the columns from ``start`` on of a value."""
