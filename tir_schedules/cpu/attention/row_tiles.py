@@ -221,7 +221,7 @@ class RowTile:
         """Up to the tile with the last key that the last row sees."""
         if self.seen is None:
             return []
-        columns, causal = self.tiles.columns, self.problem.compute.causal
+        columns, causal = self.tiles.columns, self.problem.compute.causal or 0
         _, last_query = self.rows.head_and_query(self.place + number(self.count - 1))
         wanted = tirx.max(last_query + number(causal + 1) - self.first_key, number(0))
         most = number(self.keys // columns)
