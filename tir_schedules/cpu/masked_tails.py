@@ -5,6 +5,7 @@ of a vector into a loop over them. Here the condition becomes a mask of the vect
 store: full vectors throughout, and memory beyond the border is not touched.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,10 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import COMPARISONS
 from tvm_ext.tir_schedules.statements import stack_array
+
+
+# Of two linear sides, whether they hold in all lanes is decided by the first and the last.
+_BOUNDS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
 
 def has_masked_memory(machine: CpuDescription) -> bool:
@@ -160,9 +165,15 @@ class _Vector:
         array = self._array(str(value.ty))
         whole = tirx.BufferLoad(array, [self._ramp(0)])
         mask = self._mask(conditions)
-        masked = masked_store(buffer, whole, *self._vector_indices(indices), mask)
+        masked: tirx.Stmt = tirx.Evaluate(
+            masked_store(buffer, whole, *self._vector_indices(indices), mask)
+        )
+        full = self._all_lanes(conditions)
+        if full is not None:
+            plain = tirx.BufferStore(buffer, whole, self._vector_indices(indices))
+            masked = tirx.IfThenElse(full, plain, masked)
         computed = self._loop(tirx.BufferStore(array, value, [self.lane]))
-        return [computed, tirx.Evaluate(masked)]
+        return [computed, masked]
 
     def _loop(self, body: tirx.Stmt) -> tirx.Stmt:
         zero, end = (tirx.const(n, str(self.lane.ty)) for n in (0, self.lanes))
@@ -208,6 +219,14 @@ class _Vector:
         for other in rest:
             mask = tirx.And(other, mask)
         return mask
+
+    def _all_lanes(self, conditions: Sequence[tvm.ir.Expr]) -> tvm.ir.Expr | None:
+        """What holds where all lanes do, of linear bounds: those that the first and last meet."""
+        if not all(isinstance(part, _BOUNDS) for part in conditions):
+            return None
+        ends = [tirx.const(n, str(self.lane.ty)) for n in (0, self.lanes - 1)]
+        bounds = [substitute(part, {self.lane: end}) for part in conditions for end in ends]
+        return functools.reduce(tirx.And, bounds)
 
     def _lanes_of(self, expr: tvm.ir.Expr) -> tvm.ir.Expr:
         """The vector of what ``expr`` is in each lane."""
