@@ -86,7 +86,7 @@ CPU = Backend(
                 Winograd(),
                 BatchLoop(CpuDepthwiseConvolution()),
                 FewRowTile(),
-                BatchLoop(RegisterTile(), least_uses=16),
+                BatchLoop(RegisterTile(), least_uses=64),
                 CpuReduction(products=True, name="matrix times vector"),
                 SymbolicTiles(),
             ),
