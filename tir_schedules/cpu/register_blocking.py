@@ -159,7 +159,7 @@ def _tile_of(
 
 # What a row of vectors of operands takes, in multiply-adds of as many vectors: a tile reads it for
 # each step, whatever its rows are.
-_ROWS_PER_READ = 2
+_ROWS_PER_READ = 3
 
 # Of the time of tiles that have no rest, that which others must save at least.
 _LEAST_SAVED = 1 / 16

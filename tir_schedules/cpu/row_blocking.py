@@ -16,7 +16,7 @@ from tvm_ext.tir_schedules.cpu.register_blocking import RegisterTileDecision
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Bytes in a row from which on prefetchers bring them from L3 as fast as they are used.
-_LONG_RUN = 1024
+_LONG_RUN = 2048
 
 # Bytes read from L3 without blocks, at least, for each that is read with them.
 _LEAST_SAVED = 2
