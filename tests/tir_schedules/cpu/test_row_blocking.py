@@ -14,7 +14,7 @@ from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS
 
 TILE = RegisterTile()
-SMALL_L2 = {"l2_bytes": 64 * 1024}
+SMALL_L2 = {"l2_bytes": 128 * 1024}
 LANES = NARROW.vector_lanes("float32")
 
 
@@ -42,7 +42,7 @@ def patches(images: int) -> tirx.PrimFunc:
     def convolution(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
         return nhwc(x, w, b, strides=(8, 8))
 
-    func = kernel_of(convolution, f32(images, 32, 32, 3), f32(8, 8, 3, 8 * LANES), f32(8 * LANES))
+    func = kernel_of(convolution, f32(images, 32, 32, 3), f32(8, 8, 3, 16 * LANES), f32(16 * LANES))
     return func.with_attr(CONSTANTS_ATTRIBUTE, [1, 2])
 
 
