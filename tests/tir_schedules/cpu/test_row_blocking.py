@@ -55,9 +55,9 @@ def test_columns_pass_by_blocks_of_rows_that_stay_in_l2() -> None:
 
 
 def test_long_runs_come_ahead_of_their_use() -> None:
-    """Rows of 1536 bytes follow each other: no blocks, as weights would be read for each."""
+    """Rows of 3072 bytes follow each other: no blocks, as weights would be read for each."""
     machine = NARROW.with_cores(1).model_copy(update=SMALL_L2)
-    func = kernel_of(relax.op.matmul, f32(512, 384), f32(384, 8 * LANES))
+    func = kernel_of(relax.op.matmul, f32(512, 768), f32(768, 8 * LANES))
     knobs = knobs_of(TILE, func.with_attr(CONSTANTS_ATTRIBUTE, [1]), machine)
     assert knobs["row_block"].default == 0
 
