@@ -153,7 +153,7 @@ def _tile_of(
         longest = max(axes, key=lambda axis: min(extents[axis], limit))
         rest = {longest: rows_with_tail(extents[longest], limit)}
         rows = max(rows, rest, key=lambda chosen: math.prod(chosen.values()))
-    rows = _with_overlap(access, axes, rows, limit)
+    rows = _with_overlap(access, vector_axis, axes, rows, limit)
     return RegisterTileDecision(vector_axis, columns, rows)
 
 
@@ -166,7 +166,7 @@ _LEAST_SAVED = 1 / 16
 
 
 def _with_overlap(
-    access: BlockAccess, axes: list[int], rows: dict[int, int], limit: int
+    access: BlockAccess, vector_axis: int, axes: list[int], rows: dict[int, int], limit: int
 ) -> dict[int, int]:
     """``rows``, or more rows of one loop, whose last tile repeats some of the one before."""
 
@@ -177,11 +177,16 @@ def _with_overlap(
     found = [
         {axis: size}
         for axis in axes
-        if not _selects_constant(access, axis)
+        if not _selects_constant(access, axis) and _is_served(access, vector_axis, axis)
         for size in range(2, min(limit, access.extents[axis] - 1) + 1)
     ]
     best = min(found, key=time, default=rows)
     return best if time(best) < (1 - _LEAST_SAVED) * time(rows) else rows
+
+
+def _is_served(access: BlockAccess, vector_axis: int, axis: int) -> bool:
+    """Whether vectors of operands are the same along a loop."""
+    return all(s[axis] == 0 for s in access.read_strides if s[vector_axis] == 1)
 
 
 def _selects_constant(access: BlockAccess, axis: int) -> bool:
