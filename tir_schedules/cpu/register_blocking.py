@@ -339,7 +339,8 @@ def column_panel(
 ) -> OperandStage | None:
     """The stage for the operand that the columns select; None where a copy would not pay.
 
-    ``is_large``: the operand does not stay in L2. A smaller one is only copied if it is padded.
+    ``is_large``: the operand does not stay in L2. A smaller one is only copied if it is padded, or
+    if its columns leave L1 before the next tile reads them.
     Decisions: ``column_panel``, whether there is one, and ``panel_tiles``, the tiles that read it.
     """
     operand = _matrix(sch, access, decision.vector_axis)
@@ -358,7 +359,8 @@ def column_panel(
     producer = _producer(sch, access, operand)
     if steps < 2 or (producer is not None and not _is_padding(sch, producer)):
         return None
-    pays = steps >= LEAST_TILES and (producer is not None or is_large)
+    is_copied = producer is not None or is_large or _leaves_l1(access, operand)
+    pays = steps >= LEAST_TILES and is_copied
     if not decisions.pick("column_panel", (0, 1), int(pays)):
         return None
     panels = math.prod(access.extents[axis] for axis in matrices)
@@ -371,6 +373,15 @@ def column_panel(
         position = read_position(sch.get(access.block), source)
         producer = sch.cache_read(access.block, position, "global")
     return OperandStage(producer, rows[0], tiles, per_column=True)
+
+
+def _leaves_l1(access: BlockAccess, operand: int) -> bool:
+    """Whether a column of an operand has more rows than L1 has places for so far apart."""
+    strides = access.read_strides[operand]
+    return any(
+        access.extents[axis] > rows_in_l1((strides[axis] or 0) * access.element_bytes)
+        for axis in access.reduction
+    )
 
 
 def _producer(sch: s_tir.Schedule, access: BlockAccess, operand: int) -> SBlockRV | None:

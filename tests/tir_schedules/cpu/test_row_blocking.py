@@ -94,3 +94,12 @@ def test_rows_that_each_take_a_vector_of_their_own_are_none() -> None:
     ).with_attr(CONSTANTS_ATTRIBUTE, [1])
     knobs = knobs_of(TILE, func, NARROW)
     assert (knobs["rows_1"].default, knobs["rows_2"].default) == (4, 2)
+
+
+@pytest.mark.parametrize(("width", "copied"), [(256, 1), (196, 0)])
+def test_columns_whose_rows_share_sets_of_l1_are_copied(width: int, copied: int) -> None:
+    """Rows of 1024 bytes: 32 of them have places in L1, and a tile reads all 64 of a column."""
+    func = kernel_of(
+        lambda x, w: relax.op.nn.conv1d(x, w), f32(1, 64, width), f32(32, 64, 1)
+    ).with_attr(CONSTANTS_ATTRIBUTE, [1])
+    assert knobs_of(TILE, func, NARROW)["column_panel"].default == copied
