@@ -24,8 +24,9 @@ class FlattenPointwise:
     After:  ``v = conv1d(reshape(x), W); y = reshape(v, [1, O, 14, 14])``, v: [1, O, 196]
 
     A pixel of the result needs the same pixel of the input only, so that rows need not be kept
-    apart; reshapes are views. Done where more of the vectors' lanes become useful, and where the
-    input does not stay in L2: of one row, columns are copied next to each other (column_panel).
+    apart; reshapes are views. Done where more of the vectors' lanes become useful, or tiles two
+    vectors wide; and where the input does not stay in L2: of one row, columns are copied next to
+    each other (column_panel).
 
     Leaves alone: kernels larger than one pixel, strides, padding, groups; other layouts than
     channels first; unknown and symbolic shapes; targets without vectors of a fixed length.
@@ -59,7 +60,8 @@ class _Flattener(BindingRewriter):
         lanes = self.machine.vector_lanes(str(var.ty.dtype))
         before, after = max(lane_use(columns, lanes)), max(lane_use(pixels, lanes))
         is_large = prod(data) * tvm.DataType(str(x.ty.dtype)).bits // 8 > self.machine.l2_bytes // 2
-        if after < before or (after == before and not is_large):
+        in_pairs = pixels % (2 * lanes) == 0 < columns % (2 * lanes)
+        if after < before or (after == before and not is_large and not in_pairs):
             return None
         flat_x = relax.op.reshape(x, [x.ty.shape[0], data[1], pixels])
         flat = relax.op.nn.conv1d(

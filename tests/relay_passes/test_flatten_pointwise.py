@@ -46,6 +46,11 @@ def test_rows_of_a_large_image_are_one_although_each_fills_whole_vectors():
     assert operators(once) == ["reshape", "nn.conv1d", "reshape", "nn.relu"]
 
 
+def test_rows_of_an_odd_number_of_vectors_are_one_row_of_pairs():
+    once = flattened(conv_module((8, 48)))
+    assert operators(once) == ["reshape", "nn.conv1d", "reshape", "nn.relu"]
+
+
 @pytest.mark.extended
 @settings(max_examples=6 * DRAWS, deadline=None)
 @given(st.lists(st.integers(1, 19), min_size=2, max_size=3), st.booleans())
@@ -57,14 +62,14 @@ def test_same_numbers(sides, constant):
 @pytest.mark.parametrize(
     "mod",
     [
-        conv_module((8, 16)),
+        conv_module((8, 32)),
         conv_module((14, 14), taps=3),
         conv_module((14, 14), strides=2),
         conv_module((14, 14), padding=1),
         conv_module((14, 14), groups=3),
         conv_module((3, 14), channels=3, out_layout="NHWC"),
     ],
-    ids=["whole vectors", "taps", "stride", "padding", "groups", "other layout"],
+    ids=["pairs of vectors", "taps", "stride", "padding", "groups", "other layout"],
 )
 def test_left_alone(mod):
     assert structural_equal(flattened(mod), mod)

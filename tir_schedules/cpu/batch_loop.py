@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from sys import maxsize
 from typing import Any
 
 import tvm
@@ -30,6 +29,9 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Templat
 # Elements that an item has, at least, so that a loop over items costs nothing beside them.
 LEAST_ELEMENTS = 1024
 
+# See ``BatchLoop.least_uses``.
+_WINDOWS = 4
+
 
 @dataclass(frozen=True)
 class BatchLoop:
@@ -44,8 +46,9 @@ class BatchLoop:
     whole_first : bool
         Whether the loop is for kernels only that it does not take whole, whatever an item's size.
     least_uses : int
-        How often an item uses each element of what all items share, at least: where it is less,
-        it pays to read weights once for the rows of several items.
+        How often the products of an item use each element of what all items share, at least: where
+        it is less, it pays to read weights once for the rows of several items. Of sums over
+        windows the same for a quarter: their inputs come in short pieces, and are best near.
     """
 
     template: Template
@@ -67,7 +70,7 @@ class BatchLoop:
     ) -> s_tir.Schedule:
         """See ``Template.apply``. The decisions are those for one item."""
         item = _item(func)
-        if item is None or (self.least_uses and _uses(item) < self.least_uses):
+        if item is None or (self.least_uses and _has_few_uses(item, self.least_uses)):
             return self.template.apply(func, machine, decisions)
         whole, looped = (
             lambda: self.template.apply(func, machine, decisions),
@@ -109,13 +112,20 @@ def _elements(item: BatchItem) -> int:
     return max(prod(_extents(block, tirx.IterVar.DataPar)) for block in _blocks(item))
 
 
-def _uses(item: BatchItem) -> int:
-    """How often the sums of an item read each element of what items share, at the least."""
+def _has_few_uses(item: BatchItem, least: int) -> bool:
+    """Whether sums of an item read elements of what items share less than ``least`` times, or than
+    a quarter of that where they are over windows.
+    """
     params = zip(item.func.params, item.parts, strict=True)
     shared = [param for param, part in params if part is None]
-    sums = [block for block in _blocks(item) if not runs_in_any_order(block)]
-    reads = [(b, r) for b in sums for r in b.reads if among(r.source, shared)]
-    return min((_reuse(block, read) for block, read in reads), default=maxsize)
+    for block in _blocks(item):
+        if runs_in_any_order(block):
+            continue
+        steps = [n for n in _extents(block, tirx.IterVar.CommReduce) if n > 1]
+        enough = least // _WINDOWS if len(steps) > 1 else least
+        if any(among(r.source, shared) and _reuse(block, r) < enough for r in block.reads):
+            return True
+    return False
 
 
 def _reuse(block: s_tir.SBlock, read: Any) -> int:

@@ -29,7 +29,7 @@ def with_overlapping_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``func``, scheduled, with overlapping tiles instead of branches at rows.
 
     All or nothing: what is computed twice must be a tile's own. Left alone where a block outside
-    of the tiles reads or writes an array of the kernel that has such rows.
+    of the tiles reads an array of theirs that has such rows, or writes it a part at a time.
     """
     loops = {
         loop.loop_var: static_extent(loop.extent)
@@ -129,26 +129,71 @@ def _is_private(
     realizes: Sequence[s_tir.SBlockRealize],
     shifted: Sequence[tuple[Any, list[_Shift]]],
 ) -> bool:
-    """Whether arrays of the kernel that have the shifted rows are used by shifted blocks only."""
+    """Whether arrays of the kernel that have the shifted rows are used by shifted blocks only, or
+    written for all rows at once before these read them: a padded input.
+    """
     rows = [
         (realize, [realize.block.iter_vars[shift.position].var for shift in shifts])
         for realize, shifts in shifted
     ]
-    own = [
-        buffer
+    moving = [
+        (buffer, [depends(i, *variables) for i in indices])
         for realize, variables in rows
         for buffer, indices in _accesses(realize.block.body)
-        if not among(buffer, func.params) and any(depends(i, *variables) for i in indices)
+        if not among(buffer, func.params)
     ]
-    others = [r for r in realizes if not any(r.same_as(realize) for realize, _ in shifted)]
-    for realize in others:
-        body = realize.block.body
-        if nodes(body, s_tir.SBlockRealize):
-            continue
-        if any(among(buffer, own) for buffer, _ in _accesses(body)):
-            return False
+    own = [(buffer, moved) for buffer, moved in moving if any(moved)]
+    tiles = [realize for realize, _ in shifted]
+    others = [r for r in realizes if not among(r, tiles)]
+    loops = [
+        loop.loop_var
+        for loop in nodes(func.body, tirx.For)
+        if any(among(one, tiles) for one in nodes(loop.body, s_tir.SBlockRealize))
+    ]
+    if not all(_is_whole(realize, own, tiles, loops, func.params) for realize in others):
+        return False
     # Sums are only taken in arrays of a tile's own.
-    return all(_is_pure(realize) or _writes(realize, own) for realize, _ in shifted)
+    buffers = [buffer for buffer, _ in own]
+    return all(_is_pure(realize) or _writes(realize, buffers) for realize in tiles)
+
+
+def _is_whole(
+    other: s_tir.SBlockRealize,
+    own: Sequence[tuple[Any, list[bool]]],
+    tiles: Sequence[s_tir.SBlockRealize],
+    loops: Sequence[Any],
+    params: Sequence[Any],
+) -> bool:
+    """Whether a block that is not shifted has nothing to do with arrays of tiles, ``own`` with the
+    axes that rows move along, or writes one that tiles only read: along these axes, the same in
+    all iterations of the ``loops`` around tiles.
+    """
+    block = other.block
+    if nodes(block.body, s_tir.SBlockRealize):
+        return True
+    written = [write.source for realize in tiles for write in realize.block.writes]
+    values = {v.var: value for v, value in zip(block.iter_vars, other.iter_values, strict=True)}
+    stores = nodes(block.body, tirx.BufferStore)
+    for buffer, moved in own:
+        if any(load.source.same_as(buffer) for load in nodes(block.body, tvm.ir.TensorLoad)):
+            return False
+        for store in stores:
+            if not store.buffer.same_as(buffer):
+                continue
+            places = [substitute(i, values) for i, m in zip(store.indices, moved, strict=True) if m]
+            if among(buffer, written) or any(depends(place, *loops) for place in places):
+                return False
+    return True
+
+
+def _may_take_its_place(tile: s_tir.SBlockRealize, array: Any, params: Sequence[Any]) -> bool:
+    """Whether TVM may put an array of the kernel that a block computes element by element from
+    ``array`` into its memory: what is repeated would be computed from the result.
+    """
+    block = tile.block
+    own = [write for write in block.writes if not among(write.source, params)]
+    sums = any(v.iter_type != tirx.IterVar.DataPar for v in block.iter_vars)
+    return bool(own) and not sums and any(read.source.same_as(array) for read in block.reads)
 
 
 def _accesses(body: tirx.BufferStore) -> Iterator[tuple[Any, Sequence[Any]]]:

@@ -153,7 +153,41 @@ def _tile_of(
         longest = max(axes, key=lambda axis: min(extents[axis], limit))
         rest = {longest: rows_with_tail(extents[longest], limit)}
         rows = max(rows, rest, key=lambda chosen: math.prod(chosen.values()))
+    rows = _with_overlap(access, axes, rows, limit)
     return RegisterTileDecision(vector_axis, columns, rows)
+
+
+# What a row of vectors of operands takes, in multiply-adds of as many vectors: a tile reads it for
+# each step, whatever its rows are.
+_ROWS_PER_READ = 3
+
+# Of the time of tiles that have no rest, that which others must save at least.
+_LEAST_SAVED = 1 / 16
+
+
+def _with_overlap(
+    access: BlockAccess, axes: list[int], rows: dict[int, int], limit: int
+) -> dict[int, int]:
+    """``rows``, or more rows of one loop, whose last tile repeats some of the one before."""
+
+    def time(chosen: dict[int, int]) -> int:
+        tiles = math.prod(-(-access.extents[axis] // chosen.get(axis, 1)) for axis in axes)
+        return tiles * (math.prod(chosen.values()) + _ROWS_PER_READ)
+
+    found = [
+        {axis: size}
+        for axis in axes
+        if not _selects_constant(access, axis)
+        for size in range(2, min(limit, access.extents[axis] - 1) + 1)
+    ]
+    best = min(found, key=time, default=rows)
+    return best if time(best) < (1 - _LEAST_SAVED) * time(rows) else rows
+
+
+def _selects_constant(access: BlockAccess, axis: int) -> bool:
+    """Whether a constant moves with a loop: it is packed by rows that leave no rest."""
+    pairs = zip(access.read_strides, access.constant_reads, strict=True)
+    return any(constant and strides[axis] != 0 for strides, constant in pairs)
 
 
 def _rows_in_l1(access: BlockAccess, vector_axis: int, axes: list[int], packed: bool) -> int:

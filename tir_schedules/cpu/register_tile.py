@@ -47,6 +47,7 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     transpose_operand,
     write_stage,
 )
+from tvm_ext.tir_schedules.cpu.row_blocking import RowBlock, decide_row_block
 from tvm_ext.tir_schedules.inlining import inlined_schedule
 from tvm_ext.tir_schedules.packing import move_outermost, pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -206,8 +207,11 @@ class RegisterTile:
         if not has_panel:
             sch, copies = _with_packed_columns(sch, access, decision, decisions)
             others += copies
+        cut: OperandStage | RowBlock | None = stage
+        if columns_first and stage is None and not lengths:
+            cut = decide_row_block(sch, access, decision, machine, decisions)
         tile_loop = self._tile(
-            sch, access, decision, machine, columns_first, stage, lengths, decisions
+            sch, access, decision, machine, columns_first, cut, lengths, decisions
         )
         done = [stage.block] if stage is not None else []
         if lengths and machine.cores == 1:
@@ -241,7 +245,7 @@ class RegisterTile:
         decision: RegisterTileDecision,
         machine: CpuDescription,
         columns_first: bool,
-        stage: OperandStage | None,
+        cut: OperandStage | RowBlock | None,
         lengths: dict[int, int],
         decisions: Decisions,
     ) -> LoopRV:
@@ -260,18 +264,21 @@ class RegisterTile:
                 continue
             size = decision.rows.get(axis, 1)
             split, row = sch.split(loops[axis], factors=[None, size])
-            if stage is not None and axis == stage.axis:
-                block, split = sch.split(split, factors=[None, stage.tiles])
+            if cut is not None and axis == cut.axis:
+                block, split = sch.split(split, factors=[None, cut.tiles])
                 # All that is outside of the rows of tiles.
                 blocks, outer = [*outer, block], []
             outer.append(split)
             rows.append(row)
         around, reduction = split_reduction(sch, access, loops, lengths)
         reduction = _unrolled(sch, access, reduction, decisions) if not around else reduction
+        stage = cut if isinstance(cut, OperandStage) else None
         if stage is not None and stage.per_column:
             blocks.append(vector_outer)
         else:
             outer.insert(0 if columns_first else len(outer), vector_outer)
+        if stage is None:
+            blocks, outer = [], [*blocks, *outer]
         sch.reorder(*around, *blocks, *outer, *reduction, *rows, vector)
         tiles = sch.fuse(*outer) if len(outer) > 1 else outer[0]
         parallel = tiles

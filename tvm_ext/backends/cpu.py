@@ -41,7 +41,9 @@ from tvm_ext.tuning.runner import RunDeviceAddress
 
 
 def _masked_tails(func: tirx.PrimFunc, machine: CpuDescription) -> tirx.PrimFunc:
-    return with_masked_tails(func) if has_masked_memory(machine) else func
+    if not has_masked_memory(machine):
+        return func
+    return with_masked_tails(func, plain_in_full=machine.vector_bits < 512)
 
 
 def _check_runs_here(
@@ -84,7 +86,7 @@ CPU = Backend(
                 Winograd(),
                 BatchLoop(CpuDepthwiseConvolution()),
                 FewRowTile(),
-                BatchLoop(RegisterTile(), least_uses=16),
+                BatchLoop(RegisterTile(), least_uses=64),
                 CpuReduction(products=True, name="matrix times vector"),
                 SymbolicTiles(),
             ),

@@ -100,6 +100,19 @@ def test_condition_that_all_lanes_share_stays_a_branch() -> None:
     assert_numbers(func, masked)
 
 
+@pytest.mark.parametrize("columns", [19, 24, 5])
+def test_store_has_no_mask_where_all_lanes_hold(columns: int) -> None:
+    x = te.placeholder((7, columns), name="x")
+    func = te.create_prim_func([x, te.compute((7, columns), lambda i, j: x[i, j] + 1.0, "y")])
+    sch = s_tir.Schedule(func)
+    _, vector = sch.split(sch.get_loops(sch.get_sblock("y"))[1], factors=[None, 8])
+    sch.vectorize(vector)
+    masked = with_masked_tails(sch.mod["main"], plain_in_full=True)
+    branches = [s for s in statements(masked.body) if isinstance(s, tirx.IfThenElse)]
+    assert len(branches) == (columns % 8 > 0)
+    assert_numbers(func, masked)
+
+
 def test_padding_that_all_lanes_share_stays_a_branch() -> None:
     x = te.placeholder((7, 16), name="x")
     padded = te.compute(

@@ -186,10 +186,44 @@ def test_rows_that_a_block_outside_of_the_tiles_reads() -> None:
 
 
 def test_rows_that_a_block_outside_of_the_tiles_writes() -> None:
+    """All of them are there before the first tile, and none is written twice."""
     sch = staged(2.0)
     (result,) = sch.get_consumers(sch.get_sblock("own"))
     split_rows(sch, result, 8)
+    before = sch.mod["main"]
+    after = with_overlapping_tiles(before)
+    assert conditions(after) == []
+    results = run({"before": before, "after": after})
+    assert_same(results["before"], results["after"], "written before")
+
+
+def test_array_that_takes_the_place_of_the_one_it_is_computed_from() -> None:
+    """TVM may do so where a loop nest of its own reads what is computed: nothing is repeated."""
+    x = te.placeholder((19, 16), "float32", "x")
+    own = te.compute((19, 16), lambda i, j: te.exp(x[i, j]), "own")
+    more = te.compute((19, 16), lambda i, j: own[i, j] * 2.0, "more")
+    result = te.compute((19, 16), lambda i, j: more[i, j] + 1.0, "result")
+    sch = s_tir.Schedule(te.create_prim_func([x, result]))
+    for name in ("more", "result"):
+        split_rows(sch, sch.get_sblock(name), 8)
     assert refused(sch)
+
+
+def test_rows_that_are_written_for_a_tile_alone() -> None:
+    """A tile that begins earlier would read rows that are those of the one before."""
+    sch = staged(2.0)
+    own = sch.get_sblock("own")
+    (result,) = sch.get_consumers(own)
+    split_rows(sch, result, 8)
+    outer = sch.get_loops(result)[0]
+    sch.compute_at(own, outer)
+    inside = sch.get_loops(own)
+    assert len(inside) > 1
+    sch.split(inside[1], factors=[None, 2])
+    before = sch.mod["main"]
+    after = with_overlapping_tiles(before)
+    results = run({"before": before, "after": after})
+    assert_same(results["before"], results["after"], "a piece")
 
 
 def test_parameter_outside_of_the_tiles() -> None:
