@@ -153,7 +153,7 @@ def _tile_of(
         longest = max(axes, key=lambda axis: min(extents[axis], limit))
         rest = {longest: rows_with_tail(extents[longest], limit)}
         rows = max(rows, rest, key=lambda chosen: math.prod(chosen.values()))
-    rows = _with_overlap(access, axes, rows, limit)
+    rows = _with_overlap(access, vector_axis, axes, rows, limit)
     return RegisterTileDecision(vector_axis, columns, rows)
 
 
@@ -166,7 +166,7 @@ _LEAST_SAVED = 1 / 16
 
 
 def _with_overlap(
-    access: BlockAccess, axes: list[int], rows: dict[int, int], limit: int
+    access: BlockAccess, vector_axis: int, axes: list[int], rows: dict[int, int], limit: int
 ) -> dict[int, int]:
     """``rows``, or more rows of one loop, whose last tile repeats some of the one before."""
 
@@ -177,11 +177,16 @@ def _with_overlap(
     found = [
         {axis: size}
         for axis in axes
-        if not _selects_constant(access, axis)
+        if not _selects_constant(access, axis) and _is_served(access, vector_axis, axis)
         for size in range(2, min(limit, access.extents[axis] - 1) + 1)
     ]
     best = min(found, key=time, default=rows)
     return best if time(best) < (1 - _LEAST_SAVED) * time(rows) else rows
+
+
+def _is_served(access: BlockAccess, vector_axis: int, axis: int) -> bool:
+    """Whether vectors of operands are the same along a loop."""
+    return all(s[axis] == 0 for s in access.read_strides if s[vector_axis] == 1)
 
 
 def _selects_constant(access: BlockAccess, axis: int) -> bool:
@@ -334,7 +339,8 @@ def column_panel(
 ) -> OperandStage | None:
     """The stage for the operand that the columns select; None where a copy would not pay.
 
-    ``is_large``: the operand does not stay in L2. A smaller one is only copied if it is padded.
+    ``is_large``: the operand does not stay in L2. A smaller one is only copied if it is padded, or
+    if its columns leave L1 before the next tile reads them.
     Decisions: ``column_panel``, whether there is one, and ``panel_tiles``, the tiles that read it.
     """
     operand = _matrix(sch, access, decision.vector_axis)
@@ -353,7 +359,8 @@ def column_panel(
     producer = _producer(sch, access, operand)
     if steps < 2 or (producer is not None and not _is_padding(sch, producer)):
         return None
-    pays = steps >= LEAST_TILES and (producer is not None or is_large)
+    is_copied = producer is not None or is_large or _leaves_l1(access, operand)
+    pays = steps >= LEAST_TILES and is_copied
     if not decisions.pick("column_panel", (0, 1), int(pays)):
         return None
     panels = math.prod(access.extents[axis] for axis in matrices)
@@ -366,6 +373,15 @@ def column_panel(
         position = read_position(sch.get(access.block), source)
         producer = sch.cache_read(access.block, position, "global")
     return OperandStage(producer, rows[0], tiles, per_column=True)
+
+
+def _leaves_l1(access: BlockAccess, operand: int) -> bool:
+    """Whether a column of an operand has more rows than L1 has places for so far apart."""
+    strides = access.read_strides[operand]
+    return any(
+        access.extents[axis] > rows_in_l1((strides[axis] or 0) * access.element_bytes)
+        for axis in access.reduction
+    )
 
 
 def _producer(sch: s_tir.Schedule, access: BlockAccess, operand: int) -> SBlockRV | None:

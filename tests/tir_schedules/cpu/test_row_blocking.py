@@ -85,3 +85,21 @@ def test_padded_input_is_read_again_by_the_last_tile() -> None:
     scheduled = finished_schedule(TILE.apply(func, machine, DEFAULT_DECISIONS), func, machine)
     assert nodes(scheduled.body, tirx.Min)
     check_numbers(TILE, {"padded": func}, {"padded": [{}]})
+
+
+def test_rows_that_each_take_a_vector_of_their_own_are_none() -> None:
+    """Vectors of pixels serve all channels, and no other line of the image."""
+    func = kernel_of(
+        lambda x, w: relax.op.nn.conv2d(x, w), f32(1, 32, 42, 42), f32(4, 32, 3, 3)
+    ).with_attr(CONSTANTS_ATTRIBUTE, [1])
+    knobs = knobs_of(TILE, func, NARROW)
+    assert (knobs["rows_1"].default, knobs["rows_2"].default) == (4, 2)
+
+
+@pytest.mark.parametrize(("width", "copied"), [(256, 1), (196, 0)])
+def test_columns_whose_rows_share_sets_of_l1_are_copied(width: int, copied: int) -> None:
+    """Rows of 1024 bytes: 32 of them have places in L1, and a tile reads all 64 of a column."""
+    func = kernel_of(
+        lambda x, w: relax.op.nn.conv1d(x, w), f32(1, 64, width), f32(32, 64, 1)
+    ).with_attr(CONSTANTS_ATTRIBUTE, [1])
+    assert knobs_of(TILE, func, NARROW)["column_panel"].default == copied
