@@ -262,7 +262,7 @@ def _gradients_of_kernel(
     known = gradient_of_form(kernel)
     if known is not None:
         gradient, form = known
-        return [gradient(bb, y, operands[0], given, form)]
+        return list(gradient(bb, y, operands, given, form))
     made = DifferentiableKernel.of(kernel, places).emit(bb, operands, given)
     return [made.get(place) for place in range(len(operands))]
 

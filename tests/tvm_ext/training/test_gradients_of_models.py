@@ -178,6 +178,12 @@ CASES: dict[str, Callable[[], onnx.ModelProto]] = {
     "slices of batches": _one("GatherND", (2, 3, 4), [[[0], [1]], [[2], [-1]]], batch_dims=1),
     "elements": _one("GatherND", (2, 3), [[0, -1], [1, 1], [0, -1]]),
     "triangle": _one("Trilu", (4, 4), 1, upper=1),
+    "replaced elements": _one("ScatterElements", (4, 3), [[0, 2, -1], [1, 0, 2]], (2, 3)),
+    "added elements": _one(
+        "ScatterElements", (3, 3), [[0, 0], [2, 1], [1, -1]], (3, 2), axis=1, reduction="add"),
+    "replaced slices": _one("ScatterND", (4, 3), [[2], [-4]], (2, 3)),
+    "added slices": _one(
+        "ScatterND", (2, 3, 2), [[1, 2], [1, 2], [0, -3]], (3, 2), reduction="add"),
     "columns to image": _one("Col2Im", (1, 4, 4), [3, 3], [2, 2]),
     "columns far apart to images": _one(
         "Col2Im", (2, 12, 6), [5, 6], [2, 3], strides=[2, 2], dilations=[1, 2], pads=[1, 1, 0, 1]),

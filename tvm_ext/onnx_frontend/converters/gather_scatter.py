@@ -5,6 +5,7 @@ the process, or overwrites what lies there. Here it takes the nearest element, a
 (ONNX Runtime raises an error for such an index.)
 """
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from tvm_ext.onnx_frontend.converters.arguments import (
     text,
 )
 from tvm_ext.onnx_frontend.converters.generated_indices import rows_at, slices_at, with_slices_at
-from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order, nested
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order, nested, on_threads
 from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
 from tvm_ext.onnx_frontend.sizes import GeneratedTensor
 from tvm_ext.onnx_frontend.tvm_compat import (
@@ -46,6 +47,10 @@ from tvm_ext.tir_schedules.operators.append_rows import ATTRIBUTE, appended_rows
 # GPU. TVM's kernels for GPUs go over all updates in series; its operators compare the sizes of
 # indices and updates, which symbolic ones cannot be.
 
+# Of a kernel that replaces or adds: its axis, None for slices, and its reduction.
+SCATTERED = "tvm_ext.scatter"
+_Place = Callable[[Any, Sequence[Any], Sequence[Any]], list[Any]]
+
 
 def scattered_elements(
     bb: relax.BlockBuilder,
@@ -56,12 +61,7 @@ def scattered_elements(
     reduction: str = "none",
 ) -> relax.Expr:
     """``out[i][index[i][j]][k] = updates[i][j][k]`` along ``axis``, else the data."""
-    axis %= len(sizes_of(data))
-
-    def place(read: Any, at: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
-        return [*at[:axis], _inside(read[tuple(at)], sizes[axis]), *at[axis + 1 :]]
-
-    return _scattered(bb, data, indices, updates, place, reduction)
+    return _scattered(bb, data, indices, updates, axis % len(sizes_of(data)), reduction)
 
 
 def scattered_slices(
@@ -72,16 +72,45 @@ def scattered_slices(
     reduction: str = "none",
 ) -> relax.Expr:
     """``out[index[i]] = updates[i]``, a slice of the data where an index is short."""
+    return _scattered(bb, data, indices, updates, None, reduction)
+
+
+def read_where_scattered(
+    bb: relax.BlockBuilder,
+    source: relax.Expr,
+    indices: relax.Expr,
+    updates: relax.Expr,
+    axis: int | None,
+) -> relax.Expr:
+    """For each of the updates what ``source`` has where the kernel of this axis writes it."""
+    place = _place(indices, axis)
+
+    def body(source: Any, indices: Any, written: Any) -> None:
+        with on_threads(*written.shape) as at:
+            written[tuple(at)] = source[tuple(place(indices, at, source.shape))]
+
+    result = (sizes_of(updates), str(source.ty.dtype))
+    return emit_loops(bb, "read_where_scattered", [source, indices], [result], body)[0]
+
+
+def _place(indices: relax.Expr, axis: int | None) -> _Place:
+    """Where an update is written, from the indices, its own place and the sizes of the data."""
+    if axis is not None:
+
+        def along_axis(read: Any, at: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
+            return [*at[:axis], _inside(read[tuple(at)], sizes[axis]), *at[axis + 1 :]]
+
+        return along_axis
     *counted, coordinates = sizes_of(indices)
     if not isinstance(coordinates, int):
         raise FormError("the number of coordinates of its indices is not known")
 
-    def place(read: Any, at: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
+    def of_slices(read: Any, at: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
         first = at[: len(counted)]
         found = [_inside(read[(*first, i)], sizes[i]) for i in range(coordinates)]
         return [*found, *at[len(counted) :]]
 
-    return _scattered(bb, data, indices, updates, place, reduction)
+    return of_slices
 
 
 _COMBINED: dict[str, Callable[[Any, Any], Any]] = {
@@ -97,9 +126,10 @@ def _scattered(
     data: relax.Expr,
     indices: relax.Expr,
     updates: relax.Expr,
-    place: Any,
+    axis: int | None,
     reduction: str,
 ) -> relax.Expr:
+    place = _place(indices, axis)
     combine = _COMBINED.get(reduction)
     # On a CPU in series: the last of several updates stays, as in ONNX Runtime.
     loops = in_any_order if combine is None and current_gpu() is not None else nested
@@ -113,7 +143,10 @@ def _scattered(
             written[there] = update if combine is None else combine(written[there], update)
 
     result = (sizes_of(data), str(data.ty.dtype))
-    return emit_loops(bb, "scatter", [data, indices, updates], [result], body)[0]
+    form = json.dumps({"axis": axis, "reduction": reduction})
+    attrs = {SCATTERED: form} if reduction in ("none", "add") else {}
+    operands = [data, indices, updates]
+    return emit_loops(bb, "scatter", operands, [result], body, primfunc_attrs=attrs)[0]
 
 
 def _inside(index: Any, size: Any) -> tirx.Expr:
