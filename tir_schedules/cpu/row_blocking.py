@@ -16,7 +16,7 @@ from tvm_ext.tir_schedules.cpu.register_blocking import RegisterTileDecision
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Bytes in a row from which on prefetchers bring them from L3 as fast as they are used.
-_LONG_RUN = 2048
+LONG_RUN = 2048
 
 # Bytes read from L3 without blocks, at least, for each that is read with them.
 _LEAST_SAVED = 2
@@ -67,7 +67,7 @@ def decide_row_block(
             continue
         # Even parts: a short one at the end would read all weights for a few rows.
         parts = -(-steps // tiles)
-        pays = run < _LONG_RUN and weights * blocks * parts * _LEAST_SAVED < whole
+        pays = run < LONG_RUN and weights * blocks * parts * _LEAST_SAVED < whole
         chosen = decisions.pick("row_block", (0, 1), int(pays))
         return RowBlock(axis, -(-steps // parts)) if chosen else None
     return None

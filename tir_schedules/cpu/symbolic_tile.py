@@ -35,6 +35,7 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     swapped_copy,
     vector_registers,
 )
+from tvm_ext.tir_schedules.cpu.row_blocking import LONG_RUN
 from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
     SymbolicContraction,
     epilogue_of,
@@ -103,6 +104,7 @@ class SymbolicTiles:
         if found.condition is None:
             tile = replace(tile, panel=_panel(found, tile, func, machine))
         found, tile = with_flattened_rows(found, tile)
+        tile = replace(tile, row_block=_row_block(found, tile, machine))
         if tile.panel is None:
             lanes = machine.vector_lanes(str(found.start.ty))
             padding = implicit_padding(sch, anchor, found, tile.rows, tile.columns, lanes)
@@ -355,6 +357,20 @@ def _panel(
             least = 1 if rows.length else LEAST_TILES * tile.row_sizes[0]
             return Panel(load, rows, min(tiles, _MOST_TILES), least)
     return None
+
+
+def _row_block(
+    contraction: SymbolicContraction, tile: SymbolicTile, machine: CpuDescription
+) -> int:
+    """Tiles whose windows of an input half of L2 holds, where all columns pass for each: windows
+    come in pieces that no prefetcher follows. 0 without blocks.
+    """
+    lengths = [axis.length or 0 for axis in contraction.reduction]
+    nbytes = element_bytes(contraction.store.buffer)
+    is_window = len(lengths) > 1 and math.prod(lengths[-2:]) * nbytes < LONG_RUN
+    if not (is_window and tile.columns_first and tile.rows is not None) or tile.panel is not None:
+        return 0
+    return machine.l2_bytes // 2 // (tile.row_sizes[0] * math.prod(lengths) * nbytes)
 
 
 def far_rows(

@@ -214,16 +214,37 @@ class _Version:
 
     def _without_panels(self) -> tuple[list[LoopAxis], tirx.Stmt]:
         """The loops over tiles, and what is in them."""
-        columns = self.tile.columns
-        others, binds = self._others()
-        last, bind = self._step(columns, self.columns)
-        around = [last, *others] if self.tile.columns_first else [*others, last]
+        tile = self.tile
+        last, bind = self._step(tile.columns, self.columns)
+        if tile.rows is not None and tile.row_block:
+            (every, within), row_bind = self._blocks_of_rows(tile.rows, tile.row_block)
+            others, binds = self._others(tile.rows)
+            around = [every, last, *others, within]
+            binds = [*binds, *row_bind]
+        else:
+            others, binds = self._others()
+            around = [last, *others] if tile.columns_first else [*others, last]
         return around, sequence([*binds, *bind, *self.declarations, *self._tile()])
+
+    def _blocks_of_rows(
+        self, rows: LoopAxis, most: int
+    ) -> tuple[tuple[LoopAxis, LoopAxis], list[tirx.Stmt]]:
+        """Loops over even blocks of at most so many tiles, and over those of a block; the last ones
+        are computed twice where blocks are no divisor of all.
+        """
+        count = self._count(rows.extent, self.rows)
+        blocks = self._count(count, most)
+        each = _quotient(count + blocks - 1, blocks)
+        every = LoopAxis(tirx.Var("block", self.index), blocks)
+        within = LoopAxis(tirx.Var(rows.var.name, self.index), each)
+        number = tirx.min(every.var * each + within.var, count - 1)
+        _, binds = self._step(rows, self.rows, number)
+        return (every, within), binds
 
     def _with_panels(self, panel: Panel) -> tuple[list[LoopAxis], tirx.Stmt]:
         """The loops over panels, and what is in them: the copy, then the tiles of all rows."""
         columns, most = self.tile.columns, panel.tiles
-        others, binds = self._others()
+        others, binds = self._others(panel.rows)
         count = self._count(columns.extent, self.columns)
         every = LoopAxis(tirx.Var("panel", self.index), self._count(count, most))
         here = tirx.Var("tiles", self.index)
@@ -236,10 +257,9 @@ class _Version:
         body = self._loop(rows.var, rows.extent, body)
         return [*others, every], sequence([*binds, tirx.Bind(here, least), *copy, body])
 
-    def _others(self) -> tuple[list[LoopAxis], list[tirx.Stmt]]:
-        """The loops over tiles along all but the columns, and the rows where they share panels."""
+    def _others(self, inside: LoopAxis | None = None) -> tuple[list[LoopAxis], list[tirx.Stmt]]:
+        """The loops over tiles along all but the columns, and rows that are within these."""
         steps, binds = [], []
-        inside = self.panel.rows if self.panel is not None else None
         for axis in self.contraction.spatial:
             if axis is self.tile.columns or axis is inside:
                 continue

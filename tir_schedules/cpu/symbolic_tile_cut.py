@@ -137,6 +137,9 @@ class SymbolicTile:
         The same along it.
     columns_first : bool
         Whether all other tiles pass before the columns advance.
+    row_block : int
+        Tiles along the rows for which all columns pass before the next ones, with
+        ``columns_first``; 0 where all rows pass.
     panel : Panel or None
         The operand whose columns are copied before all rows of tiles pass.
     padded : bool
@@ -165,6 +168,7 @@ class SymbolicTile:
     rows: LoopAxis | None
     row_sizes: tuple[int, ...]
     columns_first: bool = False
+    row_block: int = 0
     panel: Panel | None = None
     padded: bool = False
     row_parts: tuple[LoopAxis, ...] = ()
