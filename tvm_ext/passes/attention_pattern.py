@@ -29,8 +29,9 @@ _SCORE_AXES = {3: "bqk", 4: "bhqk"}
 # Between the products: masks, scales and casts.
 _MAX_STEPS = 12
 
-# A number that takes a score out as minus infinity does lies beyond this part of the type's lowest.
-_HIDING = 0.5
+# A number that takes a score out as minus infinity does lies beyond this part of the type's lowest,
+# or beyond this: no score of a model comes near, and what is left of its weight is zero.
+_HIDING, _FAR_BELOW = 0.5, -1e8
 
 
 def from_matmul(view: GraphView, expr: relax.Expr, steps: int = _MAX_STEPS) -> bool:
@@ -110,7 +111,7 @@ def causal_offset(view: GraphView, mask: Mask, tensor: relax.Expr, dtype: str) -
     if array is None or array.ndim < 2 or math.prod(array.shape[:-2]) != 1:
         return None
     array = array.reshape(array.shape[-2:])
-    lowest = float(finfo(dtype).min) * _HIDING
+    lowest = max(float(finfo(dtype).min) * _HIDING, _FAR_BELOW)
     if mask.kind == "add":
         values = array.astype("float64")
         seen = values == 0

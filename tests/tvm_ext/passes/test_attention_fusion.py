@@ -92,6 +92,7 @@ def constant_mask(array):
         (np.where(np.tri(6, dtype=bool), 0, -np.inf), 0),
         (np.where(np.tri(6, dtype=bool), 0, LOWEST), 0),
         (np.where(np.tri(6, 6, 2, dtype=bool), 0, LOWEST)[None, None], 2),
+        (np.where(np.tri(6, dtype=bool), 0, -1e9), 0),
         (np.zeros((6, 6)), None),
     ],
 )
@@ -118,8 +119,10 @@ def test_other_constant_masks_are_read(array):
 
 def test_scores_that_are_replaced():
     seen = relax.const(np.tri(6, 6, dtype=bool))
+    found = computed(attention(lambda x: op.where(seen, x, relax.const(-1e4))))
+    assert found.masks == (Mask("keep", "qk", -1e4),)
     found = computed(attention(lambda x: op.where(seen, x, relax.const(-1e9))))
-    assert found.masks == (Mask("keep", "qk", -1e9),)
+    assert (found.masks, found.causal) == ((), 0)
     found = computed(attention(lambda x: op.where(seen, x, relax.const(-np.inf, "float32"))))
     assert (found.masks, found.causal) == ((), 0)
     found = computed(attention(lambda x: op.where(seen, relax.const(-5.0), x)))
