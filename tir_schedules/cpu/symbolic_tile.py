@@ -7,8 +7,10 @@ tile code says about loops that are shorter than a tile, or no multiple of it, h
 import math
 from dataclasses import replace
 
+import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
+from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
@@ -441,12 +443,24 @@ def _row_sizes(rows: LoopAxis, most: int, with_few: bool) -> tuple[int, ...]:
     """Rows of tiles, the largest first; ``with_few``: see ``_FEW_ROWS``."""
     if rows.length is None:
         few = (size for size in _FEW_ROWS if with_few and size < most)
-        return (most, *few, 1) if most > 1 else (1,)
+        sizes = (most, *few, 1) if most > 1 else (1,)
+        # A loop of seven by seven pixels for each image is never shorter than the largest tile.
+        least = _least_length(rows)
+        larger = (math.inf, *sizes)
+        return tuple(n for n, next_size in zip(sizes, larger, strict=False) if next_size > least)
     tiles = -(-rows.length // most)
     even = -(-rows.length // tiles)
     # Rows that leave no rest need not be computed twice, and their constants can be packed.
     whole = (n for n in range(even, most * 3 // 4 - 1, -1) if rows.length % n == 0)
     return (next(whole, even),)
+
+
+def _least_length(axis: LoopAxis) -> int:
+    """Iterations of a loop at least, where it has any."""
+    analyzer = Analyzer()
+    for var in tirx.analysis.undefined_vars(axis.extent):
+        analyzer.bind(var, tvm.ir.Range(1, tirx.const(1 << 31, str(var.ty))))
+    return int(analyzer.const_int_bound(axis.extent).min_value)
 
 
 def _has_whole_tiles(rows: LoopAxis, sizes: tuple[int, ...]) -> bool:

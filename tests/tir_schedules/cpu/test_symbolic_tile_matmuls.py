@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from lowering import kernel_of
+from lowering import kernel_of, statements
 from symbolic_extents import SIZES, built, call, close, matmul_bias_relu, random, scheduled, size
 from tvm import relax, te, tirx
 
@@ -27,6 +27,22 @@ def test_matmul(columns: int) -> None:
             x = random(batch, rows, 13)
             result = call(function, [x, own, bias], (batch, rows, columns))
             close(result, np.maximum(x @ weights + bias, 0))
+
+
+@pytest.mark.parametrize(("items", "choices"), [(49, 0), (1, 4)])
+def test_rows_that_are_always_as_many_have_no_smaller_tiles(items: int, choices: int) -> None:
+    func = kernel_of(op.matmul, ((size("batch"), items, 40), "float32"), ((40, 64), "float32"))
+    func = func.with_attr(CONSTANTS_ATTRIBUTE, [1])
+    machine = host_description().with_cores(1).model_copy(update={"vector_bits": 256})
+    found = scheduled(func, machine)
+    sizes = [s for s in statements(found.func.body) if isinstance(s, tirx.IfThenElse)]
+    assert len(sizes) == choices
+    function = built(found.func)
+    weights = random(40, 64)
+    own = found.packed.pack(weights) if found.packed is not None else weights
+    for batch in (0, 1, 2, 5):
+        x = random(batch, items, 40)
+        close(call(function, [x, own], (batch, items, 64)), x @ weights)
 
 
 @pytest.mark.extended
