@@ -177,22 +177,25 @@ def _with_overlap(
     found = [
         {axis: size}
         for axis in axes
-        if not _selects_constant(access, axis) and _is_served(access, vector_axis, axis)
+        if _may_repeat(access, vector_axis, axis)
         for size in range(2, min(limit, access.extents[axis] - 1) + 1)
     ]
     best = min(found, key=time, default=rows)
     return best if time(best) < (1 - _LEAST_SAVED) * time(rows) else rows
 
 
-def _is_served(access: BlockAccess, vector_axis: int, axis: int) -> bool:
-    """Whether vectors of operands are the same along a loop."""
-    return all(s[axis] == 0 for s in access.read_strides if s[vector_axis] == 1)
+def _may_repeat(access: BlockAccess, vector_axis: int, axis: int) -> bool:
+    """Whether rows along a loop share the vectors of operands, and may be computed twice.
 
-
-def _selects_constant(access: BlockAccess, axis: int) -> bool:
-    """Whether a constant moves with a loop: it is packed by rows that leave no rest."""
+    Constants that rows select are packed by rows that leave no rest. Rows next to each other in
+    memory are those of a gradient by weights, a sum over the rows of both operands: the new weights
+    take the place of the old ones, which must not be read once more then.
+    """
     pairs = zip(access.read_strides, access.constant_reads, strict=True)
-    return any(constant and strides[axis] != 0 for strides, constant in pairs)
+    steps = [(s[axis], s[vector_axis], constant) for s, constant in pairs]
+    return all(step == 0 for step, vector, _ in steps if vector == 1) and not any(
+        constant or step == 1 for step, _, constant in steps if step != 0
+    )
 
 
 def _rows_in_l1(access: BlockAccess, vector_axis: int, axes: list[int], packed: bool) -> int:
