@@ -60,7 +60,7 @@ class _Flattener(BindingRewriter):
         lanes = self.machine.vector_lanes(str(var.ty.dtype))
         before, after = max(lane_use(columns, lanes)), max(lane_use(pixels, lanes))
         is_large = prod(data) * tvm.DataType(str(x.ty.dtype)).bits // 8 > self.machine.l2_bytes // 2
-        in_pairs = pixels % (2 * lanes) == 0 < columns % (2 * lanes)
+        in_pairs = columns % (2 * lanes) != 0 and pixels % (2 * lanes) == 0
         if after < before or (after == before and not is_large and not in_pairs):
             return None
         flat_x = relax.op.reshape(x, [x.ty.shape[0], data[1], pixels])

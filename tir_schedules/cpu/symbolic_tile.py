@@ -69,6 +69,9 @@ _MOST_TILES = 8
 # Vectors of sums in L1 that are added to at a time: lines of an operand before its next row.
 _FAR_VECTORS = 4
 
+# Tiles of a block of rows, at least: weights are read for each block.
+_LEAST_BLOCK = 8
+
 # Sums next to each other where a loop over them is shorter than a vector.
 _FEW_COLUMNS = 4
 
@@ -372,7 +375,8 @@ def _row_block(
     is_window = len(lengths) > 1 and math.prod(lengths[-2:]) * nbytes < LONG_RUN
     if not (is_window and tile.columns_first and tile.rows is not None) or tile.panel is not None:
         return 0
-    return machine.l2_bytes // 2 // (tile.row_sizes[0] * math.prod(lengths) * nbytes)
+    tiles = machine.l2_bytes // 2 // (tile.row_sizes[0] * math.prod(lengths) * nbytes)
+    return tiles if tiles >= _LEAST_BLOCK else 0
 
 
 def far_rows(
