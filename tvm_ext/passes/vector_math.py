@@ -21,8 +21,8 @@ class VectorMath:
 
     All kernels get it, whatever operator they come from: sigmoid, gelu, softmax, LRN, loops written
     by hand. float16 and bfloat16 are computed as float32 and rounded once. NaN, infinities,
-    denormals and -0 are as in IEEE 754. The largest error of each function is listed in
-    docs/reference/vector-math.md.
+    denormals and -0 are as in IEEE 754, but for attention, whose weights are zero where they are no
+    normal float. The largest error of each function is listed in docs/reference/vector-math.md.
 
     Leaves alone: float64 and vectors in the source; atan2, hypot, fmod; targets other than CPUs.
 

@@ -264,6 +264,15 @@ def test_the_whole_matrix_of_scores_is_nowhere() -> None:
     assert max(math.prod(map(int, array.shape)) for array in arrays) == 512 * 64
 
 
+def test_weights_take_the_shorter_exponential() -> None:
+    """Which has no bound above."""
+    bound = f"T.float32({89.0})"
+    assert bound not in finished(kernel(CASES["whole tiles"])).script()
+    without = kernel(CASES["whole tiles"])
+    plain = tirx.PrimFunc(without.params, without.body, without.ret_type)
+    assert bound in finished(plain).script()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "multiply_add"),

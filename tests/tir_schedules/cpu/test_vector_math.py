@@ -17,7 +17,11 @@ from tvm_ffi import structural_equal
 
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.cpu.vector_math.logarithm import CONSTANT_POWERS
-from tvm_ext.tir_schedules.cpu.vector_math.rewrite import FUNCTIONS, with_vector_math
+from tvm_ext.tir_schedules.cpu.vector_math.rewrite import (
+    FUNCTIONS,
+    noted_exponents_below_zero,
+    with_vector_math,
+)
 
 EXACT = {
     **{name: getattr(np, name) for name in ("exp", "exp2", "log", "log2", "log10", "log1p")},
@@ -126,10 +130,10 @@ def test_any_float_with_an_instruction_for_powers_of_two(name, x):
 @settings(max_examples=20 * DRAWS, deadline=None)
 @given(x=vectors)
 def test_exponential_of_what_is_not_above_zero(x):
-    """Is shorter: what is no normal float is zero."""
-    func = kernel(lambda x: tirx.exp(tirx.min(x, tirx.const(0, "float32"))))
-    written = with_vector_math(func).func
-    assert len(written.script()) < len(with_vector_math(kernel(called("exp"))).func.script())
+    """Is shorter where a kernel is noted to have no others: what is no normal float is zero."""
+    func = kernel(called("exp"))
+    written = with_vector_math(noted_exponents_below_zero(func)).func
+    assert len(written.script()) < len(with_vector_math(func).func.script())
     x = np.where(np.isnan(x), x, -np.abs(x))
     with np.errstate(all="ignore"):
         exact = np.exp(x.astype("float64"))
@@ -137,6 +141,16 @@ def test_exponential_of_what_is_not_above_zero(x):
     is_zero = exact < 2.0**-126
     assert np.all(np.abs(found[is_zero]) <= 2.0**-126)
     assert_close(np.where(is_zero, 0, found), np.where(is_zero, 0, exact), "exp")
+
+
+def test_exponential_of_a_minimum_is_that_of_any_other_number():
+    """Of numbers above zero as well, and with denormal results."""
+    func = kernel(lambda x: tirx.exp(tirx.min(x, tirx.const(0, "float32"))))
+    x = np.float32(
+        [0.5, 3, 100, 1e9, np.inf, 0, -1, -87.5, -88, -90, -100, -103, -104, -1e9, -0.0, 2]
+    )
+    exact = np.exp(np.minimum(x, 0).astype("float64"))
+    assert_close(run(with_vector_math(func).func, x), exact, "exp")
 
 
 @pytest.mark.extended

@@ -30,6 +30,7 @@ from tvm_ext.tir_schedules.cpu.attention.keys_and_values import KeysAndValues
 from tvm_ext.tir_schedules.cpu.attention.row_tiles import RowBlock
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import pick_threads, worth_threads
 from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
+from tvm_ext.tir_schedules.cpu.vector_math.rewrite import noted_exponents_below_zero
 from tvm_ext.tir_schedules.operators.attention_problem import AttentionProblem, read_problem
 from tvm_ext.tir_schedules.operators.recurrence import loop, number
 from tvm_ext.tir_schedules.statements import FlatViews, sequence, where_long
@@ -52,7 +53,9 @@ class CpuAttention:
         views = FlatViews(symbolic_sizes=True)
         problem = read_problem(func, views)
         tiles = decide_attention(problem, machine, decisions)
-        return s_tir.Schedule(views.kernel(func, [attention_code(problem, tiles)]))
+        kernel = views.kernel(func, [attention_code(problem, tiles)])
+        # From each score a higher one is taken first.
+        return s_tir.Schedule(noted_exponents_below_zero(kernel))
 
 
 def refusal(func: tirx.PrimFunc, machine: CpuDescription) -> str:

@@ -1,7 +1,7 @@
 """Replaces calls of elementary functions in a kernel by expressions that run in vectors."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -388,6 +388,17 @@ LIBRARY_CALLS = frozenset({"atan2", "fmod", "hypot", "ldexp", "nextafter"})
 # Types that are computed as float32, and rounded once.
 _NARROW = ("float16", "bfloat16")
 
+# Says of a kernel that no exponential in it is of more than zero.
+_EXPONENTS_BELOW_ZERO = "tvm_ext.exponents_below_zero"
+
+
+def noted_exponents_below_zero(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` with the note that its exponentials may be shorter ones.
+
+    They are of zero and less, and what is no normal float may be zero.
+    """
+    return func.with_attr(_EXPONENTS_BELOW_ZERO, True)
+
 
 @dataclass(frozen=True)
 class Rewritten:
@@ -419,12 +430,14 @@ def with_vector_math(func: tirx.PrimFunc, features: Collection[str] = ()) -> Rew
     replaced: Counter[str] = Counter()
     left: Counter[str] = Counter()
     has_ldexp = "avx512f" in features
+    noted = func.attrs is not None and _EXPONENTS_BELOW_ZERO in func.attrs
+    functions = FUNCTIONS | {"exp": exponential.exp_of_negative} if noted else FUNCTIONS
 
     def replace(call: tvm.ir.Call) -> tvm.ir.Expr:
         name = _intrinsic(call)
         if name not in FUNCTIONS and name not in LIBRARY_CALLS:
             return call
-        written = _written_out(call, has_ldexp) if name in FUNCTIONS else None
+        written = _written_out(call, functions, has_ldexp) if name in FUNCTIONS else None
         if written is None:
             left[f"{name} of {call.ty}"] += 1
             return call
@@ -442,30 +455,25 @@ def _intrinsic(call: tvm.ir.Call) -> str:
     return str(call.op.name).rpartition(".")[2] if isinstance(call.op, tvm.ir.Op) else ""
 
 
-def _written_out(call: tvm.ir.Call, has_ldexp: bool) -> tirx.Expr | None:
-    """The expression for a call of one of ``FUNCTIONS``; None for a type that has none."""
+def _written_out(
+    call: tvm.ir.Call, functions: Mapping[str, Callable[..., tirx.Expr]], has_ldexp: bool
+) -> tirx.Expr | None:
+    """The expression for a call of one of ``functions``; None for a type that has none."""
     dtype, name, arguments = str(call.ty), _intrinsic(call), list(call.args)
     let = Let(has_ldexp)
     if dtype == "float32":
-        return _float32(let, name, arguments)
+        return _float32(let, name, functions[name], arguments)
     if dtype in _NARROW:
         wide = [argument.astype("float32") for argument in arguments]
-        return _float32(let, name, wide).astype(dtype)
+        return _float32(let, name, functions[name], wide).astype(dtype)
     return None
 
 
-def _float32(let: Let, name: str, arguments: list[tirx.Expr]) -> tirx.Expr:
+def _float32(
+    let: Let, name: str, function: Callable[..., tirx.Expr], arguments: list[tirx.Expr]
+) -> tirx.Expr:
     if name == "pow" and isinstance(arguments[1], tirx.FloatImm):
         constant = CONSTANT_POWERS.get(float(arguments[1].value))
         if constant is not None:
             return let.around(constant(let, let(arguments[0])))
-    if name == "exp" and _is_at_most_zero(arguments[0]):
-        return let.around(exponential.exp_of_negative(let, let(arguments[0].a)))
-    return let.around(FUNCTIONS[name](let, *(let(argument) for argument in arguments)))
-
-
-def _is_at_most_zero(value: tirx.Expr) -> bool:
-    """Whether it is what ``min(x, 0)`` gives."""
-    if not isinstance(value, tirx.Min) or not isinstance(value.b, tirx.FloatImm):
-        return False
-    return float(value.b.value) == 0
+    return let.around(function(let, *(let(argument) for argument in arguments)))
