@@ -266,7 +266,7 @@ def test_the_whole_matrix_of_scores_is_nowhere() -> None:
 
 def test_weights_take_the_shorter_exponential() -> None:
     """Which has no bound above."""
-    bound = f"T.float32({89.0})"
+    bound = "T.float32(89.0)"
     assert bound not in finished(kernel(CASES["whole tiles"])).script()
     without = kernel(CASES["whole tiles"])
     plain = tirx.PrimFunc(without.params, without.body, without.ret_type)
