@@ -85,6 +85,20 @@ def bert(dtype: str = "float32") -> onnx.ModelProto:
     return g.model(joined, [BATCH, QUERIES, HEADS * DEPTH])
 
 
+def one_head() -> onnx.ModelProto:
+    """Rows as the only head."""
+    g = Graph()
+    heads = []
+    for name, length in (("q", QUERIES), ("k", KEYS), ("v", KEYS)):
+        rows = g.input(name, [BATCH, length, DEPTH])
+        cut = g.op("Reshape", rows, g.ints(BATCH, length, 1, DEPTH))
+        heads.append(g.op("Transpose", cut, perm=[0, 2, 1, 3]))
+    q, k, v = heads
+    scores = g.op("Mul", g.op("MatMul", q, g.turned(k)), g.const(DEPTH**-0.5))
+    weights = g.op("Softmax", scores, axis=-1)
+    return g.model(g.op("MatMul", weights, v), [BATCH, 1, QUERIES, DEPTH])
+
+
 def torch_causal() -> onnx.ModelProto:
     """PyTorch's scaled_dot_product_attention: both operands scaled, a triangle made on the way."""
     g = Graph()

@@ -101,7 +101,8 @@ class AttentionCompute:
 
     def output_shape(self, query: Sequence[Any], value: Sequence[Any]) -> list[Any]:
         """The result's shape for operands of these shapes."""
-        sizes = dict(zip(self.query, query, strict=True))
+        # The result may have an axis for the one head that the query has none for.
+        sizes = {"h": 1, **dict(zip(self.query, query, strict=True))}
         sizes["d"] = value[self.value.index("d")]
         if self.heads is not None:
             sizes["h"] = self.heads

@@ -26,6 +26,7 @@ from tvm_ext.report.records import Decision
 FORMS: dict[str, Callable[[], onnx.ModelProto]] = {
     "bert": models.bert,
     "bert half": lambda: models.bert("float16"),
+    "one head": models.one_head,
     "torch causal": models.torch_causal,
     "torch boolean": models.torch_boolean,
     "torch dynamo": models.torch_dynamo,
