@@ -1,6 +1,7 @@
 """Recognises ``softmax(masked(scale * Q K^T)) V`` around its last matmul."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,9 +30,11 @@ _SCORE_AXES = {3: "bqk", 4: "bhqk"}
 # Between the products: masks, scales and casts.
 _MAX_STEPS = 12
 
-# A number that takes a score out as minus infinity does lies beyond this part of the type's lowest,
-# or beyond this: no score of a model comes near, and what is left of its weight is zero.
-_HIDING, _FAR_BELOW = 0.5, -1e8
+# A number that takes a score out as minus infinity does lies beyond this part of the type's lowest.
+_HIDING = 0.5
+# Beyond this number too where there is no other mask: no score of a model comes near, and what is
+# left of its weight is zero. Beside keys that another mask hides as far it has a weight.
+_FAR_BELOW = -1e8
 
 
 def from_matmul(view: GraphView, expr: relax.Expr, steps: int = _MAX_STEPS) -> bool:
@@ -102,16 +105,21 @@ def unexpanded(view: GraphView, tensor: relax.Expr) -> relax.Expr:
     return call.args[0]
 
 
-def causal_offset(view: GraphView, mask: Mask, tensor: relax.Expr, dtype: str) -> float | None:
+# A mask, its tensor, and the call that changes the scores by it.
+_ReadMask = tuple[Mask, relax.Expr, relax.Call]
+
+
+def causal_offset(view: GraphView, read: _ReadMask, lowest: float) -> float | None:
     """By how much a query may look ahead, when that is all a constant mask says.
 
-    Infinity for a mask that hides nothing; None for any other.
+    ``lowest`` and what is below it hides a key. Infinity for a mask that hides nothing; None for
+    any other.
     """
+    mask, tensor, call = read
     array = constant_value(view, tensor)
     if array is None or array.ndim < 2 or math.prod(array.shape[:-2]) != 1:
         return None
     array = array.reshape(array.shape[-2:])
-    lowest = max(float(finfo(dtype).min) * _HIDING, _FAR_BELOW)
     if mask.kind == "add":
         values = array.astype("float64")
         seen = values == 0
@@ -121,12 +129,15 @@ def causal_offset(view: GraphView, mask: Mask, tensor: relax.Expr, dtype: str) -
         seen = array.astype(bool) == (mask.kind == "keep")
         if not seen.all() and mask.fill > lowest:
             return None
-    return _offset(seen)
+    return _offset(seen, (extents(call) or [None] * call.ty.ndim)[-2])
 
 
-def _offset(seen: np.ndarray) -> float | None:
+def _offset(seen: np.ndarray, queries: object) -> float | None:
     if seen.all():
         return math.inf
+    if not isinstance(queries, int) or len(seen) != queries:
+        # One row is the same for all queries.
+        return None
     counts = seen.sum(axis=1)
     if not counts.any():
         return None
@@ -136,6 +147,28 @@ def _offset(seen: np.ndarray) -> float | None:
     every_row_sees = first == 0
     matches = np.array_equal(seen, np.tri(len(seen), seen.shape[1], offset, dtype=bool))
     return offset if matches and every_row_sees else None
+
+
+def _without_rules(
+    view: GraphView, read: Sequence[_ReadMask]
+) -> tuple[list[tuple[Mask, relax.Expr]], int | None]:
+    """The masks but those that say how far a query looks ahead, and how far that is."""
+    found: list[_ReadMask] = []
+    offsets: list[float] = []
+
+    def sort(one: _ReadMask, lowest: float) -> None:
+        offset = causal_offset(view, one, lowest)
+        if offset is None:
+            found.append(one)
+        elif offset != math.inf:
+            offsets.append(offset)
+
+    for one in read:
+        sort(one, float(finfo(str(one[2].ty.dtype)).min) * _HIDING)
+    if len(found) == 1:
+        sort(found.pop(), _FAR_BELOW)
+    masks = [(mask, unexpanded(view, tensor)) for mask, tensor, _ in found]
+    return masks, int(min(offsets)) if offsets else None
 
 
 # Of query, key and value, by rank.
@@ -327,8 +360,7 @@ def _read_scores(view: GraphView, scores: relax.Expr) -> _Scores | None:
     if not from_matmul(view, scores):
         return None
     chain = _Chain(view, [])
-    found: list[tuple[Mask, relax.Expr]] = []
-    causal: int | None = None
+    read: list[_ReadMask] = []
     cap: float | None = None
     scale = outer = 1.0
     expr = scores
@@ -350,10 +382,7 @@ def _read_scores(view: GraphView, scores: relax.Expr) -> _Scores | None:
         if outer != 1 and mask.kind == "add":
             raise NotApplicable("scores are scaled after a mask is added")
         mask = Mask(mask.kind, mask.axes, mask.fill * outer)
-        offset = causal_offset(view, mask, tensor, str(call.ty.dtype))
-        if offset is None:
-            found.insert(0, (mask, unexpanded(view, tensor)))
-        elif offset != math.inf:
-            causal = int(offset) if causal is None else min(causal, int(offset))
+        read.insert(0, (mask, tensor, call))
+    found, causal = _without_rules(view, read)
     # What is left of the scale is that of the share of the cap.
     return _Scores(product, scale * (cap or 1.0), found, causal, cap, chain.passed)

@@ -117,6 +117,26 @@ def test_other_constant_masks_are_read(array):
     assert (found.causal, found.masks) == (None, (Mask("add", "qk"),))
 
 
+def test_a_constant_row_that_hides_keys_is_the_same_for_all_queries():
+    padding = np.where(np.arange(6) < 4, 0, -np.inf)[None, None, None]
+    found = computed(attention(constant_mask(padding)))
+    assert (found.causal, found.masks) == (None, (Mask("add", "bhqk"),))
+    found = computed(attention(constant_mask(padding), queries=1))
+    assert (found.causal, found.masks) == (3, ())
+
+
+def test_numbers_far_below_are_no_rule_beside_another_mask():
+    """Keys that it hides as far have a weight where a query sees no others."""
+
+    def masked(low):
+        padding = relax.const(np.full((2, 1, 1, 6), 0.5, "float32"))
+        triangle = np.where(np.tri(6, dtype=bool), 0, low)
+        return computed(attention(lambda x: op.add(constant_mask(triangle)(x), padding)))
+
+    assert (masked(-1e9).causal, len(masked(-1e9).masks)) == (None, 2)
+    assert (masked(-np.inf).causal, len(masked(-np.inf).masks)) == (0, 1)
+
+
 def test_scores_that_are_replaced():
     seen = relax.const(np.tri(6, 6, dtype=bool))
     found = computed(attention(lambda x: op.where(seen, x, relax.const(-1e4))))
