@@ -22,6 +22,8 @@ from typing import Any, TypeAlias
 import tvm_ffi
 from tvm_ffi.libinfo import find_libtvm_ffi
 
+from tvm_ext.artifact.huge_pages import use_huge_pages
+
 # Fills a buffer with what is in the library from a place on; raises OSError where it cannot.
 ReadInto: TypeAlias = Callable[[int, memoryview], None]
 
@@ -125,6 +127,8 @@ class ProgramInLibrary:
     def fill_weights(self, machine: tvm_ffi.Module, read_into: ReadInto) -> None:
         """Reads the large constants, which all machines of a program share, into their places."""
         tensors = machine[WEIGHTS_FUNCTION]()
+        lengths = (length for _, length in self.weights)
+        use_huge_pages((one.data_ptr(), n) for one, n in zip(tensors, lengths, strict=True))
         for tensor, (place, length) in zip(tensors, self.weights, strict=True):
             values = (ctypes.c_ubyte * length).from_address(tensor.data_ptr())
             with memoryview(values).cast("B") as memory:
