@@ -26,6 +26,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     scans,
     static_extent,
 )
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.blockwise import schedule_others
 from tvm_ext.tir_schedules.cpu.implicit_padding import implicit_padding
 from tvm_ext.tir_schedules.cpu.nest_code import vector_chunk
@@ -460,10 +461,12 @@ def _row_sizes(rows: LoopAxis, most: int, with_few: bool) -> tuple[int, ...]:
 
 
 def _least_length(axis: LoopAxis) -> int:
-    """Iterations of a loop at least, where it has any."""
+    """Iterations of a loop at least, where it has any: sizes may be zero, but for factors."""
     analyzer = Analyzer()
     for var in tirx.analysis.undefined_vars(axis.extent):
-        analyzer.bind(var, tvm.ir.Range(1, tirx.const(1 << 31, str(var.ty))))
+        zero, end = (tirx.const(n, str(var.ty)) for n in (0, (1 << 31) - 1))
+        is_factor = analyzer.can_prove_equal(substitute(axis.extent, {var: zero}), 0)
+        analyzer.bind(var, tvm.ir.Range(int(is_factor), end))
     return int(analyzer.const_int_bound(axis.extent).min_value)
 
 

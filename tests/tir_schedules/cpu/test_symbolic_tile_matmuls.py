@@ -45,6 +45,17 @@ def test_rows_that_are_always_as_many_have_no_smaller_tiles(items: int, choices:
         close(call(function, [x, own], (batch, items, 64)), x @ weights)
 
 
+def test_rows_beside_none_at_all() -> None:
+    """Five rows behind those of a cache, which is empty at first: fewer than a tile of six has."""
+    func = kernel_of(op.matmul, ((size("past") + 5, 40), "float32"), ((40, 64), "float32"))
+    machine = host_description().with_cores(1).model_copy(update={"vector_bits": 256})
+    function = built(scheduled(func, machine).func)
+    weights = random(40, 64)
+    for past in (0, 1, 2, 9):
+        x = random(past + 5, 40)
+        close(call(function, [x, weights], (past + 5, 64), past), x @ weights)
+
+
 @pytest.mark.extended
 def test_batched_matmul_with_symbolic_columns() -> None:
     """Attention's scores: both sides of the result are symbolic, and the epilogue reads a mask."""
