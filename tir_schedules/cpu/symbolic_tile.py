@@ -369,11 +369,11 @@ def _row_block(
     contraction: SymbolicContraction, tile: SymbolicTile, machine: CpuDescription
 ) -> int:
     """Tiles whose windows of an input half of L2 holds, where all columns pass for each: windows
-    come in pieces that no prefetcher follows. 0 without blocks.
+    come in pieces that no prefetcher follows. 0 without blocks, as where a sum is of any length.
     """
     lengths = [axis.length or 0 for axis in contraction.reduction]
     nbytes = element_bytes(contraction.store.buffer)
-    is_window = len(lengths) > 1 and math.prod(lengths[-2:]) * nbytes < LONG_RUN
+    is_window = len(lengths) > 1 and all(lengths) and math.prod(lengths[-2:]) * nbytes < LONG_RUN
     if not (is_window and tile.columns_first and tile.rows is not None) or tile.panel is not None:
         return 0
     tiles = machine.l2_bytes // 2 // (tile.row_sizes[0] * math.prod(lengths) * nbytes)

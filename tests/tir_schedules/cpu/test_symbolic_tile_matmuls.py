@@ -88,6 +88,29 @@ def test_batched_matmul_with_a_symbolic_sum() -> None:
             close(call(function, [x, y], (2, rows, 32)), x @ y)
 
 
+def test_sum_over_an_open_batch_and_the_rows_of_each_item() -> None:
+    """A gradient by weights, whose second operand L2 does not hold."""
+    batch = size("batch")
+    seven, wide, inputs = (tirx.const(n, "int64") for n in (7, 160, 13))
+    left = te.placeholder((batch, seven, inputs), "float32")
+    right = te.placeholder((batch, seven, wide), "float32")
+    n, row = te.reduce_axis((0, batch)), te.reduce_axis((0, seven))
+    func = te.create_prim_func(
+        [
+            left,
+            right,
+            te.compute(
+                (inputs, wide), lambda i, o: te.sum(left[n, row, i] * right[n, row, o], [n, row])
+            ),
+        ]
+    )
+    machine = host_description().model_copy(update={"l2_bytes": 4096})
+    function = built(scheduled(func, machine).func)
+    for items in (0, 1, 2, 9):
+        x, y = random(items, 7, 13), random(items, 7, 160)
+        close(call(function, [x, y], (13, 160)), np.einsum("nri,nro->io", x, y))
+
+
 @pytest.mark.parametrize("columns", ["open", "known"])
 def test_matmul_with_the_transpose(columns: str) -> None:
     """The right side lies along the sum: it is read from a copy along the columns."""
