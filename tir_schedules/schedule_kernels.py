@@ -63,11 +63,12 @@ def schedule_kernels(
     machine: MachineDescription,
     records: RecordSource | None = None,
     stated: StatedDecisions | None = None,
+    scheduled: Callable[[tvm.ir.GlobalVar, tirx.PrimFunc], None] | None = None,
 ) -> tuple[tvm.IRModule, dict[str, ScheduleChoice]]:
     """The module with all its kernels scheduled, and the choice for each by kernel name.
 
     A kernel that ``records`` know is scheduled as they say, unless decisions of the record's
-    template are ``stated``.
+    template are ``stated``. ``scheduled`` is told of each kernel as soon as it has its loops.
     """
     functions = dict(mod.functions.items())
     choices: dict[str, ScheduleChoice] = {}
@@ -80,6 +81,8 @@ def schedule_kernels(
             functions[global_var], choices[name] = schedule_kernel(
                 unmarked, machine, records, name, stated
             )
+            if scheduled is not None:
+                scheduled(global_var, functions[global_var])
     return tvm.IRModule(functions, attrs=mod.attrs), choices
 
 

@@ -30,6 +30,7 @@ from tvm_ext.compiler.graph_analysis import (
     sizes_from_data,
 )
 from tvm_ext.compiler.kernel_arrays import with_kernel_arrays
+from tvm_ext.compiler.kernel_code import KernelCode, kernel_code
 from tvm_ext.compiler.kernel_records import (
     kernel_records,
     largest_result,
@@ -555,11 +556,12 @@ def _planned(
     model: ModelSource,
     request: _Request,
     phases: Phases,
+    code: KernelCode | None,
     input_shapes: Mapping[str, Sequence[int | str]] | None = None,
 ) -> _Planned:
     machine, pipeline, records = request.machine, request.pipeline, request.records
     runner, limit = PassRunner(request.dump_ir), limit_bytes(machine, pipeline.memory_limit)
-    with compiling(machine) as context:
+    with compiling(machine, code) as context:
         lowered = lower_model(model, input_shapes, pipeline, runner, phases)
         context.ranges = lowered.imported.ranges
         scheduled = schedule_module(lowered, pipeline, runner, phases, context, records)
@@ -599,16 +601,27 @@ def _compiled(
 
     ``source`` is what it was prepared from, for its specialised programs.
     """
+    with kernel_code(request.machine) as code:
+        return _compiled_by(code, model, request, phases or Phases(), source, input_shapes)
+
+
+def _compiled_by(
+    code: KernelCode | None,
+    model: PreparedModel | tvm.IRModule,
+    request: _Request,
+    phases: Phases,
+    source: "ModelSource | None",
+    input_shapes: Mapping[str, Sequence[int | str]] | None,
+) -> CompiledModel:
     machine = request.machine
-    phases = phases or Phases()
-    first = _planned(model, request, phases, input_shapes)
+    first = _planned(model, request, phases, code, input_shapes)
     given = specialized_shapes(first.lowered.imported.inputs, request.specialize)
     every = [{**(input_shapes or {}), **shapes} for shapes in given]
     extra = Phases()
-    others = [_planned(source or model, request, extra, shapes) for shapes in every]
+    others = [_planned(source or model, request, extra, code, shapes) for shapes in every]
     if others:
         phases.records.append(PhaseRecord("specialize", sum(one.seconds for one in extra.records)))
-    with compiling(machine) as context, phases.timed(CODE):
+    with compiling(machine, code) as context, phases.timed(CODE):
         program = build_program(
             with_specialized(first.mod, [other.mod for other in others]),
             context.target,

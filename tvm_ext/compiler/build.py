@@ -2,18 +2,8 @@
 and makes the program.
 """
 
-import hashlib
-import json
-import os
-import platform
-import re
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TypeAlias
 
 import tvm
 import tvm_ffi
@@ -22,17 +12,17 @@ from tvm.relax import vm_build
 
 from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.compile_context import current_compilation
-from tvm_ext.compiler.program_cache import ProgramCache, code_versions, program_cache
+from tvm_ext.compiler.graph_analysis import has_few_kernels
+from tvm_ext.compiler.kernel_code import KernelCode, KernelObjects
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, BuildError
 from tvm_ext.hardware.cpu.description import code_target
-from tvm_ext.hardware.cpu.system import usable_cores
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.passes import registry
-from tvm_ext.passes.calls_of_kernels import CALLS_KERNELS, SYMBOL_PREFIX, with_symbols
+from tvm_ext.passes.calls_of_kernels import calls_kernels, with_symbols
 from tvm_ext.relay_passes.cuda_graphs import captured_kernels, launches_only, without_capture
 from tvm_ext.relay_passes.spans import bindings_of, relax_functions
 from tvm_ext.report.records import (
@@ -43,9 +33,7 @@ from tvm_ext.report.records import (
     runs_a_model,
 )
 from tvm_ext.tensor_spec import listed
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.backend import scheduling_of
-from tvm_ext.tir_schedules.cpu.tensor_start import NO_OPERATOR
 from tvm_ext.tir_schedules.cuda.cublas import library_modules
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels, lowering_pipeline, pass_options
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_by_fallback
@@ -95,8 +83,7 @@ def _executable(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecuta
     bytecode.
     """
     builder = relax.ExecBuilder()
-    kernels = sum(isinstance(func, tirx.PrimFunc) for func in mod.functions.values())
-    is_small = target.kind.name == "llvm" and kernels < 2 * _KERNELS_PER_OBJECT
+    is_small = target.kind.name == "llvm" and has_few_kernels(mod)
     entries = _entries(mod) if is_small else {}
     functions = _without_bytecode(builder, mod, entries)
     objects: Sequence[tvm_ffi.Module] = ()
@@ -130,196 +117,21 @@ def _without_bytecode(
     others = {var: func for var, func in mod.functions.items() if var.name_hint not in names}
     rest = tvm.IRModule(others, attrs=mod.attrs)
     kernels = vm_build._vmcodegen(builder, rest, "bytecode").functions.items()
-    return {v: with_symbols(f, mod) if _calls_kernels(f) else f for v, f in kernels}
-
-
-# Objects with the code of a CPU's kernels, which threads make side by side, or which an earlier
-# compilation left in the cache.
-
-# Setting up LLVM for an object takes as long as code for a small kernel.
-_KERNELS_PER_OBJECT = 4
-_MOST_OBJECTS = 16
-
-_Functions: TypeAlias = Mapping[tvm.ir.GlobalVar, tirx.PrimFunc]
-
-
-@dataclass(frozen=True)
-class _KernelObjects:
-    """Objects with the code of kernels, and how many of these the cache had."""
-
-    modules: Sequence[tvm_ffi.Module]
-    from_cache: int = 0
+    return {v: with_symbols(f, mod) if calls_kernels(f) else f for v, f in kernels}
 
 
 def _kernel_objects(
-    functions: _Functions, attrs: tvm.ir.Attrs | None, target: tvm.target.Target
-) -> _KernelObjects:
-    """Objects with all of ``functions``."""
-    cache = _cache(attrs)
-    if cache is not None:
-        return _by_cache(functions, target, cache)
-    count = max(min(len(functions) // _KERNELS_PER_OBJECT, _MOST_OBJECTS), 1)
-    ordered = _largest_first(functions)
-    # A function that calls kernels looks for them in other objects.
-    apart = [[var] for var in ordered if _calls_kernels(functions[var])]
-    ordered = [var for var in ordered if not _calls_kernels(functions[var])]
-    parts = [*(ordered[start::count] for start in range(count)), *apart]
-    groups = [{var: functions[var] for var in part} for part in parts]
-    codes = _side_by_side([tvm.IRModule(group, attrs=attrs) for group in groups], target)
-    symbols = [[_symbol(func) for func in group.values()] for group in groups]
-    return _KernelObjects([_loaded(*one) for one in zip(codes, symbols, strict=True)])
-
-
-def _largest_first(functions: _Functions) -> list[tvm.ir.GlobalVar]:
-    """So that none of the largest is left to the end."""
-    return sorted(functions, key=lambda var: (-_size(functions[var]), str(var.name_hint)))
-
-
-def _size(func: tirx.PrimFunc) -> int:
-    return len(nodes(func.body, tvm.ir.TensorLoad, tirx.BufferStore, tirx.For))
-
-
-def _calls_kernels(func: tirx.PrimFunc) -> bool:
-    return CALLS_KERNELS in func.attrs
-
-
-def _symbol(func: tirx.PrimFunc) -> str:
-    return str(func.attrs["global_symbol"])
-
-
-def _side_by_side(modules: Sequence[tvm.IRModule], target: tvm.target.Target) -> list[bytes]:
-    """The object of each of ``modules``, made on all cores."""
-    total = sum(len(mod.functions) for mod in modules)
-    pool = ThreadPoolExecutor(usable_cores(), "tvm-ext-code")
-    try:
-        made = {pool.submit(_object, mod, target): len(mod.functions) for mod in modules}
-        done = 0
-        for one in as_completed(made):
-            one.result()
-            done += made[one]
-            tell(f"code for {done} of {total} kernels")
-        return [one.result() for one in made]
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _object(kernels: tvm.IRModule, target: tvm.target.Target) -> bytes:
-    """An object file with ``kernels``; for a thread, which has no context of the others."""
-    with (
-        tvm.transform.PassContext(opt_level=3, config=pass_options(target)),
-        _file_in_memory() as path,
-    ):
-        if any(_calls_kernels(func) for func in kernels.functions.values()):
-            # Thousands of stores, on which LLVM's optimisations take seconds.
-            target = tvm.target.Target({**target.export(), "opt-level": 0})
-        tirx.build(kernels, target, lowering_pipeline(target)).write_to_file(str(path), "o")
-        return path.read_bytes()
-
-
-def _loaded(code: bytes, names: Sequence[str]) -> tvm_ffi.Module:
-    """What goes to the linker, as TVM keeps it."""
-    with _file_in_memory() as path:
-        path.write_bytes(code)
-        return tvm.runtime.load_static_library(str(path), list(names))
-
-
-@contextmanager
-def _file_in_memory() -> Iterator[Path]:
-    """A file for what TVM writes and reads by its path only; on a disk where there is no other.
-
-    On a full disk, LLVM ends the process.
-    """
-    if not hasattr(os, "memfd_create"):
-        with tempfile.TemporaryDirectory(prefix="tvmx-") as folder:
-            yield Path(folder) / "kernels.o"
-        return
-    descriptor = os.memfd_create("kernels.o")
-    try:
-        yield Path(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
-
-
-# With the cache each kernel has an object of its own, in which its name is made from what it
-# computes, so that models share it. A script for the linker adds the names that the program uses.
-
-
-def _cache(attrs: tvm.ir.Attrs | None) -> ProgramCache | None:
-    """The cache; None where what a key says does not decide about code and names."""
-    # A system library has prefixes in its names, and scripts are for linkers of ELF files.
-    has_prefix = attrs is not None and "system_lib_prefix" in attrs
-    if platform.system() != "Linux" or has_prefix or code_versions() is None:
-        return None
-    return program_cache()
-
-
-def _by_cache(
-    functions: _Functions, target: tvm.target.Target, cache: ProgramCache
-) -> _KernelObjects:
-    ordered = _largest_first(functions)
-    for_all = {
-        "target": target.export(),
-        "options": pass_options(target),
-        "made by": code_versions(),
-    }
-    keys = {var: _key(functions[var], for_all) for var in ordered}
-    # Kernels that compute the same have one object.
-    owners = {key: var for var, key in reversed(keys.items())}
-    names = {
-        key: f"{_without_numbers(_symbol(functions[var]))}_{key[:_DIGITS_IN_NAME]}"
-        for key, var in owners.items()
-    }
-    codes = {key: cache.find_object(key) for key in keys.values()}
-    missing = [key for key, code in codes.items() if code is None]
-    named = [_named(functions[owners[key]], names[key]) for key in missing]
-    made = dict(zip(missing, _side_by_side(named, target), strict=True))
-    cache.keep_objects(made)
-    modules = [
-        _loaded(made[key] if code is None else code, [names[key]]) for key, code in codes.items()
-    ]
-    symbols = {_symbol(functions[var]): names[key] for var, key in keys.items()}
-    modules.append(_loaded(_linker_script(symbols), list(symbols)))
-    found = [var for var, key in keys.items() if key not in made]
-    return _KernelObjects(modules, sum(NO_OPERATOR not in functions[var].attrs for var in found))
-
-
-_DIGITS_IN_NAME = 16
-
-
-def _key(func: tirx.PrimFunc, for_all: Mapping[str, object]) -> str:
-    """A key for all that decides about a kernel's code: hexadecimal digits.
-
-    ``for_all`` is what decides about that of each kernel of a program.
-
-    The hash that TVM makes of a function says nothing of names, and 64 bits are enough for chance;
-    the number of its statements is beside it.
-    """
-    facts = {
-        "kernel": tvm_ffi.structural_hash(func.without_attr("global_symbol"), map_free_vars=True),
-        "size": _size(func),
-        "name": _without_numbers(_symbol(func)),
-        **for_all,
-    }
-    text = json.dumps(facts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _without_numbers(name: str) -> str:
-    """What profilers show: the kernel's name without the numbers that tell its likes apart."""
-    return re.sub(r"\d+(?=_|$)", "", name)
-
-
-def _named(func: tirx.PrimFunc, name: str) -> tvm.IRModule:
-    return tvm.IRModule({tvm.ir.GlobalVar(name): func.with_attr("global_symbol", name)})
-
-
-def _linker_script(symbols: Mapping[str, str]) -> bytes:
-    """Gives what is named by a value of ``symbols`` the name that is its key as well.
-
-    A file that is no object is read as a script: "Implicit Linker Scripts" in the manual of GNU ld.
-    """
-    lines = [f"{SYMBOL_PREFIX}{name} = {SYMBOL_PREFIX}{other};" for name, other in symbols.items()]
-    return "\n".join([*lines, ""]).encode()
+    functions: Mapping[tvm.ir.GlobalVar, tirx.PrimFunc],
+    attrs: tvm.ir.Attrs | None,
+    target: tvm.target.Target,
+) -> KernelObjects:
+    """Objects with all of ``functions``; what the compilation has begun is not made again."""
+    compilation = current_compilation()
+    begun = compilation.code if compilation is not None else None
+    if begun is not None and begun.is_for(target, attrs):
+        return begun.objects(functions)
+    with KernelCode(target, attrs) as code:
+        return code.objects(functions)
 
 
 # The rest of the program.
@@ -360,7 +172,7 @@ def _no_code(
     kernels = {
         str(global_var.name_hint): func
         for global_var, func in mod.functions.items()
-        if isinstance(func, tirx.PrimFunc) and not _calls_kernels(func)
+        if isinstance(func, tirx.PrimFunc) and not calls_kernels(func)
     }
     failed = [name for name, func in kernels.items() if not can_be_built(func, target)]
     kind = target.kind.name

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tvm
+from tvm import tirx
 
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import compiling_for
@@ -18,6 +19,9 @@ from tvm_ext.tuning.logs.record_lookup import RecordLookup
 
 if TYPE_CHECKING:
     from tvm_ext.compiler.kernel_arrays import KernelArrays
+    from tvm_ext.compiler.kernel_code import KernelCode
+
+_Result = TypeVar("_Result")
 
 
 @dataclass
@@ -57,6 +61,13 @@ class CompileContext:
         What kernels of a program for a CPU allocate for themselves, by the sizes of its inputs.
     kernels_from_cache : int
         Kernels whose code an earlier compilation left: the build writes it.
+    code : KernelCode, optional
+        The machine code of kernels for a CPU, which the build makes or finds begun.
+    begin_code : callable, optional
+        ScheduleKernels calls it with each kernel that has its loops, so that code for it is made
+        while others are scheduled.
+    rewritten : dict
+        What passes made of single kernels; see ``once_for_kernel``.
     """
 
     machine: MachineDescription
@@ -73,16 +84,24 @@ class CompileContext:
     storage_plan: Callable[[], StoragePlan] = StoragePlan
     kernel_arrays: "dict[frozenset[tuple[str, int]], KernelArrays]" = field(default_factory=dict)
     kernels_from_cache: int = 0
+    code: "KernelCode | None" = None
+    begin_code: Callable[[tvm.ir.GlobalVar, tirx.PrimFunc], None] | None = None
+    rewritten: dict[tuple[str, tirx.PrimFunc], Any] = field(default_factory=dict)
 
 
 _current: ContextVar[CompileContext | None] = ContextVar("compile_context", default=None)
 
 
 @contextmanager
-def compiling(machine: MachineDescription) -> Iterator[CompileContext]:
-    """A compilation for ``machine``, which is the current target as long as it lasts."""
+def compiling(
+    machine: MachineDescription, code: "KernelCode | None" = None
+) -> Iterator[CompileContext]:
+    """A compilation for ``machine``, which is the current target as long as it lasts.
+
+    ``code`` is where the machine code of its kernels is made, if any is.
+    """
     with compiling_for(machine) as target:
-        context = CompileContext(machine, target)
+        context = CompileContext(machine, target, code=code)
         token = _current.set(context)
         try:
             yield context
@@ -93,3 +112,18 @@ def compiling(machine: MachineDescription) -> Iterator[CompileContext]:
 def current_compilation() -> CompileContext | None:
     """The compilation that runs; None where passes are used without one."""
     return _current.get()
+
+
+def once_for_kernel(pass_name: str, func: tirx.PrimFunc, rewrite: Callable[[], _Result]) -> _Result:
+    """What a pass makes of a kernel: once a compilation, in which it may run ahead for that alone.
+
+    The result must follow from ``func`` and the machine.
+    """
+    context = _current.get()
+    if context is None:
+        return rewrite()
+    key = (pass_name, func)
+    if key not in context.rewritten:
+        context.rewritten[key] = rewrite()
+    made: _Result = context.rewritten[key]
+    return made

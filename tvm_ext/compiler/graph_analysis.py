@@ -169,6 +169,16 @@ def weight_bytes(mod: tvm.IRModule) -> int:
     return sum(seen.values())
 
 
+# The kernels of a program of fewer are machine code together with what calls them: setting up LLVM
+# for an object takes as long as code for a small kernel.
+_FEW_KERNELS = 8
+
+
+def has_few_kernels(mod: tvm.IRModule) -> bool:
+    """Whether a program is small enough for all its kernels to be one piece of code."""
+    return sum(isinstance(func, tirx.PrimFunc) for func in mod.functions.values()) < _FEW_KERNELS
+
+
 def require_lowered(mod: tvm.IRModule, label: str, inputs: InputShapes) -> None:
     """Raises ModelError that names the nodes for which no kernel was made.
 

@@ -24,7 +24,7 @@ from tvm_ext.compiler.stages import ModelSource
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError, TvmExtError
 from tvm_ext.onnx_frontend.weights import model_digest, write_model
-from tvm_ext.passes.calls_of_kernels import CALLS_KERNELS
+from tvm_ext.passes.calls_of_kernels import calls_kernels
 from tvm_ext.report.records import KernelRecord, specialized_name
 from tvm_ext.runtime import load
 from tvm_ext.tensor_spec import SizeRange, TensorSpec, listed, shapes_of, symbolic_names
@@ -163,7 +163,7 @@ def _renamed(mod: tvm.IRModule, number: int) -> dict[tvm.ir.GlobalVar, tvm.ir.Ba
     new = {name: tvm.ir.GlobalVar(specialized_name(name, number)) for name in names}
 
     def renamed(func: tvm.ir.BaseFunc) -> tvm.ir.BaseFunc:
-        if not isinstance(func, tirx.PrimFunc) or CALLS_KERNELS in func.attrs:
+        if not isinstance(func, tirx.PrimFunc) or calls_kernels(func):
             func = tvm_ffi.structural_map(func, (tvm.ir.GlobalVar, lambda v: new[v.name_hint]))
         symbol = (func.attrs or {}).get("global_symbol")
         if symbol is None:

@@ -3,7 +3,7 @@ takes.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +11,13 @@ from typing import Any, TypeAlias
 
 import onnx
 import tvm
+from tvm import tirx
 
 from tvm_ext.compiler.compile_context import CompileContext, compiling
 from tvm_ext.compiler.graph_analysis import (
     FusionObserver,
     KernelCall,
+    has_few_kernels,
     independent_items,
     kernel_calls,
     require_lowered,
@@ -28,10 +30,12 @@ from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import current_description, program_target
 from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
 from tvm_ext.passes.keep_state_in_place import CAPACITY, HELD, StateInPlace
-from tvm_ext.passes.pipeline import Pipeline, build_pipeline, with_states
+from tvm_ext.passes.pipeline import PassStep, Pipeline, build_pipeline, with_states
+from tvm_ext.passes.plan_workspaces import may_get_workspaces
 from tvm_ext.passes.runner import BUILDER_LOCK, PassRunner, freezing_advice
 from tvm_ext.relax_frontend import import_relax, normalized
 from tvm_ext.relay_passes.expressions import deciding_for, nominal_sizes
+from tvm_ext.relay_passes.graph_pass import raised_in_pass, recording
 from tvm_ext.relay_passes.last_position_only import last_positions
 from tvm_ext.relay_passes.spmd_partition import sharding_of
 from tvm_ext.report.records import PhaseRecord, StateRecord, TensorRecord
@@ -274,7 +278,42 @@ def schedule_module(
     """
     with phases.timed("schedule"):
         context.records = find_records(records, context.machine, lowered.calls)
+        context.begin_code = _code_ahead(lowered.kernels, pipeline.tile, context)
         return runner.run(pipeline.tile, runner.run(pipeline.schedules, lowered.kernels))
+
+
+def _code_ahead(
+    kernels: tvm.IRModule, steps: Sequence[PassStep], context: CompileContext
+) -> Callable[[tvm.ir.GlobalVar, tirx.PrimFunc], None] | None:
+    """Begins the code of a scheduled kernel, once ``steps`` went over that alone.
+
+    They go over the module behind all schedules, where they find again what they made of a kernel;
+    where a kernel is another one then, its code is made again, for which those that may get
+    workspaces wait. None where there is nothing to gain,
+    and where a step is a user's, who expects a whole module.
+    """
+    are_ours = all(step.entry.source == "built-in" for step in steps)
+    code = context.code
+    if code is None or not are_ours or has_few_kernels(kernels):
+        return None
+    passes = [step.make() for step in steps if not step.skipped]
+
+    def begin(var: tvm.ir.GlobalVar, func: tirx.PrimFunc) -> None:
+        if may_get_workspaces(func):
+            return
+        alone = tvm.IRModule({var: func})
+        try:
+            with tvm.transform.PassContext(opt_level=3), recording():
+                for each in passes:
+                    alone = each(alone)
+                code.begin(alone[var], str(var.name_hint))
+        except Exception as error:
+            raised_in_pass()
+            if not str(error):
+                # An interrupt, as TVM hands it on.
+                raise
+
+    return begin
 
 
 def plan_module(

@@ -13,6 +13,12 @@ from tvm_ext.tir_schedules.cpu.tensor_start import NO_OPERATOR
 CALLS_KERNELS = "tvm_ext.calls_kernels"
 """On a function that does nothing but call kernels, which LLVM need not optimise."""
 
+
+def calls_kernels(func: tirx.PrimFunc) -> bool:
+    """Whether a function does nothing but call kernels."""
+    return func.attrs is not None and CALLS_KERNELS in func.attrs
+
+
 # What TVM puts in front of a kernel's name in an object.
 SYMBOL_PREFIX = "__tvm_ffi_"
 

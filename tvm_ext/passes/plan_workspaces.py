@@ -61,6 +61,11 @@ class PlanWorkspaces:
         return planned
 
 
+def may_get_workspaces(func: tirx.PrimFunc) -> bool:
+    """Whether the pass may take arrays from a kernel for a CPU."""
+    return bool(_workspaces(func, _arrays_of_cpu))
+
+
 def plan_workspaces(
     mod: tvm.IRModule,
     arrays_of: Callable[[tirx.PrimFunc], list[tirx.Buffer]] | None = None,

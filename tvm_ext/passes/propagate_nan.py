@@ -1,8 +1,11 @@
 """The pass that hands NaN on through Relu and its like."""
 
+from functools import partial
+
 import tvm
 from tvm import tirx
 
+from tvm_ext.compiler.compile_context import once_for_kernel
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.max_and_min import with_constants_first
 from tvm_ext.relay_passes.spans import with_functions
@@ -29,7 +32,7 @@ class PropagateNan:
         for global_var, func in mod.functions.items():
             if not isinstance(func, tirx.PrimFunc):
                 continue
-            made = with_constants_first(func)
+            made = once_for_kernel("PropagateNan", func, partial(with_constants_first, func))
             if not made.same_as(func):
                 changed[global_var] = made
         return with_functions(mod, changed)

@@ -50,7 +50,8 @@ class ScheduleKernels:
         context = current_compilation()
         machine = current_description() if context is None else context.machine
         records = None if context is None else context.records
-        scheduled, choices = schedule_kernels(mod, machine, records, self.decisions)
+        begin_code = None if context is None else context.begin_code
+        scheduled, choices = schedule_kernels(mod, machine, records, self.decisions, begin_code)
         if self.decisions:
             _record_stated(mod, choices, self.decisions)
         if context is None:

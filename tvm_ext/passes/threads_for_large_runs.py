@@ -1,8 +1,11 @@
 """The pass that leaves threads alone where a run is too small for them."""
 
+from functools import partial
+
 import tvm
 from tvm import tirx
 
+from tvm_ext.compiler.compile_context import once_for_kernel
 from tvm_ext.compiler.graph_analysis import kernel_calls
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
@@ -38,7 +41,9 @@ class ThreadsForLargeRuns:
             if not isinstance(func, tirx.PrimFunc):
                 continue
             where = origins.get(str(global_var.name_hint)) or str(global_var.name_hint)
-            result = with_thread_choice(func, machine)
+            result = once_for_kernel(
+                "ThreadsForLargeRuns", func, partial(with_thread_choice, func, machine)
+            )
             if result.loops:
                 record_applied(
                     "ThreadsForLargeRuns", where, f"{result.loops} loops with threads in large runs"

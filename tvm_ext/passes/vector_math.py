@@ -1,10 +1,12 @@
 """The pass that takes calls of the C library out of kernels' loops."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import tvm
 from tvm import tirx
 
+from tvm_ext.compiler.compile_context import once_for_kernel
 from tvm_ext.compiler.graph_analysis import kernel_calls
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
@@ -40,7 +42,9 @@ class VectorMath:
             if not isinstance(func, tirx.PrimFunc):
                 continue
             name = str(global_var.name_hint)
-            result = with_vector_math(func, machine.features)
+            result = once_for_kernel(
+                "VectorMath", func, partial(with_vector_math, func, machine.features)
+            )
             _record(origins.get(name) or name, result.replaced, result.left)
             if result.func is not func:
                 changed[global_var] = result.func

@@ -7,13 +7,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tvm
 from small_models import model, node, rand, value
+from tvm import tirx
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.compiler import build
+from tvm_ext.compiler.kernel_code import KernelCode
 from tvm_ext.errors import BuildError
+from tvm_ext.passes import propagate_nan
 
 OPERATORS = ("Softmax", "Exp", "Sigmoid", "Tanh", "Neg", "Abs", "Sqrt", "Erf")
 
@@ -32,34 +33,56 @@ def chain(layers: int) -> onnx.ModelProto:
 
 
 @pytest.fixture
-def objects(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The names of the kernels in each object that is made."""
-    found: list[list[str]] = []
-    make = build._object
+def objects(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels of which objects are made."""
+    found: list[str] = []
+    make = KernelCode._object
 
-    def noted(kernels: tvm.IRModule, target: tvm.target.Target) -> bytes:
-        found.append([str(var.name_hint) for var in kernels.functions])
-        return make(kernels, target)
+    def noted(self: KernelCode, func: tirx.PrimFunc, key: str, name: str) -> object:
+        found.append(name)
+        return make(self, func, key, name)
 
-    monkeypatch.setattr(build, "_object", noted)
+    monkeypatch.setattr(KernelCode, "_object", noted)
     return found
 
 
-@pytest.mark.extended
-def test_kernels_are_shared_out_and_all_are_in_the_program(objects: list[list[str]]) -> None:
-    proto = chain(6)
-    made = tvm_ext.compile(proto, HOST, opt_level="O0")
-    assert len(objects) > 2
-    assert all(len(names) >= 4 for names in objects)
-    names = [name for kernels in objects for name in kernels]
-    assert len(names) == len(set(names))
-    assert {record.name for record in made.report.kernels} <= set(names)
-    x = {"x0": rand(2, 8)}
+def reference(proto: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> np.ndarray:
     session = onnxruntime.InferenceSession(proto.SerializeToString())
-    np.testing.assert_allclose(made.run(x)["y"], session.run(None, x)[0], rtol=1e-4, atol=1e-6)
+    result: np.ndarray = session.run(None, inputs)[0]
+    return result
 
 
-def test_few_kernels_are_one_object_of_the_program_itself(objects: list[list[str]]) -> None:
+@pytest.mark.extended
+def test_each_kernel_is_made_once_and_all_are_in_the_program(objects: list[str]) -> None:
+    proto, x = chain(6), {"x0": rand(2, 8)}
+    made = tvm_ext.compile(proto, HOST, opt_level="O0")
+    assert len(objects) == len(set(objects)) >= len(made.report.kernels)
+    np.testing.assert_allclose(made.run(x)["y"], reference(proto, x), rtol=1e-4, atol=1e-6)
+
+
+def test_code_begins_while_kernels_are_scheduled(
+    objects: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what a pass makes of a kernel later is what is in the program."""
+    begun: list[int] = []
+    propagate = propagate_nan.with_constants_first
+
+    def changed(func: tirx.PrimFunc) -> tirx.PrimFunc:
+        marked = func.with_attr("begun", len(begun) // 12)
+        begun.append(len(objects))
+        return propagate(marked)
+
+    proto, x = chain(6), {"x0": rand(2, 8)}
+    monkeypatch.setattr(propagate_nan, "with_constants_first", changed)
+    monkeypatch.setattr(propagate_nan, "once_for_kernel", lambda _name, _func, make: make())
+    made = tvm_ext.compile(proto, HOST, opt_level="O0")
+    assert begun[11] > 0
+    kernels = [name for name in objects if "kernels" not in name]
+    assert len(kernels) > len(made.report.kernels)
+    np.testing.assert_allclose(made.run(x)["y"], reference(proto, x), rtol=1e-4, atol=1e-6)
+
+
+def test_few_kernels_are_one_object_of_the_program_itself(objects: list[str]) -> None:
     tvm_ext.compile(chain(1), HOST)
     assert not objects
 
@@ -72,10 +95,10 @@ def test_a_program_is_the_same_whoever_was_faster() -> None:
 
 @pytest.mark.extended
 def test_no_thread_outlives_a_kernel_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(kernels: tvm.IRModule, target: tvm.target.Target) -> None:
+    def fail(self: KernelCode, func: tirx.PrimFunc, key: str, name: str) -> None:
         raise ValueError("no code")
 
-    monkeypatch.setattr(build, "_object", fail)
+    monkeypatch.setattr(KernelCode, "_object", fail)
     with pytest.raises(BuildError, match="no code can be generated"):
         tvm_ext.compile(chain(6), HOST, opt_level="O0")
     assert not [one for one in threading.enumerate() if one.name.startswith("tvm-ext-code")]
