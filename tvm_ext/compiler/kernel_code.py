@@ -1,5 +1,7 @@
-"""Machine code of a CPU's kernels: each an object of its own, which threads make side by side, or
-which an earlier compilation left in the cache. All of the host's arithmetic of sizes is one.
+"""Machine code of a CPU's kernels: objects that threads make side by side, or which an earlier
+compilation left in the cache.
+
+With the cache, each kernel has an object of its own; all arithmetic of sizes is one.
 
 The name of a kernel in its object is made from what it computes, so that models share it. A script
 for the linker adds the names that the program uses.
@@ -34,6 +36,9 @@ from tvm_ext.tir_schedules.cpu.tensor_start import NO_OPERATOR
 from tvm_ext.tir_schedules.lowering_pipeline import lowering_pipeline, pass_options
 
 _DIGITS_IN_NAME = 16
+
+# Setting up LLVM for an object takes as long as code for a small kernel.
+_KERNELS_PER_OBJECT = 4
 
 # On functions that TVM makes of a program's arithmetic of sizes.
 _OF_HOST = "tirx.is_host_func"
@@ -84,6 +89,9 @@ class KernelCode:
             "options": pass_options(target),
             "made by": versions,
         }
+        # What is kept is found again kernel by kernel.
+        self._together = _KERNELS_PER_OBJECT if self._cache is None else 1
+        self._waiting: dict[str, tuple[tirx.PrimFunc, str]] = {}
         self._made: dict[str, Future[_Made]] = {}
         self._pool = ThreadPoolExecutor(usable_cores(), "tvm-ext-code")
 
@@ -100,7 +108,10 @@ class KernelCode:
 
     def begin(self, func: tirx.PrimFunc, symbol: str) -> None:
         """Has the object of a kernel made, once for all that compute the same."""
-        self._begin({self._key(func, symbol): (func, symbol)})
+        self._waiting[self._key(func, symbol)] = (func, symbol)
+        if len(self._waiting) >= self._together:
+            self._begin(self._waiting)
+            self._waiting = {}
 
     def _begin(self, functions: Mapping[str, tuple[tirx.PrimFunc, str]]) -> None:
         """Has one object made of functions by their keys, but for those that have one."""
@@ -123,10 +134,14 @@ class KernelCode:
         keys = {var: self._key(*part) for var, part in parts.items()}
         # A dozen expressions of sizes, for each of which LLVM would be set up.
         hosts = [var for var in ordered if _OF_HOST in functions[var].attrs]
-        for var in ordered:
-            if var not in hosts:
-                self._begin({keys[var]: parts[var]})
-        self._begin({keys[var]: parts[var] for var in hosts})
+        # LLVM optimises none of these.
+        calling = [var for var in ordered if calls_kernels(functions[var])]
+        apart = {*hosts, *calling}
+        rest = [v for v in ordered if v not in apart and keys[v] not in self._made]
+        count = -(-len(rest) // self._together)
+        groups = [hosts, *([var] for var in calling), *(rest[n::count] for n in range(count))]
+        for group in groups:
+            self._begin({keys[var]: parts[var] for var in group})
         made = self._results(list(keys.values()))
         objects = {one.key: one for one in made.values()}
         if self._cache is not None:
