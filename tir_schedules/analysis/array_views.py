@@ -5,6 +5,7 @@ view that begins at the item. An access to such a view is one to the parameter.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import tvm
@@ -21,7 +22,7 @@ class ArrayViews:
     """The parameters of a kernel under all their names; without gaps, or they have none."""
 
     def __init__(self, func: tirx.PrimFunc) -> None:
-        self._body = func.body
+        self._func, self._body = func, func.body
         # By the hash of a variable: which parameter it is, and the address where it begins.
         self._known: dict[int, tuple[int, Any]] = {}
         self._views = nodes(func.body, tirx.DeclBuffer)
@@ -30,7 +31,10 @@ class ArrayViews:
                 self._known[hash(param)] = place, tirx.const(0, "int64")
         for view in self._views:
             self._add(view)
-        self._analyzer = _analyzer_of(func)
+
+    @cached_property
+    def _analyzer(self) -> Analyzer:
+        return _analyzer_of(self._func)
 
     def _add(self, view: tirx.DeclBuffer) -> None:
         data = view.data

@@ -8,6 +8,7 @@ read have the same distance, whatever the loops do.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import tvm
@@ -34,10 +35,14 @@ class Copies:
     distances: dict[int, int] = field(default_factory=dict)
 
 
+# As many kernels as a large model has: each plan of its storage asks.
+@lru_cache(maxsize=512)
 def copies(func: tirx.PrimFunc) -> Copies | None:
     """What a kernel moves, of known sizes; None where it does something else."""
     stores = nodes(func.body, tirx.BufferStore)
     if not stores or not all(_is_array(param) for param in func.params):
+        return None
+    if any(load is None for store in stores for load in _leaves(store.value)):
         return None
     arrays = ArrayViews(func)
     results = {arrays.place_of(store.buffer) for store in stores}

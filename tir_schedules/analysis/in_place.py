@@ -9,6 +9,7 @@ that loops with as many iterations as there are elements write none of them twic
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 
 import tvm
@@ -29,10 +30,12 @@ def keeps_module(func: tirx.PrimFunc) -> bool:
     return func.attrs is not None and CODE_ATTRIBUTE in func.attrs
 
 
-def in_place_operands(func: tirx.PrimFunc, result: int) -> list[int]:
+# As many kernels as a large model has: each plan of its storage asks.
+@lru_cache(maxsize=512)
+def in_place_operands(func: tirx.PrimFunc, result: int) -> tuple[int, ...]:
     """The parameters whose memory the parameter at place ``result`` may have; see above."""
     if keeps_module(func):
-        return []
+        return ()
     written = func.params[result]
     alike = [
         place
@@ -41,12 +44,12 @@ def in_place_operands(func: tirx.PrimFunc, result: int) -> list[int]:
     ]
     # How often the body of a loop on a condition runs is not known.
     if not alike or nodes(func.body, tirx.While):
-        return []
+        return ()
     arrays = ArrayViews(func)
     stores = arrays.stores_to(result)
     if arrays.uses(result) != len(stores) or not _write_each_once(func, stores, written):
-        return []
-    return [place for place in alike if _is_read_in_place(arrays, place, stores)]
+        return ()
+    return tuple(place for place in alike if _is_read_in_place(arrays, place, stores))
 
 
 def written_in_place(func: tirx.PrimFunc, result: int, operand: int) -> tirx.PrimFunc:

@@ -150,7 +150,7 @@ def _is_private(
         for loop in nodes(func.body, tirx.For)
         if any(among(one, tiles) for one in nodes(loop.body, s_tir.SBlockRealize))
     ]
-    if not all(_is_whole(realize, own, tiles, loops, func.params) for realize in others):
+    if not all(_is_whole(realize, own, tiles, loops) for realize in others):
         return False
     # Sums are only taken in arrays of a tile's own.
     buffers = [buffer for buffer, _ in own]
@@ -162,7 +162,6 @@ def _is_whole(
     own: Sequence[tuple[Any, list[bool]]],
     tiles: Sequence[s_tir.SBlockRealize],
     loops: Sequence[Any],
-    params: Sequence[Any],
 ) -> bool:
     """Whether a block that is not shifted has nothing to do with arrays of tiles, ``own`` with the
     axes that rows move along, or writes one that tiles only read: along these axes, the same in
@@ -184,16 +183,6 @@ def _is_whole(
             if among(buffer, written) or any(depends(place, *loops) for place in places):
                 return False
     return True
-
-
-def _may_take_its_place(tile: s_tir.SBlockRealize, array: Any, params: Sequence[Any]) -> bool:
-    """Whether TVM may put an array of the kernel that a block computes element by element from
-    ``array`` into its memory: what is repeated would be computed from the result.
-    """
-    block = tile.block
-    own = [write for write in block.writes if not among(write.source, params)]
-    sums = any(v.iter_type != tirx.IterVar.DataPar for v in block.iter_vars)
-    return bool(own) and not sums and any(read.source.same_as(array) for read in block.reads)
 
 
 def _accesses(body: tirx.BufferStore) -> Iterator[tuple[Any, Sequence[Any]]]:

@@ -178,9 +178,9 @@ class RegisterTile:
     ) -> s_tir.Schedule:
         """See ``Template.apply``.
 
-        Decisions: those of ``decide_tile``, ``decide_reduction_blocking``, ``column_panel`` and
-        ``padding_stage``; ``columns_first``, the order of the tiles; ``packed``;
-        ``packed_columns``; ``reduction_unroll``; ``threads``.
+        Decisions: those of ``decide_tile``, ``decide_reduction_blocking``, ``column_panel``,
+        ``padding_stage`` and ``decide_row_block``; ``columns_first``, the order of the tiles;
+        ``packed``; ``packed_columns``; ``reduction_unroll``; ``threads``.
         """
         sch = inlined_schedule(func)
         access = _anchor_access(sch)

@@ -26,6 +26,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     scans,
     static_extent,
 )
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.blockwise import schedule_others
 from tvm_ext.tir_schedules.cpu.implicit_padding import implicit_padding
 from tvm_ext.tir_schedules.cpu.nest_code import vector_chunk
@@ -368,11 +369,11 @@ def _row_block(
     contraction: SymbolicContraction, tile: SymbolicTile, machine: CpuDescription
 ) -> int:
     """Tiles whose windows of an input half of L2 holds, where all columns pass for each: windows
-    come in pieces that no prefetcher follows. 0 without blocks.
+    come in pieces that no prefetcher follows. 0 without blocks, as where a sum is of any length.
     """
     lengths = [axis.length or 0 for axis in contraction.reduction]
     nbytes = element_bytes(contraction.store.buffer)
-    is_window = len(lengths) > 1 and math.prod(lengths[-2:]) * nbytes < LONG_RUN
+    is_window = len(lengths) > 1 and all(lengths) and math.prod(lengths[-2:]) * nbytes < LONG_RUN
     if not (is_window and tile.columns_first and tile.rows is not None) or tile.panel is not None:
         return 0
     tiles = machine.l2_bytes // 2 // (tile.row_sizes[0] * math.prod(lengths) * nbytes)
@@ -460,10 +461,12 @@ def _row_sizes(rows: LoopAxis, most: int, with_few: bool) -> tuple[int, ...]:
 
 
 def _least_length(axis: LoopAxis) -> int:
-    """Iterations of a loop at least, where it has any."""
+    """Iterations of a loop at least, where it has any: sizes may be zero, but for factors."""
     analyzer = Analyzer()
     for var in tirx.analysis.undefined_vars(axis.extent):
-        analyzer.bind(var, tvm.ir.Range(1, tirx.const(1 << 31, str(var.ty))))
+        zero, end = (tirx.const(n, str(var.ty)) for n in (0, (1 << 31) - 1))
+        is_factor = analyzer.can_prove_equal(substitute(axis.extent, {var: zero}), 0)
+        analyzer.bind(var, tvm.ir.Range(int(is_factor), end))
     return int(analyzer.const_int_bound(axis.extent).min_value)
 
 

@@ -181,7 +181,7 @@ def _calls(
     functions = {
         str(variable.name_hint): func
         for variable, func in scheduled.functions_items()
-        if isinstance(func, tirx.PrimFunc) and _allocates(func)
+        if isinstance(func, tirx.PrimFunc) and _arrays_of(func)
     }
     called = set()
     for name, arguments in calls_at(kernels, sizes) if functions else ():
@@ -193,19 +193,21 @@ def _calls(
             yield func, name, {}
 
 
-def _allocates(func: tirx.PrimFunc) -> bool:
-    return any(
-        isinstance(node, tirx.AllocBuffer) or len(node.alloc_buffers) > 0
-        for node in nodes(func.body, s_tir.SBlock, tirx.AllocBuffer)
-    )
+# As many kernels as a large model has: a pass, a limit and the report ask for each.
+_MOST_KERNELS = 512
 
 
-def _bytes_at_most(func: tirx.PrimFunc, values: _Values) -> int:
-    """Of all arrays of a kernel together, as large as they are ahead of lowering."""
+@lru_cache(maxsize=_MOST_KERNELS)
+def _arrays_of(func: tirx.PrimFunc) -> tuple[tirx.Buffer, ...]:
+    """All arrays of a kernel, as large as they are ahead of lowering."""
     found: list[tirx.Buffer] = []
     for node in nodes(func.body, s_tir.SBlock, tirx.AllocBuffer):
         found += [node.buffer] if isinstance(node, tirx.AllocBuffer) else node.alloc_buffers[:]
-    return sum(_bytes_of(array, values) for array in found)
+    return tuple(found)
+
+
+def _bytes_at_most(func: tirx.PrimFunc, values: _Values) -> int:
+    return sum(_bytes_of(array, values) for array in _arrays_of(func))
 
 
 def _bytes_of(array: tirx.Buffer, values: _Values) -> int:
@@ -224,8 +226,7 @@ def _extent(extent: tirx.Expr, values: _Values) -> int | None:
     return int(number) if isinstance(number, tirx.IntImm) else None
 
 
-# As many kernels as a large model has with such arrays: a pass, a limit and the report ask.
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_MOST_KERNELS)
 def _lowered(func: tirx.PrimFunc) -> tirx.Stmt | None:
     """What the kernel does, with its arrays where they are allocated, as large as they are then.
 
@@ -328,8 +329,7 @@ class _Scope:
     parallel: tirx.Expr | None = None
 
 
-# As many kernels as a large model has with such arrays: most are called several times.
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_MOST_KERNELS)
 def _scope_of(func: tirx.PrimFunc) -> _Scope | None:
     """What a kernel takes; None where TVM refuses to lower it."""
     body = _lowered(func)

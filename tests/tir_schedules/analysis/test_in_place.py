@@ -59,7 +59,7 @@ def test_elements_that_are_read_where_they_are_written(
     build: Callable[..., Any], shapes: list[tuple[int, ...]], operands: list[int]
 ) -> None:
     func = scheduled(kernel(build, *shapes))
-    assert in_place_operands(func, len(shapes)) == operands
+    assert in_place_operands(func, len(shapes)) == tuple(operands)
     rng = np.random.default_rng(0)
     for operand in operands:
         changed = written_in_place(func, len(shapes), operand)
@@ -78,7 +78,7 @@ def test_elements_that_are_read_elsewhere(
     build: Callable[..., Any], shapes: list[tuple[int, ...]], schedule: bool
 ) -> None:
     func = kernel(build, *shapes)
-    assert in_place_operands(scheduled(func) if schedule else func, len(shapes)) == []
+    assert in_place_operands(scheduled(func) if schedule else func, len(shapes)) == ()
 
 
 @T.prim_func
@@ -108,16 +108,16 @@ def twice(x: T.Buffer((20,), "float32"), y: T.Buffer((20,), "float32")):
 
 @pytest.mark.parametrize("func", [overlapping, staged, twice])
 def test_what_is_written_twice_or_read_twice(func: tirx.PrimFunc) -> None:
-    assert in_place_operands(func, 1) == []
+    assert in_place_operands(func, 1) == ()
 
 
 def test_sizes_of_the_run() -> None:
     rows = tirx.Var("n", "int64")
     func = kernel(topi.add, (rows, 8), (rows, 8))
-    assert in_place_operands(func, 2) == [0, 1]
+    assert in_place_operands(func, 2) == (0, 1)
 
 
 def test_a_schedule_of_an_open_batch() -> None:
     batch = tirx.Var("n", "int64")
     func = kernel(topi.add, (batch, 64), (batch, 1))
-    assert in_place_operands(scheduled(func), 2) == [0]
+    assert in_place_operands(scheduled(func), 2) == (0,)

@@ -1,7 +1,9 @@
 """Rows of register tiles: as many as pay although the last tile repeats some, and in blocks."""
 
+import numpy as np
 import pytest
 from decision_cases import check_numbers, knobs_of
+from emulated_arm import arm, compiled, emulated, run_on_arm
 from kernel_cases import nhwc
 from lowering import f32, kernel_of
 from machines import NARROW
@@ -9,7 +11,11 @@ from tvm import relax, tirx
 
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE, nodes
-from tvm_ext.tir_schedules.apply_template import finished_schedule
+from tvm_ext.tir_schedules.apply_template import (
+    ScheduledKernel,
+    apply_template,
+    finished_schedule,
+)
 from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS
 
@@ -103,3 +109,18 @@ def test_columns_whose_rows_share_sets_of_l1_are_copied(width: int, copied: int)
         lambda x, w: relax.op.nn.conv1d(x, w), f32(1, 64, width), f32(32, 64, 1)
     ).with_attr(CONSTANTS_ATTRIBUTE, [1])
     assert knobs_of(TILE, func, NARROW)["column_panel"].default == copied
+
+
+@emulated
+@pytest.mark.parametrize("rows", [49, 128])
+def test_rows_on_arm(rows: int) -> None:
+    """Of 31 registers as many rows as pay, the last of which are computed twice."""
+    found = apply_template(TILE, product(rows), arm())
+    assert isinstance(found, ScheduledKernel)
+    assert nodes(found.func.body, tirx.Min)
+    generator = np.random.default_rng(rows)
+    shapes = (rows, 24), (24, 2 * LANES)
+    x, w = (generator.standard_normal(shape).astype("float32") for shape in shapes)
+    nothing = np.full((rows, 2 * LANES), np.nan, "float32")
+    result = run_on_arm(compiled(found.func, arm()), [x, w, nothing])
+    np.testing.assert_allclose(result, x @ w, rtol=1e-4, atol=1e-4)

@@ -45,6 +45,17 @@ def test_rows_that_are_always_as_many_have_no_smaller_tiles(items: int, choices:
         close(call(function, [x, own], (batch, items, 64)), x @ weights)
 
 
+def test_rows_beside_none_at_all() -> None:
+    """Five rows behind those of a cache, which is empty at first: fewer than a tile of six has."""
+    func = kernel_of(op.matmul, ((size("past") + 5, 40), "float32"), ((40, 64), "float32"))
+    machine = host_description().with_cores(1).model_copy(update={"vector_bits": 256})
+    function = built(scheduled(func, machine).func)
+    weights = random(40, 64)
+    for past in (0, 1, 2, 9):
+        x = random(past + 5, 40)
+        close(call(function, [x, weights], (past + 5, 64), past), x @ weights)
+
+
 @pytest.mark.extended
 def test_batched_matmul_with_symbolic_columns() -> None:
     """Attention's scores: both sides of the result are symbolic, and the epilogue reads a mask."""
@@ -75,6 +86,29 @@ def test_batched_matmul_with_a_symbolic_sum() -> None:
         for steps in (0, 1, 2, 17):
             x, y = random(2, rows, steps), random(2, steps, 32)
             close(call(function, [x, y], (2, rows, 32)), x @ y)
+
+
+def test_sum_over_an_open_batch_and_the_rows_of_each_item() -> None:
+    """A gradient by weights, whose second operand L2 does not hold."""
+    batch = size("batch")
+    seven, wide, inputs = (tirx.const(n, "int64") for n in (7, 160, 13))
+    left = te.placeholder((batch, seven, inputs), "float32")
+    right = te.placeholder((batch, seven, wide), "float32")
+    n, row = te.reduce_axis((0, batch)), te.reduce_axis((0, seven))
+    func = te.create_prim_func(
+        [
+            left,
+            right,
+            te.compute(
+                (inputs, wide), lambda i, o: te.sum(left[n, row, i] * right[n, row, o], [n, row])
+            ),
+        ]
+    )
+    machine = host_description().model_copy(update={"l2_bytes": 4096})
+    function = built(scheduled(func, machine).func)
+    for items in (0, 1, 2, 9):
+        x, y = random(items, 7, 13), random(items, 7, 160)
+        close(call(function, [x, y], (13, 160)), np.einsum("nri,nro->io", x, y))
 
 
 @pytest.mark.parametrize("columns", ["open", "known"])

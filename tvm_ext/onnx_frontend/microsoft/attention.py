@@ -29,6 +29,7 @@ def multi_head_attention(b: Builder) -> _Results:
     depth, bias = last_size(query) // b.attribute("num_heads"), b.optional(3)
     # What is added up here has no shape yet.
     ranks = [rank(operand) for operand in (query, key, value)]
+    as_many = _positions(query) == _positions(key) is not None
     if bias is not None:
         if set(ranks) != {ROWS}:
             raise NotApplicable("a bias for heads that are apart")
@@ -45,7 +46,18 @@ def multi_head_attention(b: Builder) -> _Results:
         new if old is None else b.op("Concat", old, new, axis=2)
         for old, new in zip(past, heads[1:], strict=True)
     ]
-    return [_attend(b, heads, depth, b.optional(4), b.optional(5)), *heads[1:]]
+    first = None
+    if not as_many:
+        first = b.constant(np.array(0)) if past[0] is None else b.size(past[0], 2)
+    return [_attend(b, heads, depth, b.optional(4), b.optional(5), first), *heads[1:]]
+
+
+def _positions(operand: ir.Value) -> int | str | None:
+    """How many of them rows or heads have: a number or a name, None where neither is known."""
+    if operand.shape is None:
+        return None
+    size = operand.shape[1 if rank(operand) == ROWS else 2]
+    return size if isinstance(size, int) else size.value
 
 
 def attention(b: Builder) -> _Results:
@@ -81,12 +93,17 @@ def attention_of_rows(
 
 
 def _attend(
-    b: Builder, heads: list[ir.Value], depth: int, mask: ir.Value | None, added: ir.Value | None
+    b: Builder,
+    heads: list[ir.Value],
+    depth: int,
+    mask: ir.Value | None,
+    added: ir.Value | None,
+    first: ir.Value | None = None,
 ) -> ir.Value:
-    """Rows with the heads' results side by side."""
+    """Rows with the heads' results side by side; ``first``: see ``_seen_causally``."""
     hidden = [] if mask is None else [_hidden(b, mask, heads[1])]
     if b.attribute("unidirectional", 0):
-        hidden.append(hidden_where(b, b.op("Not", _seen_causally(b, heads))))
+        hidden.append(hidden_where(b, b.op("Not", _seen_causally(b, heads, first))))
     hidden += [] if added is None else [added]
     query, key, value = heads
     scores = scaled_scores(b, query, key, depth)
@@ -113,11 +130,20 @@ def hidden_where(b: Builder, hidden: ir.Value) -> ir.Value:
     return b.op("Where", hidden, b.number(-math.inf), b.number(0))
 
 
-def _seen_causally(b: Builder, heads: list[ir.Value]) -> ir.Value:
-    """For each query and key whether the key is no later; the last query is at the last key."""
+def _seen_causally(b: Builder, heads: list[ir.Value], first: ir.Value | None) -> ir.Value:
+    """For each query and key whether the key is no later.
+
+    The last query is at the last key. Or the first query is at the key ``first``, where new keys
+    may be more or fewer than queries: ONNX Runtime lets the last query see all keys then as well.
+    """
     queries, keys = (b.size(operand, 2) for operand in heads[:2])
-    own = b.op("Add", b.counted(queries), b.op("Sub", keys, queries))
-    return b.op("Not", b.op("Greater", b.counted(keys), b.unsqueezed(own, 1)))
+    start = b.op("Sub", keys, queries) if first is None else first
+    own = b.op("Add", b.counted(queries), start)
+    seen = b.op("Not", b.op("Greater", b.counted(keys), b.unsqueezed(own, 1)))
+    if first is None:
+        return seen
+    last = b.op("Equal", b.counted(queries), b.op("Sub", queries, b.constant(np.array(1))))
+    return b.op("Or", seen, b.unsqueezed(last, 1))
 
 
 def _hidden(b: Builder, mask: ir.Value, keys: ir.Value) -> ir.Value:

@@ -68,6 +68,22 @@ def test_multi_head_attention(past: bool, causal: int) -> None:
 
 
 @in_one_model
+@pytest.mark.parametrize("new", [1, 2, 7])
+@pytest.mark.parametrize("past", [False, True])
+def test_causal_attention_to_more_or_fewer_keys_than_queries(new: int, past: bool) -> None:
+    """The last query sees all keys, each of the others those before its own position."""
+    arrays: Arrays = {
+        "q": drawn(BATCH, NEW, HEADS * DEPTH),
+        **{name: drawn(BATCH, new, HEADS * DEPTH, seed=i) for i, name in enumerate("kv")},
+        **dict.fromkeys(("bias", "mask", "added")),
+    }
+    if past:
+        arrays |= {name: drawn(BATCH, HEADS, PAST, DEPTH) for name in ("past key", "past value")}
+    outputs = 3 if past else 1
+    check("MultiHeadAttention", arrays, outputs, num_heads=HEADS, unidirectional=1)
+
+
+@in_one_model
 @pytest.mark.parametrize("past", [False, True])
 def test_attention_of_generative_models(past: bool) -> None:
     arrays: Arrays = {
