@@ -5,8 +5,8 @@ A TVM release that moves a name breaks this file and its test, and nothing else.
 Those of TVM's ONNX importer are in ``tvm_ext/onnx_frontend/tvm_compat.py``: they bring ``onnx``.
 """
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 from tvm import tirx
@@ -21,15 +21,19 @@ from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 from tvm.support.nvcc import tvm_callback_cuda_compile as compile_cuda_by_tvm
 from tvm.target import Target
 from tvm.target import codegen as llvm_codegen
-from tvm_ffi import WalkOrder, structural_map
+from tvm_ffi import Array, WalkOrder, structural, structural_map
+from tvm_ffi._ffi_api import ArrayGetItem as element_of_array
+from tvm_ffi._ffi_api import ArraySize as size_of_array
 from tvm_ffi._ffi_api import StructuralWalk as structural_walk
 from tvm_ffi.structural import _callback_type_to_type_index as type_index
 
 __all__ = [
     "compile_cuda_by_tvm",
+    "element_of_array",
     "llvm_codegen",
     "loaded_libraries",
     "set_type",
+    "size_of_array",
     "structural_walk",
     "tune_context",
     "type_index",
@@ -68,6 +72,16 @@ def tune_context(
     )
     meta_schedule_ffi.TuneContextInitialize(context)
     return context
+
+
+def _elements(array: Array[Any]) -> Iterator[Any]:
+    return map(partial(element_of_array, array), range(size_of_array(array)))
+
+
+# Each element of an array, and each look-up of a type that a walk or a map asks for, takes TVM half
+# a dozen calls of Python: a tenth of what is in Python when a model is compiled.
+setattr(Array, "__iter__", _elements)  # noqa: B010
+setattr(structural, type_index.__name__, cache(type_index))
 
 
 @cache

@@ -621,6 +621,8 @@ def _compiled_by(
     others = [_planned(source or model, request, extra, code, shapes) for shapes in every]
     if others:
         phases.records.append(PhaseRecord("specialize", sum(one.seconds for one in extra.records)))
+    # Code that has begun is made meanwhile.
+    report = _report(first, request)
     with compiling(machine, code) as context, phases.timed(CODE):
         program = build_program(
             with_specialized(first.mod, [other.mod for other in others]),
@@ -630,8 +632,9 @@ def _compiled_by(
             first.context.choices,
             first.lowered.calls,
         )
-    first.context.choices = program.choices
-    report = _report(first, request)
+    if program.choices != first.context.choices:
+        first.context.choices = program.choices
+        report = _report(first, request)
     report.specialized = [_report(one, request, n) for n, one in enumerate(others, 1)]
     report.phases = phases.records
     report.kernels_from_cache = context.kernels_from_cache

@@ -1,5 +1,7 @@
-"""Machine code of a CPU's kernels: each an object of its own, which threads make side by side, or
-which an earlier compilation left in the cache.
+"""Machine code of a CPU's kernels: objects that threads make side by side, or which an earlier
+compilation left in the cache.
+
+With the cache, each kernel has an object of its own; all arithmetic of sizes is one.
 
 The name of a kernel in its object is made from what it computes, so that models share it. A script
 for the linker adds the names that the program uses.
@@ -35,6 +37,12 @@ from tvm_ext.tir_schedules.lowering_pipeline import lowering_pipeline, pass_opti
 
 _DIGITS_IN_NAME = 16
 
+# Setting up LLVM for an object takes as long as code for a small kernel.
+_KERNELS_PER_OBJECT = 4
+
+# On functions that TVM makes of a program's arithmetic of sizes.
+_OF_HOST = "tirx.is_host_func"
+
 
 @dataclass(frozen=True)
 class KernelObjects:
@@ -46,9 +54,10 @@ class KernelObjects:
 
 @dataclass(frozen=True)
 class _Made:
-    """An object, under the name of its one function, and whether it was in the cache."""
+    """An object by its key, with the names in it, and whether it was in the cache."""
 
-    name: str
+    key: str
+    names: Sequence[str]
     code: bytes
     from_cache: bool
 
@@ -71,15 +80,18 @@ class KernelCode:
         self._target = target
         # A system library has prefixes in its names, and scripts are for linkers of ELF files.
         has_prefix = attrs is not None and "system_lib_prefix" in attrs
-        self._shares_names = platform.system() == "Linux" and not has_prefix
+        self._is_shared = platform.system() == "Linux" and not has_prefix
         versions = code_versions()
-        is_cached = self._shares_names and versions is not None
+        is_cached = self._is_shared and versions is not None
         self._cache: ProgramCache | None = program_cache() if is_cached else None
         self._for_all = {
             "target": target.export(),
             "options": pass_options(target),
             "made by": versions,
         }
+        # What is kept is found again kernel by kernel.
+        self._together = _KERNELS_PER_OBJECT if self._cache is None else 1
+        self._waiting: dict[str, tuple[tirx.PrimFunc, str]] = {}
         self._made: dict[str, Future[_Made]] = {}
         self._pool = ThreadPoolExecutor(usable_cores(), "tvm-ext-code")
 
@@ -94,38 +106,60 @@ class KernelCode:
         has_prefix = attrs is not None and "system_lib_prefix" in attrs
         return not has_prefix and self._for_all["target"] == target.export()
 
-    def begin(self, func: tirx.PrimFunc, symbol: str) -> str:
-        """Has the object of a kernel made, once for all that compute the same; gives its key."""
-        key = self._key(func, symbol)
-        if key not in self._made:
-            name = f"{_without_numbers(symbol)}_{key[:_DIGITS_IN_NAME]}"
-            self._made[key] = self._pool.submit(
-                self._object, func, key, name if self._shares_names else symbol
-            )
-        return key
+    def begin(self, func: tirx.PrimFunc, symbol: str) -> None:
+        """Has the object of a kernel made, once for all that compute the same."""
+        self._waiting[self._key(func, symbol)] = (func, symbol)
+        if len(self._waiting) >= self._together:
+            self._begin(self._waiting)
+            self._waiting = {}
+
+    def _begin(self, functions: Mapping[str, tuple[tirx.PrimFunc, str]]) -> None:
+        """Has one object made of functions by their keys, but for those that have one."""
+        new = {key: one for key, one in functions.items() if key not in self._made}
+        if not new:
+            return
+        named = {self._name(key, symbol): func for key, (func, symbol) in new.items()}
+        key = "".join(new) if len(new) == 1 else hashlib.sha256("".join(new).encode()).hexdigest()
+        self._made |= dict.fromkeys(new, self._pool.submit(self._object, named, key))
+
+    def _name(self, key: str, symbol: str) -> str:
+        """A function's name in its object."""
+        return f"{_without_numbers(symbol)}_{key[:_DIGITS_IN_NAME]}" if self._is_shared else symbol
 
     def objects(self, functions: Mapping[tvm.ir.GlobalVar, tirx.PrimFunc]) -> KernelObjects:
         """Objects with all of ``functions``; raises what code generation of one raises."""
         # So that none of the largest is left to the end.
         ordered = sorted(functions, key=lambda var: (-_size(functions[var]), str(var.name_hint)))
-        keys = {var: self.begin(functions[var], _symbol(functions[var])) for var in ordered}
+        parts = {var: (functions[var], _symbol(functions[var])) for var in ordered}
+        keys = {var: self._key(*part) for var, part in parts.items()}
+        # A dozen expressions of sizes, for each of which LLVM would be set up.
+        hosts = [var for var in ordered if _OF_HOST in functions[var].attrs]
+        # LLVM optimises none of these.
+        calling = [var for var in ordered if calls_kernels(functions[var])]
+        apart = {*hosts, *calling}
+        rest = [v for v in ordered if v not in apart and keys[v] not in self._made]
+        count = -(-len(rest) // self._together)
+        groups = [hosts, *([var] for var in calling), *(rest[n::count] for n in range(count))]
+        for group in groups:
+            self._begin({keys[var]: parts[var] for var in group})
         made = self._results(list(keys.values()))
+        objects = {one.key: one for one in made.values()}
         if self._cache is not None:
-            new = {key: one.code for key, one in made.items() if not one.from_cache}
+            new = {key: one.code for key, one in objects.items() if not one.from_cache}
             self._cache.keep_objects(new)
-        modules = [_loaded(one.code, [one.name]) for one in made.values()]
-        if self._shares_names:
-            symbols = {_symbol(functions[var]): made[key].name for var, key in keys.items()}
+        modules = [_loaded(one.code, one.names) for one in objects.values()]
+        if self._is_shared:
+            symbols = {symbol: self._name(keys[var], symbol) for var, (_, symbol) in parts.items()}
             modules.append(_loaded(_linker_script(symbols), list(symbols)))
         found = [functions[var] for var, key in keys.items() if made[key].from_cache]
         return KernelObjects(modules, sum(NO_OPERATOR not in func.attrs for func in found))
 
     def _results(self, keys: Sequence[str]) -> dict[str, _Made]:
-        futures = {self._made[key]: key for key in keys}
+        futures = {self._made[key] for key in keys}
         done = 0
         for one in as_completed(futures):
             one.result()
-            done += keys.count(futures[one])
+            done += sum(self._made[key] is one for key in keys)
             tell(f"code for {done} of {len(keys)} kernels")
         return {key: self._made[key].result() for key in keys}
 
@@ -140,28 +174,32 @@ class KernelCode:
         facts = {
             "kernel": tvm_ffi.structural_hash(func, map_free_vars=True),
             "size": _size(func),
-            "name": _without_numbers(symbol) if self._shares_names else symbol,
+            "name": _without_numbers(symbol) if self._is_shared else symbol,
             **self._for_all,
         }
         text = json.dumps(facts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _object(self, func: tirx.PrimFunc, key: str, name: str) -> _Made:
+    def _object(self, functions: Mapping[str, tirx.PrimFunc], key: str) -> _Made:
         """For a thread, which has no context of the others."""
         found = self._cache.find_object(key) if self._cache is not None else None
         if found is not None:
-            return _Made(name, found, True)
+            return _Made(key, list(functions), found, True)
         target = self._target
-        if calls_kernels(func):
+        if any(map(calls_kernels, functions.values())):
             # Thousands of stores, on which LLVM's optimisations take seconds.
             target = tvm.target.Target({**target.export(), "opt-level": 0})
-        mod = tvm.IRModule({tvm.ir.GlobalVar(name): func.with_attr("global_symbol", name)})
+        named = {
+            tvm.ir.GlobalVar(name): func.with_attr("global_symbol", name)
+            for name, func in functions.items()
+        }
         with (
             tvm.transform.PassContext(opt_level=3, config=pass_options(target)),
             _file_in_memory() as path,
         ):
-            tirx.build(mod, target, lowering_pipeline(target)).write_to_file(str(path), "o")
-            return _Made(name, path.read_bytes(), False)
+            built = tirx.build(tvm.IRModule(named), target, lowering_pipeline(target))
+            built.write_to_file(str(path), "o")
+            return _Made(key, list(functions), path.read_bytes(), False)
 
 
 def kernel_code(machine: MachineDescription) -> AbstractContextManager[KernelCode | None]:

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import tvm
@@ -48,6 +48,8 @@ class KernelWork:
         return Work(float(int(flops)), float(int(nbytes)), self.dtype)
 
 
+# As many kernels as a large model has: a memory limit, and two parts of the report ask.
+@lru_cache(maxsize=256)
 def kernel_work(func: tirx.PrimFunc) -> KernelWork:
     """What a call of a kernel does."""
     flops = _flops_or_nothing(func)

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import tvm
 from small_models import model, node, rand, value
 from tvm import tirx
 from unoptimised import HOST
@@ -38,9 +39,9 @@ def objects(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     make = KernelCode._object
 
-    def noted(self: KernelCode, func: tirx.PrimFunc, key: str, name: str) -> object:
-        found.append(name)
-        return make(self, func, key, name)
+    def noted(self: KernelCode, functions: dict[str, tirx.PrimFunc], key: str) -> object:
+        found.extend(functions)
+        return make(self, functions, key)
 
     monkeypatch.setattr(KernelCode, "_object", noted)
     return found
@@ -95,10 +96,27 @@ def test_a_program_is_the_same_whoever_was_faster() -> None:
 
 @pytest.mark.extended
 def test_no_thread_outlives_a_kernel_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: KernelCode, func: tirx.PrimFunc, key: str, name: str) -> None:
+    def fail(self: KernelCode, functions: dict[str, tirx.PrimFunc], key: str) -> None:
         raise ValueError("no code")
 
     monkeypatch.setattr(KernelCode, "_object", fail)
     with pytest.raises(BuildError, match="no code can be generated"):
         tvm_ext.compile(chain(6), HOST, opt_level="O0")
     assert not [one for one in threading.enumerate() if one.name.startswith("tvm-ext-code")]
+
+
+def arithmetic(factor: int) -> tirx.PrimFunc:
+    """What ``ComputePrimValue`` makes of ``n * factor``."""
+    n = tirx.Var("n", "int64")
+    body = tirx.Return(n * factor)
+    func = tirx.PrimFunc([n], body, tvm.ir.PrimType("int64"))
+    return func.with_attrs({"tirx.is_host_func": True, "global_symbol": f"expr{factor}"})
+
+
+def test_arithmetic_of_sizes_is_one_object(objects: list[str]) -> None:
+    functions = {tvm.ir.GlobalVar(f"expr{factor}"): arithmetic(factor) for factor in (2, 3)}
+    with KernelCode(HOST.tvm_target()) as code:
+        made = code.objects(functions)
+    assert len(objects) == 2
+    # And the script that gives its functions their names.
+    assert len(made.modules) == 2
