@@ -242,7 +242,10 @@ def _lowered(func: tirx.PrimFunc) -> tirx.Stmt | None:
     ]
     try:
         return tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))["main"].body
-    except (ValueError, TypeError, RuntimeError):
+    except (ValueError, TypeError, RuntimeError) as error:
+        if not str(error):
+            # An interrupt, as TVM hands it on.
+            raise KeyboardInterrupt from None
         return None
 
 

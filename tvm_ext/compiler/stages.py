@@ -307,11 +307,11 @@ def _code_ahead(
                 for each in passes:
                     alone = each(alone)
                 code.begin(alone[var], str(var.name_hint))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (it fails on the whole module again)
             raised_in_pass()
             if not str(error):
                 # An interrupt, as TVM hands it on.
-                raise
+                raise KeyboardInterrupt from None
 
     return begin
 
