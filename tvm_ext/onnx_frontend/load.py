@@ -36,6 +36,7 @@ from tvm_ext.onnx_frontend.weights import (
     folder_of_data,
     refuse_nan_weights,
     take_out_large_weights,
+    without_large_values,
 )
 
 # Puts the nodes of an ONNX graph into topological order; ONNX Runtime accepts unsorted graphs.
@@ -374,7 +375,8 @@ def _infer_types(model: onnx.ModelProto) -> None:
     Without the values of shape arithmetic: with them ONNX takes a sum of a column and a row of
     integers for shapes that do not fit, and notes down every element of a list however long.
     """
-    onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    with without_large_values(model.graph):
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 
 
 def _forget_written_shapes(graph: onnx.GraphProto) -> None:

@@ -210,10 +210,11 @@ def convert_opset(model: onnx.ModelProto, oldest: int = OLDEST_OPSET) -> onnx.Mo
     judged node by node later on.
     """
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
-    too_large = model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF
     if opset == _BATCHED_SCAN:
         batched_scans_to_loops(model)
-    if not 0 < opset < oldest or too_large or model.functions:
+    if not 0 < opset < oldest or model.functions:
+        return model
+    if model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
         return model
     try:
         converted = onnx.version_converter.convert_version(model, oldest)

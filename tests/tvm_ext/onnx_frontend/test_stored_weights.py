@@ -49,6 +49,17 @@ def test_only_large_weights_stay_behind(tmp_path, low_limit) -> None:
     assert [v.name for v in ready.prepared.graph.input] == ["x"]
 
 
+def test_types_are_inferred_without_large_values(low_limit) -> None:
+    weights = {"w": rand(16, 32), "sizes": np.array([-1], np.int64)}
+    nodes = [node("MatMul", ["x", "w"], ["p"]), node("Reshape", ["p", "sizes"], ["y"])]
+    proto = model(nodes, [value("x", ["n", 16])], [value("y", ["m"])], **weights)
+    before = proto.SerializeToString()
+    with stored_weights.without_large_values(proto.graph):
+        assert [bool(one.raw_data) for one in proto.graph.initializer] == [False, True]
+        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
+    assert proto.SerializeToString() == before
+
+
 def test_a_small_model_is_read_whole(tmp_path) -> None:
     assert not prepare_model(written(tmp_path, rand(16, 32))).stored.tensors
 
