@@ -251,6 +251,9 @@ def _linker_script(symbols: Mapping[str, str]) -> bytes:
     """Gives what is named by a value of ``symbols`` the name that is its key as well.
 
     A file that is no object is read as a script: "Implicit Linker Scripts" in the manual of GNU ld.
+    In quotes, as a kernel may have the name of a Python function, ``<lambda>``: "Symbol Names".
     """
-    lines = [f"{SYMBOL_PREFIX}{name} = {SYMBOL_PREFIX}{other};" for name, other in symbols.items()]
+    lines = [
+        f'"{SYMBOL_PREFIX}{name}" = "{SYMBOL_PREFIX}{other}";' for name, other in symbols.items()
+    ]
     return "\n".join([*lines, ""]).encode()
