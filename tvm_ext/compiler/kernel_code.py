@@ -119,7 +119,9 @@ class KernelCode:
         if not new:
             return
         named = {self._name(key, symbol): func for key, (func, symbol) in new.items()}
-        key = "".join(new) if len(new) == 1 else hashlib.sha256("".join(new).encode()).hexdigest()
+        first, *others = new
+        # The cache knows a function alone by its own key.
+        key = hashlib.sha256("".join(new).encode()).hexdigest() if others else first
         self._made |= dict.fromkeys(new, self._pool.submit(self._object, named, key))
 
     def _name(self, key: str, symbol: str) -> str:

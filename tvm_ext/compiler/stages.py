@@ -288,9 +288,9 @@ def _code_ahead(
     """Begins the code of a scheduled kernel, once ``steps`` went over that alone.
 
     They go over the module behind all schedules, where they find again what they made of a kernel;
-    where a kernel is another one then, its code is made again, for which those that may get
-    workspaces wait. None where there is nothing to gain,
-    and where a step is a user's, who expects a whole module.
+    where a kernel is another one then, its code is made again. Those that may get workspaces are
+    likely to be, and wait for the build. None where there is nothing to gain, and where a step is a
+    user's, who expects a whole module.
     """
     are_ours = all(step.entry.source == "built-in" for step in steps)
     code = context.code
